@@ -1,0 +1,122 @@
+"""Loading configuration: YAML to validated models, with file and field named in every error."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from streamwarden.control.profile import Profile
+from streamwarden.control.spec import JobSpec
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["config_dir", "describe_validation", "job_names", "load_job", "load_profile"]
+
+M = TypeVar("M", bound=BaseModel)
+
+CONFIG_ENV = "STREAMWARDEN_CONFIG"
+
+
+def config_dir() -> Path:
+    """Return the configuration folder: ``STREAMWARDEN_CONFIG``, else ``config/`` of the checkout."""
+    given = os.environ.get(CONFIG_ENV)
+    return Path(given).resolve() if given else Path(__file__).resolve().parents[2] / "config"
+
+
+def job_names(config: Path | None = None) -> list[str]:
+    """Return the names of the configured jobs, sorted. Reads file names only, so that DAG parsing stays fast."""
+    return sorted(path.stem for path in ((config or config_dir()) / "jobs").glob("*.yaml"))
+
+
+def load_job(name: str, *, config: Path | None = None, profile: Profile | None = None) -> JobSpec:
+    """Load and check ``jobs/NAME.yaml``.
+
+    Parameters
+    ----------
+    name
+        The job, which is also the file's stem.
+    config
+        The configuration folder; default :func:`config_dir`.
+    profile
+        If given, its overrides are laid over the job.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_UNKNOWN``, or ``CONFIG_INVALID`` with file and field.
+    """
+    folder = config or config_dir()
+    path = folder / "jobs" / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(job_names(folder)) or "none"
+        raise StreamwardenError("JOB_UNKNOWN", f"{name!r} in {folder / 'jobs'} (configured: {known})")
+    raw = _read(path)
+    spec = _validate(JobSpec, raw, path)
+    if spec.name != path.stem:
+        raise StreamwardenError("CONFIG_INVALID", f"{path}: name: is {spec.name!r}, but the file is {path.name}")
+    if profile is None:
+        return spec
+    return _validate(JobSpec, _overridden(spec, profile), path)
+
+
+def load_profile(name: str, *, config: Path | None = None) -> Profile:
+    """Load and check ``profiles/NAME.yaml``.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CONFIG_NOT_FOUND``, or ``CONFIG_INVALID`` with file and field.
+    """
+    path = (config or config_dir()) / "profiles" / f"{name}.yaml"
+    if not path.is_file():
+        raise StreamwardenError("CONFIG_NOT_FOUND", f"profile {name!r}: {path}")
+    profile = _validate(Profile, _read(path), path)
+    if profile.name != path.stem:
+        raise StreamwardenError("CONFIG_INVALID", f"{path}: name: is {profile.name!r}, but the file is {path.name}")
+    return profile
+
+
+def describe_validation(error: ValidationError) -> str:
+    """Return pydantic's findings as ``field.path: message`` joined by semicolons, without the input's value."""
+    parts = []
+    for item in error.errors(include_url=False, include_context=False):
+        # Discriminated unions put their tag into the path; it names no field of the file.
+        place = ".".join(str(step) for step in item["loc"] if step not in ("files", "delta"))
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "unknown key"
+        parts.append(f"{place}: {message}" if place else message)
+    return "; ".join(parts)
+
+
+def _overridden(spec: JobSpec, profile: Profile) -> dict[str, Any]:
+    raw = spec.model_dump(mode="json", exclude_unset=True)
+    over = profile.jobs
+    if over.interval is not None:
+        raw.setdefault("trigger", {})["interval"] = over.interval
+    if over.partitions is not None:
+        raw.setdefault("state", {})["partitions"] = over.partitions
+    if over.resources is not None:
+        raw["resources"] = over.resources.model_dump(mode="json")
+    if spec.name in over.options:
+        raw["options"] = {**raw.get("options", {}), **over.options[spec.name]}
+    return raw
+
+
+def _read(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise StreamwardenError("CONFIG_INVALID", f"{path}: not YAML: {error}") from error
+
+
+def _validate(model: type[M], raw: Any, path: Path) -> M:
+    if not isinstance(raw, dict):
+        raise StreamwardenError("CONFIG_INVALID", f"{path}: must be a mapping of fields")
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise StreamwardenError("CONFIG_INVALID", f"{path}: {describe_validation(error)}") from error

@@ -1,0 +1,253 @@
+"""The job spec: what ``config/jobs/NAME.yaml`` may say, with every default and its reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from datetime import timedelta
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from streamwarden.control.durations import Duration
+
+__all__ = [
+    "DeltaSource",
+    "FailureSpec",
+    "FileSource",
+    "JobSpec",
+    "ResourceSpec",
+    "RestartSpec",
+    "SinkSpec",
+    "StateSpec",
+    "TriggerSpec",
+]
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_MEMORY = re.compile(r"[1-9]\d*[mg]")
+
+# Settings that the driver derives from other fields: said twice, they could disagree.
+_OWNED_SETTINGS = {
+    "spark.app.name": "name",
+    "spark.master": "the profile's master",
+    "spark.driver.memory": "resources.memory",
+    "spark.executor.memory": "resources.memory",
+    "spark.cores.max": "resources.cores",
+    "spark.sql.shuffle.partitions": "state.partitions",
+    "spark.sql.streaming.stateStore.providerClass": "state.backend",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "state.changelog",
+    "spark.sql.streaming.checkpointLocation": "the job's generation",
+    "spark.sql.session.timeZone": "nothing: Streamwarden runs in UTC",
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _check_name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError("use lower-case letters, digits and _, starting with a letter, at most 63 characters")
+    return value
+
+
+class FileSource(_Strict):
+    """Files that appear in a folder, each read once, whole.
+
+    A file is handed to the job as bytes, so that a corrupt one is the job's to judge and not the query's end.
+    """
+
+    kind: Literal["files"]
+    path: str = Field(description="Folder, relative to the profile's root, or absolute, or a URI.")
+    max_files_per_batch: int = Field(
+        default=64, ge=1, description="64: at a few hundred kB a file, a first batch over a backlog stays in memory."
+    )
+
+
+class DeltaSource(_Strict):
+    """Rows appended to a Delta table. Tables with updates or deletes are refused by Delta's streaming source."""
+
+    kind: Literal["delta"]
+    table: str = Field(description="A table name; it stands in the profile's tables folder.")
+    max_files_per_batch: int = Field(default=256, ge=1, description="256: small files from frequent commits add up.")
+
+    _name = field_validator("table")(_check_name)
+
+
+class SinkSpec(_Strict):
+    """One Delta table that a job writes."""
+
+    table: str
+    output: str = Field(default="main", description="Which of the job module's OUTPUTS this table takes.")
+    mode: Literal["append", "upsert"] = Field(
+        description="append: under (job, generation, batch) ids. upsert: MERGE on `keys`."
+    )
+    keys: tuple[str, ...] = Field(
+        default=(),
+        description="Columns that name a row. For upsert: what MERGE matches on. For append: rows whose keys are in the"
+        " table already are dropped as duplicates; none means that every row is new.",
+    )
+    final_when_passed: str | None = Field(
+        default=None,
+        description="A timestamp column (upsert only). Once the watermark has passed it the row can't change any more"
+        " and its column `is_final` is set.",
+    )
+    partition_by: tuple[str, ...] = ()
+
+    _name = field_validator("table")(_check_name)
+
+    @model_validator(mode="after")
+    def _combination(self) -> Self:
+        if self.mode == "upsert" and not self.keys:
+            raise ValueError("mode upsert needs keys: they are what MERGE matches on")
+        if self.mode == "append" and self.final_when_passed:
+            raise ValueError("final_when_passed goes with mode upsert: appended rows are never touched again")
+        return self
+
+
+class TriggerSpec(_Strict):
+    """When batches start. In Spark a batch is a checkpoint, so `interval` is the checkpoint interval."""
+
+    interval: Duration = Field(
+        default=timedelta(seconds=60),
+        description="60s: Flink users' usual order of magnitude; a batch to Delta costs seconds and leaves files.",
+    )
+    min_pause: Duration = Field(
+        default=timedelta(0),
+        description="Least time between the end of a batch and the work of the next, for jobs whose batches overrun"
+        " the interval. 0s, as Flink's execution.checkpointing.min-pause.",
+    )
+
+    @field_validator("interval")
+    @classmethod
+    def _positive(cls, value: timedelta) -> timedelta:
+        if value < timedelta(milliseconds=100):
+            raise ValueError("must be at least 100ms")
+        return value
+
+
+class FailureSpec(_Strict):
+    """What the driver itself does about failing batches."""
+
+    tolerable_consecutive: int = Field(
+        default=3,
+        ge=0,
+        description="How many failed tries in a row of a batch the driver answers by starting the query again. 3: a"
+        " passing fault is usually gone by the third try, a lasting one is reported within a minute.",
+    )
+    backoff: Duration = Field(
+        default=timedelta(seconds=1), description="Before the first retry; doubled each time. 1s."
+    )
+
+
+class RestartSpec(_Strict):
+    """What a supervisor does about a dead, silent or failed driver: the failure budget."""
+
+    max: int = Field(default=5, ge=0, description="Restarts within `window`; then the job is failed. 5.")
+    window: Duration = Field(
+        default=timedelta(minutes=30), description="30m: older restarts are forgiven, so a weekly fault never adds up."
+    )
+    backoff: Duration = Field(default=timedelta(seconds=2), description="Before the first restart; doubled each time.")
+    backoff_max: Duration = Field(default=timedelta(minutes=2), description="The longest wait before a restart. 2m.")
+
+
+class StateSpec(_Strict):
+    """Where and how the state of stateful operators is kept."""
+
+    backend: Literal["rocksdb", "memory"] = Field(
+        default="rocksdb", description="rocksdb: survives state larger than the heap, and can be rescaled."
+    )
+    changelog: bool = Field(
+        default=True, description="Write changelogs each batch and snapshots now and then (rocksdb only): small commits."
+    )
+    partitions: int = Field(
+        default=4,
+        ge=1,
+        le=4096,
+        description="State partitions, spark.sql.shuffle.partitions. 4, not Spark's 200: each costs a store a batch.",
+    )
+    ttl: Duration | None = Field(default=None, description="Time to live of a state entry from its last write.")
+    min_batches_to_retain: int = Field(
+        default=100, ge=2, description="Batches whose state files are kept; Spark's own default."
+    )
+
+    @model_validator(mode="after")
+    def _combination(self) -> Self:
+        if self.backend == "memory":
+            if self.ttl is not None:
+                raise ValueError("ttl needs backend rocksdb: Spark keeps a time to live only there")
+            if "changelog" in self.model_fields_set and self.changelog:
+                raise ValueError("changelog needs backend rocksdb: the memory backend has none to switch on")
+        if self.ttl is not None and self.ttl < timedelta(seconds=1):
+            raise ValueError("ttl must be at least 1s")
+        return self
+
+
+class ResourceSpec(_Strict):
+    """What the job's driver and executors may use."""
+
+    cores: int = Field(default=1, ge=1, le=1024, description="Task slots. 1: many jobs share a small machine.")
+    memory: str = Field(default="1g", description="JVM heap, as Spark writes it: 512m, 2g.")
+
+    @field_validator("memory")
+    @classmethod
+    def _memory(cls, value: str) -> str:
+        if not _MEMORY.fullmatch(value):
+            raise ValueError(f"{value!r} is not a JVM memory size: write like 512m or 2g")
+        return value
+
+
+class JobSpec(_Strict):
+    """One streaming query with its own checkpoint."""
+
+    name: str
+    description: str = ""
+    module: str = Field(description="Python module with transform() and OUTPUTS; see docs/jobs.md.")
+    source: Annotated[FileSource | DeltaSource, Field(discriminator="kind")]
+    sinks: tuple[SinkSpec, ...] = Field(min_length=1, description="The first is the main one.")
+    trigger: TriggerSpec = TriggerSpec()
+    failures: FailureSpec = FailureSpec()
+    restarts: RestartSpec = RestartSpec()
+    state: StateSpec = StateSpec()
+    resources: ResourceSpec = ResourceSpec()
+    watermark: Duration | None = Field(
+        default=None, description="How far event time may lag behind the newest seen before a row counts as late."
+    )
+    spark: dict[str, str] = Field(default_factory=dict, description="Free Spark settings, for this job only.")
+    options: dict[str, Any] = Field(default_factory=dict, description="The job module's own options, checked by it.")
+
+    _name = field_validator("name")(_check_name)
+
+    @field_validator("spark", mode="before")
+    @classmethod
+    def _settings(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        for key in value:
+            if not str(key).startswith("spark."):
+                raise ValueError(f"{key!r} is not a Spark setting: they start with spark.")
+            if key in _OWNED_SETTINGS:
+                raise ValueError(f"{key} is not free: it follows from {_OWNED_SETTINGS[key]}")
+        # YAML reads true and 4 as what they look like; Spark wants their text.
+        return {str(k): str(v).lower() if isinstance(v, bool) else str(v) for k, v in value.items()}
+
+    @model_validator(mode="after")
+    def _combination(self) -> Self:
+        tables = [sink.table for sink in self.sinks]
+        if len(set(tables)) != len(tables):
+            raise ValueError("sinks: a table is named twice")
+        outputs = [sink.output for sink in self.sinks]
+        if len(set(outputs)) != len(outputs):
+            raise ValueError("sinks: an output is named twice")
+        if isinstance(self.source, DeltaSource) and self.source.table in tables:
+            raise ValueError(f"source.table {self.source.table} is also a sink: the job would read what it writes")
+        for sink in self.sinks:
+            if sink.final_when_passed and self.watermark is None:
+                raise ValueError(f"sinks: {sink.table}.final_when_passed needs a watermark")
+        return self
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the spec's canonical JSON: equal specs, equal digests."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()

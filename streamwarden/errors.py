@@ -1,0 +1,196 @@
+"""The one catalogue of errors: a stable code, what happened, what to do.
+
+The command line, the logs, the Airflow UI and ``docs/errors.md`` show the same words, because all of them come from
+here. Raise :class:`StreamwardenError` with a code of the catalogue; free text goes into ``what``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["CATALOGUE", "ErrorKind", "StreamwardenError"]
+
+
+@dataclass(frozen=True)
+class ErrorKind:
+    """One entry of the catalogue.
+
+    Parameters
+    ----------
+    summary
+        What kind of thing went wrong, in half a sentence.
+    remedy
+        What a person does about it.
+    retryable
+        Whether starting again, with nothing changed, can succeed. A supervisor does not spend its failure budget on
+        errors that cannot go away by themselves.
+    """
+
+    summary: str
+    remedy: str
+    retryable: bool = False
+
+
+CATALOGUE: dict[str, ErrorKind] = {
+    # Configuration
+    "CONFIG_NOT_FOUND": ErrorKind(
+        "a configuration file does not exist",
+        "Create it, or point STREAMWARDEN_CONFIG at the folder that holds jobs/ and profiles/.",
+    ),
+    "CONFIG_INVALID": ErrorKind(
+        "a configuration file does not say what it should",
+        "Correct the named field in the named file; docs/configuration.md lists every field with its default.",
+    ),
+    "JOB_UNKNOWN": ErrorKind(
+        "no job of this name is configured",
+        "See config/jobs/ for the names, or add config/jobs/NAME.yaml.",
+    ),
+    "JOB_MODULE_INVALID": ErrorKind(
+        "the job's module cannot be used",
+        "The module needs transform() and OUTPUTS as docs/jobs.md describes; correct it, or `module` in the job's YAML.",
+    ),
+    # Set-up
+    "JAVA_MISSING": ErrorKind(
+        "no Java 17 was found",
+        "Install a Java 17 runtime and put `java` on PATH or set JAVA_HOME.",
+    ),
+    "JAR_MISSING": ErrorKind(
+        "a pinned JVM jar is not in the jar folder",
+        "Run `make setup`; set STREAMWARDEN_JARS if the jars live elsewhere.",
+    ),
+    "JAR_HASH_MISMATCH": ErrorKind(
+        "a JVM jar is not the pinned one",
+        "Delete the file and run `make setup` again. If it repeats, the repository that served it is not to be trusted.",
+    ),
+    "JAR_DOWNLOAD_FAILED": ErrorKind(
+        "a pinned JVM jar could not be downloaded",
+        "Check the network; behind a mirror, set STREAMWARDEN_MAVEN_REPO to its root. Then run `make setup` again.",
+        retryable=True,
+    ),
+    # Control
+    "DOCUMENT_CONFLICT": ErrorKind(
+        "a control document was changed by somebody else at the same time",
+        "Repeat the command; if it goes on, two operators work on the same job.",
+        retryable=True,
+    ),
+    "DOCUMENT_INVALID": ErrorKind(
+        "a control document cannot be read",
+        "It was written by another version or edited by hand. Restore it, or remove it if the job may start afresh.",
+    ),
+    "LEASE_HELD": ErrorKind(
+        "another driver runs this job",
+        "Only one driver may run a job. Stop the other one first (`streamwarden stop JOB`), or let it run.",
+    ),
+    "LEASE_LOST": ErrorKind(
+        "this driver lost the job's lease",
+        "Another driver took over, or this one was paused for longer than the lease lasts. Nothing was written after.",
+        retryable=True,
+    ),
+    "DRIVER_DID_NOT_START": ErrorKind(
+        "the driver process ended, or said nothing, before it ran",
+        "Read its log: `streamwarden logs JOB`.",
+        retryable=True,
+    ),
+    "DRIVER_DIED": ErrorKind(
+        "the driver process ended without saying why",
+        "It was killed (kill -9, out of memory) or crashed; `streamwarden logs JOB` has its last words.",
+        retryable=True,
+    ),
+    "DRIVER_SILENT": ErrorKind(
+        "the driver sends no heartbeat",
+        "It hangs, is suspended, or cannot reach the control documents; `streamwarden logs JOB` has its last words.",
+        retryable=True,
+    ),
+    "NOT_DEPLOYED": ErrorKind(
+        "the job was never deployed here",
+        "Deploy it: `streamwarden deploy JOB`, or trigger its DAG.",
+    ),
+    "STOP_TIMED_OUT": ErrorKind(
+        "the driver did not stop in time",
+        "The batch in flight may be long: look at `streamwarden status JOB`, then repeat with a larger --timeout.",
+        retryable=True,
+    ),
+    "RESTART_BUDGET_SPENT": ErrorKind(
+        "the job failed more often than its restart budget allows",
+        "Read the last error, remove its cause, then deploy the job again.",
+    ),
+    # Driver
+    "SOURCE_INVALID": ErrorKind(
+        "the job's source cannot be read",
+        "Check `source` in the job's YAML, and that the table is a Delta table of the expected columns.",
+    ),
+    "BATCH_FAILED": ErrorKind(
+        "a batch failed more often than is tolerated",
+        "The error of the last try is below; correct its cause. Nothing of the batch was committed.",
+        retryable=True,
+    ),
+    "STOP_UNCLEAN": ErrorKind(
+        "the query ended with a batch begun and not committed",
+        "The next start finishes that batch; nothing is lost. If it repeats, report it with the driver's log.",
+        retryable=True,
+    ),
+    "SINK_SCHEMA_MISMATCH": ErrorKind(
+        "an output table has other columns than the job writes",
+        "Restore the job's earlier columns, or give the job another output table.",
+    ),
+    # Trips
+    "REPLAY_SOURCE_INVALID": ErrorKind(
+        "the replay's source cannot be used",
+        "Give a TLC trip-record Parquet file (green), or `generator`.",
+    ),
+    "REPLAY_CONFLICT": ErrorKind(
+        "the landing folder holds a replay with other options",
+        "Resume with the options it was started with, or choose another landing folder, or pass --restart.",
+    ),
+    # Quality
+    "SUITE_INVALID": ErrorKind(
+        "an expectation suite cannot be used",
+        "Correct the named file in expectations/.",
+    ),
+    "TABLE_NOT_FOUND": ErrorKind(
+        "an output table does not exist",
+        "Deploy the job that writes it, and wait for its first batch.",
+    ),
+    "EXPECTATIONS_FAILED": ErrorKind(
+        "a table does not meet its expectations",
+        "The report names each failed expectation with failing rows; correct the data or the suite.",
+    ),
+}
+
+
+class StreamwardenError(Exception):
+    """An error with a stable code and a remedy.
+
+    Parameters
+    ----------
+    code
+        A key of :data:`CATALOGUE`.
+    what
+        What happened, with the names and values of this case.
+    remedy
+        Replaces the catalogue's remedy where this case has a more precise one.
+
+    Raises
+    ------
+    KeyError
+        If the code is not in the catalogue: a mistake of the program, found by any test that reaches it.
+    """
+
+    def __init__(self, code: str, what: str, *, remedy: str | None = None) -> None:
+        kind = CATALOGUE[code]
+        self.code = code
+        self.what = what
+        self.remedy = remedy or kind.remedy
+        self.retryable = kind.retryable
+        super().__init__(code, what, self.remedy)
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {CATALOGUE[self.code].summary}: {self.what}\n  What to do: {self.remedy}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions cross process borders (Airflow pickles them); the default would pass the wrong arguments.
+        return (_rebuild, (self.code, self.what, self.remedy))
+
+
+def _rebuild(code: str, what: str, remedy: str) -> StreamwardenError:
+    return StreamwardenError(code, what, remedy=remedy)

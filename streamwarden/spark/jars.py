@@ -1,0 +1,173 @@
+"""The pinned JVM jars: fetched once at set-up, checked by SHA-256, never resolved when Spark starts.
+
+``python -m streamwarden.spark.jars`` fetches what is missing. The fetching is done by Apache Ivy, which PySpark's wheel
+carries, with a cache of its own: Ivy stumbles over a half-filled ``~/.m2``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["Jar", "fetch", "find_java", "jar_dir", "pinned", "require"]
+
+JARS_ENV = "STREAMWARDEN_JARS"
+MIRROR_ENV = "STREAMWARDEN_MAVEN_REPO"
+
+
+@dataclass(frozen=True)
+class Jar:
+    """One pinned jar: Maven coordinates and SHA-256."""
+
+    group: str
+    artifact: str
+    version: str
+    sha256: str
+
+    @property
+    def file_name(self) -> str:
+        """The file's name in the jar folder."""
+        return f"{self.artifact}-{self.version}.jar"
+
+
+@cache
+def pinned() -> tuple[Jar, ...]:
+    """Return the jars of ``jars.toml``."""
+    table = tomllib.loads(Path(__file__).with_name("jars.toml").read_text(encoding="utf-8"))
+    return tuple(Jar(**row) for row in table["jar"])
+
+
+def jar_dir() -> Path:
+    """Return the jar folder: ``STREAMWARDEN_JARS``, else ``.jars`` of the checkout."""
+    given = os.environ.get(JARS_ENV)
+    return Path(given).resolve() if given else Path(__file__).resolve().parents[2] / ".jars"
+
+
+def require() -> list[Path]:
+    """Return the paths of the pinned jars, all of them there.
+
+    Hashes are checked at set-up and not here: hashing costs time at every start, and a file that changed afterwards
+    was changed by someone who can change this program too.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JAR_MISSING``.
+    """
+    folder = jar_dir()
+    paths = [folder / jar.file_name for jar in pinned()]
+    for path in paths:
+        if not path.is_file():
+            raise StreamwardenError("JAR_MISSING", str(path))
+    return paths
+
+
+def find_java() -> str:
+    """Return the path of a Java 17 (or newer, as far as Spark allows: 17, 21, 25) launcher.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JAVA_MISSING``, naming what was found instead.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        raise StreamwardenError("JAVA_MISSING", f"no java launcher ({'JAVA_HOME=' + home if home else 'on PATH'})")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(\d+)', said)
+    if version is None or int(version[1]) not in (17, 21, 25):
+        raise StreamwardenError("JAVA_MISSING", f"{java} is {said.strip().splitlines()[0] if said else 'unusable'}")
+    return java
+
+
+def fetch() -> list[Path]:
+    """Fetch the jars that are missing, check all of them, and return their paths.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JAVA_MISSING``, ``JAR_DOWNLOAD_FAILED`` or ``JAR_HASH_MISMATCH``. A jar of a wrong hash fetched now is not
+        left in the folder; one that was there before is left for its owner to look at.
+    """
+    java = find_java()
+    folder = jar_dir()
+    missing = []
+    for jar in pinned():
+        path = folder / jar.file_name
+        if path.is_file():
+            _check(path, jar)
+        else:
+            missing.append(jar)
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Fetched beside their final place, so that the final rename stays on one file system.
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as work:
+            _ivy(java, missing, Path(work))
+            for jar in missing:
+                arrived = Path(work) / "out" / jar.file_name
+                _check(arrived, jar)
+                os.replace(arrived, folder / jar.file_name)
+    return require()
+
+
+def _check(path: Path, jar: Jar) -> None:
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != jar.sha256:
+        raise StreamwardenError("JAR_HASH_MISMATCH", f"{path} has SHA-256 {found}, pinned is {jar.sha256}")
+
+
+def _ivy(java: str, jars: list[Jar], work: Path) -> None:
+    spec = find_spec("pyspark")
+    assert spec is not None and spec.origin is not None
+    launcher = next((Path(spec.origin).parent / "jars").glob("ivy-*.jar"))
+    mirror = os.environ.get(MIRROR_ENV)
+    root = f" root={quoteattr(mirror)}" if mirror else ""
+    (work / "settings.xml").write_text(
+        f'<ivysettings><settings defaultResolver="maven"/><caches defaultCacheDir={quoteattr(str(work / "cache"))}/>'
+        f'<resolvers><ibiblio name="maven" m2compatible="true" usepoms="false"{root}/></resolvers></ivysettings>',
+        encoding="utf-8",
+    )
+    rows = "".join(
+        f'<dependency org="{jar.group}" name="{jar.artifact}" rev="{jar.version}" transitive="false"/>' for jar in jars
+    )
+    (work / "ivy.xml").write_text(
+        f'<ivy-module version="2.0"><info organisation="streamwarden" module="jars"/>'
+        f"<dependencies>{rows}</dependencies></ivy-module>",
+        encoding="utf-8",
+    )
+    command = [java, "-jar", str(launcher), "-settings", str(work / "settings.xml"), "-ivy", str(work / "ivy.xml")]
+    command += ["-retrieve", str(work / "out" / "[artifact]-[revision].[ext]")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0 or any(not (work / "out" / jar.file_name).is_file() for jar in jars):
+        names = ", ".join(f"{jar.group}:{jar.artifact}:{jar.version}" for jar in jars)
+        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:])
+        raise StreamwardenError("JAR_DOWNLOAD_FAILED", f"{names}\n{tail}")
+
+
+def main() -> int:
+    """Fetch, as ``make setup`` does, and say what is there."""
+    try:
+        paths = fetch()
+    except StreamwardenError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"jars: {len(paths)} pinned, in {jar_dir()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Documents on a local file system: an atomic rename under a lock."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from streamwarden.storage.base import Conflict, Entry, Storage
+
+__all__ = ["LocalStorage"]
+
+_LOCKS = ".locks"
+
+
+class LocalStorage(Storage):
+    """Documents as files below a root folder.
+
+    Readers take no lock: a rename is atomic, so they see the old document or the new one. Conditional writers take
+    an ``flock`` on a file in ``ROOT/.locks``; the kernel drops it when a process dies, so a killed writer blocks
+    nobody. It holds between processes of one machine, not on network file systems without POSIX locks.
+
+    Parameters
+    ----------
+    root
+        The folder. Made when first written to.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def read(self, key: str) -> Entry | None:
+        try:
+            data = self._path(key).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Entry(data, _etag(data))
+
+    def write(self, key: str, data: bytes) -> str:
+        # Under the lock too: an unconditional write must not slip between another's comparison and its rename.
+        with self._lock(key):
+            return self._put(key, data)
+
+    def create(self, key: str, data: bytes) -> str:
+        with self._lock(key):
+            if self._path(key).exists():
+                raise Conflict(f"{key} exists")
+            return self._put(key, data)
+
+    def replace(self, key: str, data: bytes, etag: str) -> str:
+        with self._lock(key):
+            entry = self.read(key)
+            if entry is None or entry.etag != etag:
+                raise Conflict(f"{key} is not at version {etag}")
+            return self._put(key, data)
+
+    def delete(self, key: str) -> None:
+        with self._lock(key):
+            self._path(key).unlink(missing_ok=True)
+
+    def list(self, prefix: str) -> list[str]:
+        folder = self._path(prefix)
+        if not folder.is_dir():
+            return []
+        return sorted(
+            path.relative_to(self.root).as_posix()
+            for path in folder.rglob("*")
+            if path.is_file() and not path.name.startswith(".")
+        )
+
+    def _path(self, key: str) -> Path:
+        parts = key.strip("/").split("/")
+        if any(part in ("", ".", "..") for part in parts):
+            raise ValueError(f"not a storage key: {key!r}")
+        return self.root.joinpath(*parts)
+
+    def _put(self, key: str, data: bytes) -> str:
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                # Without it a power cut can leave an empty file under the final name.
+                os.fsync(stream.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        return _etag(data)
+
+    @contextmanager
+    def _lock(self, key: str) -> Iterator[None]:
+        folder = self.root / _LOCKS
+        folder.mkdir(parents=True, exist_ok=True)
+        # One lock file a key, never removed: removing it would let two holders hold two different files.
+        name = hashlib.sha256(key.encode()).hexdigest()[:16]
+        with open(folder / name, "wb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
+
+
+def _etag(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
