@@ -47,7 +47,7 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "JOB_MODULE_INVALID": ErrorKind(
         "the job's module cannot be used",
-        "The module needs transform() and OUTPUTS as docs/jobs.md describes; correct it, or `module` in the job's YAML.",
+        "The module needs transform() and OUTPUTS as in docs/jobs.md; correct it, or `module` in the job's YAML.",
     ),
     # Set-up
     "JAVA_MISSING": ErrorKind(
@@ -60,7 +60,7 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "JAR_HASH_MISMATCH": ErrorKind(
         "a JVM jar is not the pinned one",
-        "Delete the file and run `make setup` again. If it repeats, the repository that served it is not to be trusted.",
+        "Delete the file and run `make setup` again. If it repeats, do not trust the repository that served it.",
     ),
     "JAR_DOWNLOAD_FAILED": ErrorKind(
         "a pinned JVM jar could not be downloaded",

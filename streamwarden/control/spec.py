@@ -159,7 +159,8 @@ class StateSpec(_Strict):
         default="rocksdb", description="rocksdb: survives state larger than the heap, and can be rescaled."
     )
     changelog: bool = Field(
-        default=True, description="Write changelogs each batch and snapshots now and then (rocksdb only): small commits."
+        default=True,
+        description="Write changelogs each batch and snapshots now and then (rocksdb only): small commits.",
     )
     partitions: int = Field(
         default=4,

@@ -120,7 +120,7 @@ def fetch() -> list[Path]:
             for jar in missing:
                 arrived = Path(work) / "out" / jar.file_name
                 _check(arrived, jar)
-                os.replace(arrived, folder / jar.file_name)
+                arrived.replace(folder / jar.file_name)
     return require()
 
 
@@ -163,9 +163,9 @@ def main() -> int:
     try:
         paths = fetch()
     except StreamwardenError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return 1
-    print(f"jars: {len(paths)} pinned, in {jar_dir()}")
+    sys.stdout.write(f"jars: {len(paths)} pinned, in {jar_dir()}\n")
     return 0
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from typing_extensions import override
+
 from streamwarden.storage.base import Conflict, Entry, Storage
 
 __all__ = ["LocalStorage"]
@@ -33,6 +35,7 @@ class LocalStorage(Storage):
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    @override
     def read(self, key: str) -> Entry | None:
         try:
             data = self._path(key).read_bytes()
@@ -40,17 +43,20 @@ class LocalStorage(Storage):
             return None
         return Entry(data, _etag(data))
 
+    @override
     def write(self, key: str, data: bytes) -> str:
         # Under the lock too: an unconditional write must not slip between another's comparison and its rename.
         with self._lock(key):
             return self._put(key, data)
 
+    @override
     def create(self, key: str, data: bytes) -> str:
         with self._lock(key):
             if self._path(key).exists():
                 raise Conflict(f"{key} exists")
             return self._put(key, data)
 
+    @override
     def replace(self, key: str, data: bytes, etag: str) -> str:
         with self._lock(key):
             entry = self.read(key)
@@ -58,10 +64,12 @@ class LocalStorage(Storage):
                 raise Conflict(f"{key} is not at version {etag}")
             return self._put(key, data)
 
+    @override
     def delete(self, key: str) -> None:
         with self._lock(key):
             self._path(key).unlink(missing_ok=True)
 
+    @override
     def list(self, prefix: str) -> list[str]:
         folder = self._path(prefix)
         if not folder.is_dir():
@@ -88,7 +96,7 @@ class LocalStorage(Storage):
                 stream.flush()
                 # Without it a power cut can leave an empty file under the final name.
                 os.fsync(stream.fileno())
-            os.replace(temporary, path)
+            Path(temporary).replace(path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
@@ -100,7 +108,7 @@ class LocalStorage(Storage):
         folder.mkdir(parents=True, exist_ok=True)
         # One lock file a key, never removed: removing it would let two holders hold two different files.
         name = hashlib.sha256(key.encode()).hexdigest()[:16]
-        with open(folder / name, "wb") as stream:
+        with (folder / name).open("wb") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
 

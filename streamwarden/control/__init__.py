@@ -1,0 +1,1 @@
+"""Job specs, leases, desired state and supervision. Knows neither pyspark nor airflow."""

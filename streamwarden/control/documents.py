@@ -1,0 +1,395 @@
+"""The control documents: what they hold, and typed access to them.
+
+``ROOT/control/JOB/`` holds ``desired.json``, ``checkpoint.json``, ``lease.json``, ``totals.json``,
+``supervision.json``; an incarnation's ``incarnations/ID/{launch,heartbeat,progress,exit}.json``; requests in
+``requests/INCARNATION/ID.json`` and their results in ``results/ID.json``. The control side writes desired state,
+launches, requests and supervision; the driver writes the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from streamwarden.control.processes import ProcessRef
+from streamwarden.control.spec import JobSpec
+from streamwarden.errors import StreamwardenError
+from streamwarden.storage import Conflict, Storage
+
+__all__ = [
+    "BatchProgress",
+    "CheckpointRef",
+    "Decision",
+    "Desired",
+    "Document",
+    "DriverState",
+    "ErrorInfo",
+    "Exit",
+    "Heartbeat",
+    "JobDocuments",
+    "Launch",
+    "Lease",
+    "Progress",
+    "Request",
+    "RequestResult",
+    "Restart",
+    "Supervision",
+    "Totals",
+    "utc_now",
+]
+
+
+def utc_now() -> datetime:
+    """Return the time, aware, in UTC. The one clock of control documents."""
+    return datetime.now(UTC)
+
+
+class _Record(BaseModel):
+    # Unknown fields are passed over: a newer driver may say more than this reader knows.
+    model_config = ConfigDict(extra="ignore")
+
+
+class ErrorInfo(_Record):
+    """An error as data: the catalogue's code and words, and a traceback where there is one."""
+
+    code: str
+    what: str
+    remedy: str
+    retryable: bool
+    traceback: str = ""
+
+    def to_exception(self) -> StreamwardenError:
+        """Return it as an exception to raise."""
+        return StreamwardenError(self.code, self.what, remedy=self.remedy)
+
+    @classmethod
+    def of(cls, error: StreamwardenError, traceback: str = "") -> ErrorInfo:
+        """Make it of an exception."""
+        return cls(
+            code=error.code, what=error.what, remedy=error.remedy, retryable=error.retryable, traceback=traceback
+        )
+
+
+class Desired(_Record):
+    """What the operator wants of a job."""
+
+    job: str
+    state: Literal["running", "suspended"]
+    spec: JobSpec
+    digest: str
+    profile: str
+    updated_at: datetime
+    updated_by: str
+    note: str = ""
+
+
+class CheckpointRef(_Record):
+    """Which checkpoint a job runs on.
+
+    The generation grows each time the job starts from anything but its own last commit; it is part of every sink
+    transaction id, because Delta passes over a batch id that it has seen under the same application id.
+    """
+
+    job: str
+    generation: int
+    path: str = Field(description="Relative to the root.")
+    since: datetime
+    reason: str
+
+
+class Lease(_Record):
+    """The right to run a job."""
+
+    job: str
+    incarnation: str
+    process: ProcessRef
+    epoch: int = Field(description="Grows with every holder: a fencing token.")
+    renewals: int = 0
+    acquired_at: datetime
+    expires_at: datetime
+    released: bool = False
+
+
+class Launch(_Record):
+    """A driver process was started."""
+
+    incarnation: str
+    at: datetime
+    by: str
+    reason: str
+    digest: str
+    process: ProcessRef | None = None
+
+
+class DriverState(StrEnum):
+    """What a driver says of itself."""
+
+    STARTING = "starting"
+    WAITING = "waiting"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    STOPPING = "stopping"
+
+
+class Heartbeat(_Record):
+    """A driver's sign of life."""
+
+    incarnation: str
+    at: datetime
+    started_at: datetime
+    state: DriverState
+    reason: str = ""
+    process: ProcessRef
+    generation: int = 0
+    digest: str = ""
+    batch: int | None = Field(default=None, description="Newest committed batch.")
+    failures: int = Field(default=0, description="Failed tries in a row.")
+
+
+class BatchProgress(_Record):
+    """What one batch did."""
+
+    batch: int
+    at: datetime
+    duration_ms: int
+    rows_in: int
+    rows_out: int | None = Field(default=None, description="Rows written to the main table; None: unknown, a replay.")
+    rows_quarantined: int = 0
+    rows_duplicate: int = 0
+    rows_per_second: float = 0.0
+    watermark: datetime | None = None
+    watermark_lag_s: float | None = Field(default=None, description="Newest event time seen, less the watermark.")
+    late_rows: int = 0
+    state_rows: int = 0
+    state_bytes: int = 0
+    commit_ms: int = Field(default=0, description="Time of the sink's and the offset log's commits.")
+
+
+class Progress(_Record):
+    """Newest batch of an incarnation, and those before it."""
+
+    incarnation: str
+    at: datetime
+    last: BatchProgress | None = None
+    recent: list[BatchProgress] = Field(default_factory=list)
+
+
+class Totals(_Record):
+    """Sums over all incarnations of a generation. A batch is added once, by its id.
+
+    A driver killed between a commit and this document leaves that one batch out.
+    """
+
+    generation: int
+    through_batch: int = -1
+    batches: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    rows_quarantined: int = 0
+    rows_duplicate: int = 0
+    late_rows: int = 0
+
+
+class Exit(_Record):
+    """A driver's last word."""
+
+    incarnation: str
+    at: datetime
+    outcome: Literal["stopped", "failed"]
+    error: ErrorInfo | None = None
+    batch: int | None = None
+
+
+class Request(_Record):
+    """Something that the control side asks of one incarnation."""
+
+    id: str
+    kind: Literal["stop"]
+    incarnation: str
+    at: datetime
+    by: str
+    reason: str = ""
+
+
+class RequestResult(_Record):
+    """What became of a request."""
+
+    id: str
+    at: datetime
+    outcome: Literal["done", "refused"]
+    detail: str = ""
+
+
+class Restart(_Record):
+    """A supervisor started a job again."""
+
+    at: datetime
+    after: str = Field(description="The incarnation that ended.")
+    reason: str
+
+
+class Decision(_Record):
+    """What a supervisor decided, and why."""
+
+    at: datetime
+    what: str
+    why: str
+
+
+class Supervision(_Record):
+    """A supervisor's memory. It lives here, so that another supervisor goes on where one died."""
+
+    restarts: list[Restart] = Field(default_factory=list)
+    decisions: list[Decision] = Field(default_factory=list)
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Document(Generic[M]):
+    """Typed access to one key.
+
+    Parameters
+    ----------
+    storage
+        Where it is kept.
+    key
+        Its key.
+    model
+        What it holds.
+    """
+
+    def __init__(self, storage: Storage, key: str, model: type[M]) -> None:
+        self.storage = storage
+        self.key = key
+        self.model = model
+
+    def read(self) -> M | None:
+        """Return the document, or None.
+
+        Raises
+        ------
+        StreamwardenError
+            ``DOCUMENT_INVALID``.
+        """
+        found = self.read_versioned()
+        return found[0] if found else None
+
+    def read_versioned(self) -> tuple[M, str] | None:
+        """Return the document and its etag, or None."""
+        entry = self.storage.read(self.key)
+        if entry is None:
+            return None
+        try:
+            return self.model.model_validate_json(entry.data), entry.etag
+        except ValidationError as error:
+            raise StreamwardenError("DOCUMENT_INVALID", f"{self.key}: {error}") from error
+
+    def write(self, value: M) -> str:
+        """Write whatever stands there now."""
+        return self.storage.write(self.key, _encode(value))
+
+    def create(self, value: M) -> str:
+        """Write where nothing stands; raises :class:`~streamwarden.storage.Conflict` otherwise."""
+        return self.storage.create(self.key, _encode(value))
+
+    def replace(self, value: M, etag: str) -> str:
+        """Write over one version; raises :class:`~streamwarden.storage.Conflict` over any other."""
+        return self.storage.replace(self.key, _encode(value), etag)
+
+    def update(self, change: Callable[[M | None], M], *, tries: int = 10) -> M:
+        """Read, change and write back, again from the start where somebody was faster.
+
+        Raises
+        ------
+        StreamwardenError
+            ``DOCUMENT_CONFLICT`` after `tries` lost races.
+        """
+        for _ in range(tries):
+            found = self.read_versioned()
+            value = change(found[0] if found else None)
+            try:
+                if found:
+                    self.replace(value, found[1])
+                else:
+                    self.create(value)
+            except Conflict:
+                continue
+            return value
+        raise StreamwardenError("DOCUMENT_CONFLICT", self.key)
+
+
+class JobDocuments:
+    """The documents of one job.
+
+    Parameters
+    ----------
+    storage
+        Where they are kept.
+    job
+        The job's name.
+    """
+
+    def __init__(self, storage: Storage, job: str) -> None:
+        self.storage = storage
+        self.job = job
+        self.base = f"control/{job}"
+        self.desired = self._document("desired.json", Desired)
+        self.checkpoint = self._document("checkpoint.json", CheckpointRef)
+        self.lease = self._document("lease.json", Lease)
+        self.totals = self._document("totals.json", Totals)
+        self.supervision = self._document("supervision.json", Supervision)
+
+    def launch(self, incarnation: str) -> Document[Launch]:
+        """Return the launch document of an incarnation."""
+        return self._document(f"incarnations/{incarnation}/launch.json", Launch)
+
+    def heartbeat(self, incarnation: str) -> Document[Heartbeat]:
+        """Return the heartbeat document of an incarnation."""
+        return self._document(f"incarnations/{incarnation}/heartbeat.json", Heartbeat)
+
+    def progress(self, incarnation: str) -> Document[Progress]:
+        """Return the progress document of an incarnation."""
+        return self._document(f"incarnations/{incarnation}/progress.json", Progress)
+
+    def exit(self, incarnation: str) -> Document[Exit]:
+        """Return the exit document of an incarnation."""
+        return self._document(f"incarnations/{incarnation}/exit.json", Exit)
+
+    def request(self, incarnation: str, request: str) -> Document[Request]:
+        """Return a request document."""
+        return self._document(f"requests/{incarnation}/{request}.json", Request)
+
+    def result(self, request: str) -> Document[RequestResult]:
+        """Return a request's result document."""
+        return self._document(f"results/{request}.json", RequestResult)
+
+    def incarnations(self) -> list[str]:
+        """Return the incarnations ever launched, oldest first: their ids begin with the time."""
+        keys = self.storage.list(f"{self.base}/incarnations")
+        return sorted({key.split("/")[3] for key in keys if key.endswith("/launch.json")})
+
+    def open_requests(self, incarnation: str) -> list[Request]:
+        """Return the requests to an incarnation that have no result yet, oldest first."""
+        found = []
+        for key in self.storage.list(f"{self.base}/requests/{incarnation}"):
+            request = Document(self.storage, key, Request).read()
+            if request is not None and self.result(request.id).read() is None:
+                found.append(request)
+        return sorted(found, key=lambda request: (request.at, request.id))
+
+    def _document(self, name: str, model: type[M]) -> Document[M]:
+        return Document(self.storage, f"{self.base}/{name}", model)
+
+
+def _encode(value: BaseModel) -> bytes:
+    return value.model_dump_json(indent=1).encode()
+
+
+def dump(value: BaseModel | None) -> dict[str, Any] | None:
+    """Return a document as plain JSON values, for ``--json`` output."""
+    return value.model_dump(mode="json") if value is not None else None

@@ -1,0 +1,58 @@
+"""Starting driver processes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+
+from streamwarden.control.documents import Desired, JobDocuments, Launch, utc_now
+from streamwarden.control.processes import process_of
+from streamwarden.control.workspace import Workspace
+
+__all__ = ["launch_driver", "new_incarnation"]
+
+
+def new_incarnation() -> str:
+    """Return a new incarnation id: the time to the millisecond, so that ids sort by it, and four random digits."""
+    return f"{utc_now():%Y%m%dT%H%M%S%f}"[:-3] + f"z{secrets.token_hex(2)}"
+
+
+def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: str) -> str:
+    """Start a driver process for a job, detached from this one, and return its incarnation.
+
+    Does not look whether another driver runs: the lease decides that, and the loser says so. Does not wait.
+
+    Parameters
+    ----------
+    workspace
+        Where it runs.
+    desired
+        The desired state, whose spec the driver runs.
+    by, reason
+        Who starts it and why; kept in its launch document.
+    """
+    incarnation = new_incarnation()
+    documents = JobDocuments(workspace.storage, desired.job)
+    logs = workspace.log_dir(desired.job, incarnation)
+    logs.mkdir(parents=True, exist_ok=True)
+    launch = Launch(incarnation=incarnation, at=utc_now(), by=by, reason=reason, digest=desired.digest)
+    # Written before the process is there: a driver that dies at once must not be one that never was.
+    documents.launch(incarnation).write(launch)
+    command = [sys.executable, "-m", "streamwarden.driver", "--profile", workspace.profile.name]
+    command += ["--config", str(workspace.config), "--root", str(workspace.root)]
+    command += ["--job", desired.job, "--incarnation", incarnation]
+    with (logs / "console.log").open("ab") as console:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            # A session of its own: it outlives the Airflow task, and no Ctrl-C or group signal reaches it.
+            start_new_session=True,
+            cwd=workspace.config.parent,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+    documents.launch(incarnation).write(launch.model_copy(update={"process": process_of(process.pid)}))
+    return incarnation

@@ -1,0 +1,227 @@
+"""What an operator does with a job: deploy, stop, look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from streamwarden.control.documents import (
+    Decision,
+    Desired,
+    JobDocuments,
+    Request,
+    Supervision,
+    dump,
+    utc_now,
+)
+from streamwarden.control.launcher import launch_driver, new_incarnation
+from streamwarden.control.processes import is_alive
+from streamwarden.control.supervision import Observation, Phase, observe
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["Deployment", "deploy", "request_stop", "status", "stop", "wait_for"]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a deploy did.
+
+    Parameters
+    ----------
+    job
+        The job.
+    incarnation
+        The driver that runs it.
+    launched
+        False if one ran already with this very spec, and was left alone.
+    """
+
+    job: str
+    incarnation: str
+    launched: bool
+
+
+def deploy(workspace: Workspace, job: str, *, by: str, note: str = "", stop_timeout: float = 300) -> Deployment:
+    """Make a job run as its YAML says now.
+
+    A driver that runs with the same spec is left alone. One with another spec is stopped between batches and started
+    anew from its checkpoint. Gives the job a fresh restart budget. Does not wait until the new driver runs: see
+    :func:`wait_for`.
+
+    Parameters
+    ----------
+    workspace
+        Where.
+    job
+        The job's name.
+    by, note
+        Who and why, for the record.
+    stop_timeout
+        Seconds that a driver with another spec may take to stop.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``STOP_TIMED_OUT``.
+    """
+    spec = workspace.job(job)
+    documents = JobDocuments(workspace.storage, job)
+    digest = spec.digest()
+    seen = observe(workspace, job)
+    if seen.phase.alive and seen.phase is not Phase.STOPPING and seen.launch and seen.launch.digest == digest:
+        if seen.desired is None or seen.desired.state != "running":
+            documents.desired.write(_desired(workspace, job, "running", by, note))
+        assert seen.incarnation is not None
+        return Deployment(job, seen.incarnation, launched=False)
+    if seen.phase.alive:
+        request_stop(workspace, job, by=by, reason="deployed anew")
+        wait_for(workspace, job, lambda now: not now.phase.alive, timeout=stop_timeout, what="the old driver to stop")
+    desired = _desired(workspace, job, "running", by, note)
+    documents.desired.write(desired)
+
+    def forgive(memory: Supervision | None) -> Supervision:
+        decisions = memory.decisions if memory else []
+        return Supervision(restarts=[], decisions=[*decisions, Decision(at=utc_now(), what="deploy", why=note or by)])
+
+    documents.supervision.update(forgive)
+    return Deployment(job, launch_driver(workspace, desired, by=by, reason=note or "deploy"), launched=True)
+
+
+def request_stop(workspace: Workspace, job: str, *, by: str, reason: str = "", incarnation: str | None = None) -> bool:
+    """Ask a driver to stop between batches, without waiting; return whether there is one to ask.
+
+    Does not change the desired state.
+
+    Parameters
+    ----------
+    incarnation
+        Only this one; default the current. A late request to an old one reaches nobody.
+    """
+    seen = observe(workspace, job)
+    target = incarnation or seen.incarnation
+    if target is None or (target == seen.incarnation and not seen.phase.alive):
+        return False
+    documents = JobDocuments(workspace.storage, job)
+    request = Request(id=new_incarnation(), kind="stop", incarnation=target, at=utc_now(), by=by, reason=reason)
+    documents.request(target, request.id).write(request)
+    return True
+
+
+def stop(
+    workspace: Workspace,
+    job: str,
+    *,
+    by: str,
+    reason: str = "",
+    incarnation: str | None = None,
+    timeout: float | None = 300,
+) -> Observation:
+    """Suspend a job: its driver finishes the batch in flight and ends.
+
+    Parameters
+    ----------
+    incarnation
+        Only if this one is the current: an old request can't hit a newer run.
+    timeout
+        Seconds to wait for the end; None does not wait.
+
+    Raises
+    ------
+    StreamwardenError
+        ``NOT_DEPLOYED`` or ``STOP_TIMED_OUT``.
+    """
+    seen = observe(workspace, job)
+    if seen.desired is None:
+        raise StreamwardenError("NOT_DEPLOYED", job)
+    if incarnation is not None and incarnation != seen.incarnation:
+        return seen
+    documents = JobDocuments(workspace.storage, job)
+    documents.desired.update(
+        lambda was: (was or seen.desired).model_copy(  # type: ignore[union-attr]
+            update={"state": "suspended", "updated_at": utc_now(), "updated_by": by, "note": reason}
+        )
+    )
+    asked = request_stop(workspace, job, by=by, reason=reason, incarnation=incarnation)
+    if not asked or timeout is None:
+        return observe(workspace, job)
+    return wait_for(workspace, job, lambda now: not now.phase.alive, timeout=timeout, what="the driver to stop")
+
+
+def wait_for(
+    workspace: Workspace,
+    job: str,
+    condition: Callable[[Observation], bool],
+    *,
+    timeout: float,
+    what: str,
+    poll: float = 0.25,
+) -> Observation:
+    """Observe a job until a condition holds.
+
+    Parameters
+    ----------
+    condition
+        Of the observation.
+    timeout, poll
+        Seconds.
+    what
+        What is waited for, for the error.
+
+    Raises
+    ------
+    StreamwardenError
+        ``STOP_TIMED_OUT`` when waiting for a stop, else ``DRIVER_DID_NOT_START``.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        seen = observe(workspace, job)
+        if condition(seen):
+            return seen
+        if time.monotonic() >= deadline:
+            code = "STOP_TIMED_OUT" if "stop" in what else "DRIVER_DID_NOT_START"
+            raise StreamwardenError(
+                code, f"{job}: waited {timeout:.0f} s for {what}; it is {seen.phase} ({seen.reason})"
+            )
+        time.sleep(poll)
+
+
+def status(workspace: Workspace, job: str) -> dict[str, Any]:
+    """Return what is known of a job, as plain JSON values."""
+    documents = JobDocuments(workspace.storage, job)
+    seen = observe(workspace, job)
+    memory = documents.supervision.read() or Supervision()
+    heartbeat = seen.heartbeat
+    return {
+        "job": job,
+        "desired": seen.desired.state if seen.desired else None,
+        "phase": seen.phase.value,
+        "reason": seen.reason,
+        "since": seen.since.isoformat(),
+        "incarnation": seen.incarnation,
+        "pid": heartbeat.process.pid if heartbeat and is_alive(heartbeat.process) else None,
+        "checkpoint": dump(documents.checkpoint.read()),
+        "batch": (seen.exit.batch if seen.exit else None) or (heartbeat.batch if heartbeat else None),
+        "progress": dump(seen.progress.last) if seen.progress else None,
+        "totals": dump(documents.totals.read()),
+        "restarts": [dump(entry) for entry in memory.restarts],
+        "decisions": [dump(entry) for entry in memory.decisions[-10:]],
+        "error": dump(seen.error),
+        "logs": str(workspace.log_dir(job, seen.incarnation)) if seen.incarnation else None,
+    }
+
+
+def _desired(workspace: Workspace, job: str, state: str, by: str, note: str) -> Desired:
+    spec = workspace.job(job)
+    return Desired(
+        job=job,
+        state="running" if state == "running" else "suspended",
+        spec=spec,
+        digest=spec.digest(),
+        profile=workspace.profile.name,
+        updated_at=utc_now(),
+        updated_by=by,
+        note=note,
+    )

@@ -1,0 +1,91 @@
+"""Naming a process so that another one can tell, later, whether it is still that process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from functools import cache
+from pathlib import Path
+
+import psutil
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["ProcessRef", "current_process", "is_alive", "kill", "process_of"]
+
+
+class ProcessRef(BaseModel):
+    """A process of one machine, in a way that survives the reuse of process ids.
+
+    Parameters
+    ----------
+    host
+        Host name; a container has its own.
+    boot
+        The kernel's boot id, or an empty string where it has none.
+    pid
+        Process id.
+    started
+        Start time, seconds since the epoch.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    host: str
+    boot: str
+    pid: int
+    started: float
+
+
+@cache
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def process_of(pid: int) -> ProcessRef:
+    """Return the reference of a living process of this machine."""
+    return ProcessRef(host=socket.gethostname(), boot=_boot_id(), pid=pid, started=psutil.Process(pid).create_time())
+
+
+def current_process() -> ProcessRef:
+    """Return the reference of this process."""
+    return process_of(os.getpid())
+
+
+def is_alive(process: ProcessRef) -> bool | None:
+    """Tell whether a process lives: True, False, or None for one of another machine, of which nothing is known.
+
+    A zombie is dead: it writes nothing any more.
+    """
+    if process.host != socket.gethostname():
+        return None
+    if process.boot != _boot_id():
+        return False
+    try:
+        found = psutil.Process(process.pid)
+        # Start times come in clock ticks of 10 ms.
+        return abs(found.create_time() - process.started) < 0.05 and found.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill(process: ProcessRef) -> bool:
+    """Kill (SIGKILL) a process of this machine with its children; return whether it was there to kill.
+
+    Does nothing about a process of another machine: the lease fences that one.
+    """
+    if not is_alive(process):
+        return False
+    try:
+        root = psutil.Process(process.pid)
+        for member in [*root.children(recursive=True), root]:
+            try:
+                member.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+    except psutil.NoSuchProcess:
+        return False
+    return True

@@ -1,0 +1,279 @@
+"""Watching a job: what is the matter with it, and what to do about that.
+
+Everything here works on documents, so that the Airflow trigger, ``streamwarden supervise`` and a test decide alike, and
+a supervisor may die and another go on.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from streamwarden.control.documents import (
+    Decision,
+    Desired,
+    DriverState,
+    ErrorInfo,
+    Exit,
+    Heartbeat,
+    JobDocuments,
+    Launch,
+    Progress,
+    Restart,
+    Supervision,
+    utc_now,
+)
+from streamwarden.control.launcher import launch_driver
+from streamwarden.control.lease import lease_is_live
+from streamwarden.control.processes import is_alive, kill
+from streamwarden.control.spec import RestartSpec
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["Action", "Observation", "Phase", "Verdict", "decide", "observe", "restart"]
+
+START_TIMEOUT = timedelta(seconds=90)
+"""How long a launched process may take to its first heartbeat. 90 s: a JVM and Python on a machine under heavy load."""
+
+_KEPT = 50
+
+
+class Phase(StrEnum):
+    """What a job is doing."""
+
+    NOT_DEPLOYED = "not deployed"
+    STARTING = "starting"
+    WAITING = "waiting"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    DEAD = "dead"
+    SILENT = "silent"
+
+    @property
+    def alive(self) -> bool:
+        """Whether a driver process does the job's work now, as far as it can be told."""
+        return self in _ALIVE
+
+
+_ALIVE = {Phase.STARTING, Phase.WAITING, Phase.RUNNING, Phase.RETRYING, Phase.STOPPING}
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A job as its documents show it at one moment.
+
+    Parameters
+    ----------
+    phase
+        What it is doing.
+    reason
+        Why this phase was concluded, in words.
+    since
+        When it was last known to be otherwise: the exit, or the last sign of life.
+    error
+        The last error, for the phases that have one.
+    """
+
+    job: str
+    phase: Phase
+    reason: str
+    since: datetime
+    desired: Desired | None = None
+    incarnation: str | None = None
+    launch: Launch | None = None
+    heartbeat: Heartbeat | None = None
+    progress: Progress | None = None
+    exit: Exit | None = None
+    error: ErrorInfo | None = None
+
+
+class Action(StrEnum):
+    """What a supervisor does next."""
+
+    WAIT = "wait"
+    RESTART = "restart"
+    FINISH = "finish"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A decision with its reason.
+
+    Parameters
+    ----------
+    action
+        What to do.
+    why
+        In words.
+    not_before
+        For RESTART: when the back-off has passed.
+    error
+        For FAIL: what to raise.
+    """
+
+    action: Action
+    why: str
+    not_before: datetime | None = None
+    error: ErrorInfo | None = None
+
+
+def observe(workspace: Workspace, job: str) -> Observation:
+    """Read a job's documents and conclude what it is doing. Writes nothing."""
+    documents = JobDocuments(workspace.storage, job)
+    now = utc_now()
+    desired = documents.desired.read()
+    incarnation = _current_incarnation(documents)
+    if desired is None or incarnation is None:
+        return Observation(job, Phase.NOT_DEPLOYED, "no driver was ever launched", now, desired=desired)
+    launch = documents.launch(incarnation).read()
+    # Read before the exit, so that a driver that ends in between shows as ended.
+    heartbeat = documents.heartbeat(incarnation).read()
+    progress = documents.progress(incarnation).read()
+    ended = documents.exit(incarnation).read()
+    phase, reason, since, error = _conclude(workspace, incarnation, launch, heartbeat, ended, now)
+    return Observation(
+        job=job,
+        phase=phase,
+        reason=reason,
+        since=since,
+        desired=desired,
+        incarnation=incarnation,
+        launch=launch,
+        heartbeat=heartbeat,
+        progress=progress,
+        exit=ended,
+        error=error,
+    )
+
+
+def decide(seen: Observation, memory: Supervision, *, now: datetime | None = None) -> Verdict:
+    """Conclude from an observation what to do.
+
+    Parameters
+    ----------
+    seen
+        The observation.
+    memory
+        Earlier restarts, for back-off and budget.
+    now
+        The time; default the real one.
+    """
+    now = now or utc_now()
+    if seen.desired is None or seen.phase is Phase.NOT_DEPLOYED:
+        error = ErrorInfo.of(StreamwardenError("NOT_DEPLOYED", seen.job))
+        return Verdict(Action.FAIL, seen.reason, error=error)
+    if seen.phase.alive:
+        return Verdict(Action.WAIT, seen.reason)
+    if seen.desired.state == "suspended":
+        return Verdict(Action.FINISH, f"{seen.reason}, and the job is to be suspended")
+    if seen.error is not None and not seen.error.retryable:
+        return Verdict(Action.FAIL, f"{seen.reason}; starting again can't help", error=seen.error)
+    policy = seen.desired.spec.restarts
+    spent = [entry for entry in memory.restarts if now - entry.at < policy.window]
+    if len(spent) >= policy.max:
+        last = f"{seen.error.code}: {seen.error.what}" if seen.error else seen.reason
+        error = ErrorInfo.of(
+            StreamwardenError(
+                "RESTART_BUDGET_SPENT",
+                f"{seen.job}: {len(spent)} restarts within {policy.window} (restarts.max {policy.max}). Last: {last}",
+            ),
+            traceback=seen.error.traceback if seen.error else "",
+        )
+        return Verdict(Action.FAIL, seen.reason, error=error)
+    return Verdict(Action.RESTART, seen.reason, not_before=seen.since + _backoff(policy, len(spent), seen))
+
+
+def restart(workspace: Workspace, seen: Observation, *, by: str) -> str | None:
+    """Start the driver again after the incarnation that was observed, once.
+
+    Kills what is left of a silent driver on this machine first. Of several supervisors that try it for the same ended
+    incarnation, one does it.
+
+    Returns
+    -------
+    str or None
+        The new incarnation, or None if another supervisor was faster.
+    """
+    documents = JobDocuments(workspace.storage, seen.job)
+    assert seen.desired is not None and seen.incarnation is not None
+    after = seen.incarnation
+    ours = Restart(at=utc_now(), after=after, reason=seen.reason)
+
+    def record(memory: Supervision | None) -> Supervision:
+        memory = memory or Supervision()
+        if any(entry.after == after for entry in memory.restarts):
+            return memory
+        decision = Decision(at=ours.at, what=f"restart after {after}", why=seen.reason)
+        return Supervision(restarts=[*memory.restarts, ours][-_KEPT:], decisions=[*memory.decisions, decision][-_KEPT:])
+
+    if ours not in documents.supervision.update(record).restarts:
+        return None
+    process = seen.heartbeat.process if seen.heartbeat else seen.launch.process if seen.launch else None
+    if seen.phase is Phase.SILENT and process is not None:
+        kill(process)
+    # The spec may have been deployed anew since the observation.
+    desired = documents.desired.read() or seen.desired
+    if desired.state == "suspended":
+        return None
+    return launch_driver(workspace, desired, by=by, reason=f"restart: {seen.reason}")
+
+
+def _current_incarnation(documents: JobDocuments) -> str | None:
+    lease = documents.lease.read()
+    # Of two drivers started at once the newer may be the one that was refused: the holder is the current one.
+    if lease is not None and lease_is_live(lease):
+        return lease.incarnation
+    launched = documents.incarnations()
+    return launched[-1] if launched else None
+
+
+def _conclude(
+    workspace: Workspace,
+    incarnation: str,
+    launch: Launch | None,
+    heartbeat: Heartbeat | None,
+    ended: Exit | None,
+    now: datetime,
+) -> tuple[Phase, str, datetime, ErrorInfo | None]:
+    if ended is not None:
+        if ended.outcome == "stopped":
+            return Phase.STOPPED, f"stopped after batch {ended.batch}", ended.at, None
+        what = f"{ended.error.code}: {ended.error.what.splitlines()[0]}" if ended.error else "failed"
+        return Phase.FAILED, what, ended.at, ended.error
+    process = heartbeat.process if heartbeat else launch.process if launch else None
+    last_sign = heartbeat.at if heartbeat else launch.at if launch else now
+    if process is not None and is_alive(process) is False:
+        code = "DRIVER_DIED" if heartbeat else "DRIVER_DID_NOT_START"
+        died = StreamwardenError(code, f"incarnation {incarnation}, pid {process.pid}")
+        return Phase.DEAD, f"its process {process.pid} is gone", last_sign, ErrorInfo.of(died)
+    limit = workspace.profile.lease if heartbeat else START_TIMEOUT
+    age = now - last_sign
+    if age > limit:
+        silent = StreamwardenError(
+            "DRIVER_SILENT", f"incarnation {incarnation}: nothing for {age.total_seconds():.0f} s"
+        )
+        return Phase.SILENT, f"no heartbeat for {age.total_seconds():.0f} s", last_sign, ErrorInfo.of(silent)
+    if heartbeat is None:
+        return Phase.STARTING, "launched, no heartbeat yet", last_sign, None
+    phase = {
+        DriverState.STARTING: Phase.STARTING,
+        DriverState.WAITING: Phase.WAITING,
+        DriverState.RUNNING: Phase.RUNNING,
+        DriverState.RETRYING: Phase.RETRYING,
+        DriverState.STOPPING: Phase.STOPPING,
+    }[heartbeat.state]
+    return phase, heartbeat.reason or phase.value, heartbeat.at, None
+
+
+def _backoff(policy: RestartSpec, spent: int, seen: Observation) -> timedelta:
+    wait = min(policy.backoff * 2**spent, policy.backoff_max)
+    # Seeded by the incarnation: every supervisor that looks computes the same moment, and jobs that a common cause
+    # brought down do not all come back at once.
+    jitter: float = random.Random(seen.incarnation).uniform(0.8, 1.2)
+    return wait * jitter
