@@ -129,6 +129,14 @@ CATALOGUE: dict[str, ErrorKind] = {
         "The next start finishes that batch; nothing is lost. If it repeats, report it with the driver's log.",
         retryable=True,
     ),
+    "STATE_PARTITIONS_FIXED": ErrorKind(
+        "the checkpoint was made with another number of state partitions",
+        "Spark fixes it in the checkpoint. Set state.partitions back; changing it is a rescale, not a restart.",
+    ),
+    "STATE_BACKEND_FIXED": ErrorKind(
+        "the checkpoint was made with another state backend",
+        "Set state.backend back: state of one backend cannot be read by the other.",
+    ),
     "SINK_SCHEMA_MISMATCH": ErrorKind(
         "an output table has other columns than the job writes",
         "Restore the job's earlier columns, or give the job another output table.",

@@ -107,6 +107,7 @@ class Lease(_Record):
     job: str
     incarnation: str
     process: ProcessRef
+    jvm: ProcessRef | None = Field(default=None, description="Its JVM, which may outlive a killed driver by a moment.")
     epoch: int = Field(description="Grows with every holder: a fencing token.")
     renewals: int = 0
     acquired_at: datetime

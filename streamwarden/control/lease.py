@@ -22,7 +22,8 @@ def lease_is_live(lease: Lease) -> bool:
     """
     if lease.released or utc_now() >= lease.expires_at:
         return False
-    return is_alive(lease.process) is not False
+    jvm_gone = lease.jvm is None or is_alive(lease.jvm) is False
+    return not (jvm_gone and is_alive(lease.process) is False)
 
 
 class LeaseHolder:
@@ -86,8 +87,13 @@ class LeaseHolder:
                 )
             time.sleep(0.2)
 
-    def renew(self) -> None:
+    def renew(self, *, jvm: ProcessRef | None = None) -> None:
         """Prolong the lease; also the check that it is still held.
+
+        Parameters
+        ----------
+        jvm
+            If given, recorded as the JVM that acts under the lease too.
 
         Raises
         ------
@@ -99,7 +105,8 @@ class LeaseHolder:
                 raise StreamwardenError("LEASE_LOST", f"{self._documents.job}: {self._incarnation} holds no lease")
             lease, etag = self._held
             asked = time.monotonic()
-            prolonged = lease.model_copy(update={"renewals": lease.renewals + 1, "expires_at": utc_now() + self._ttl})
+            update = {"renewals": lease.renewals + 1, "expires_at": utc_now() + self._ttl, "jvm": jvm or lease.jvm}
+            prolonged = lease.model_copy(update=update)
             try:
                 self._held = (prolonged, self._documents.lease.replace(prolonged, etag))
             except Conflict:

@@ -88,6 +88,11 @@ class SinkSpec(_Strict):
         description="Columns that name a row. For upsert: what MERGE matches on. For append: rows whose keys are in the"
         " table already are dropped as duplicates; none means that every row is new.",
     )
+    first_by: tuple[str, ...] = Field(
+        default=(),
+        description="For append with keys: of rows with equal keys in one batch the first by these columns stays."
+        " None: any of them.",
+    )
     final_when_passed: str | None = Field(
         default=None,
         description="A timestamp column (upsert only). Once the watermark has passed it the row can't change any more"
@@ -101,6 +106,8 @@ class SinkSpec(_Strict):
     def _combination(self) -> Self:
         if self.mode == "upsert" and not self.keys:
             raise ValueError("mode upsert needs keys: they are what MERGE matches on")
+        if self.first_by and (self.mode == "upsert" or not self.keys):
+            raise ValueError("first_by goes with mode append and keys: it says which duplicate stays")
         if self.mode == "append" and self.final_when_passed:
             raise ValueError("final_when_passed goes with mode upsert: appended rows are never touched again")
         return self

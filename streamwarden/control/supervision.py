@@ -272,7 +272,7 @@ def _conclude(
 
 
 def _backoff(policy: RestartSpec, spent: int, seen: Observation) -> timedelta:
-    wait = min(policy.backoff * 2**spent, policy.backoff_max)
+    wait: timedelta = min(policy.backoff * 2**spent, policy.backoff_max)
     # Seeded by the incarnation: every supervisor that looks computes the same moment, and jobs that a common cause
     # brought down do not all come back at once.
     jitter: float = random.Random(seen.incarnation).uniform(0.8, 1.2)

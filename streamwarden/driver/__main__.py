@@ -1,0 +1,36 @@
+"""``python -m streamwarden.driver``: run one job. Started by the launcher; by hand only for debugging."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    """Parse the arguments, set logging up, run."""
+    parser = argparse.ArgumentParser(prog="python -m streamwarden.driver")
+    for name in ("profile", "config", "root", "job", "incarnation"):
+        parser.add_argument(f"--{name}", required=True)
+    given = parser.parse_args()
+
+    from streamwarden.control.workspace import open_workspace
+    from streamwarden.driver.logs import configure_logging
+
+    workspace = open_workspace(given.profile, config=Path(given.config), root=given.root)
+    configure_logging(
+        workspace.log_dir(given.job, given.incarnation), given.job, given.incarnation, workspace.profile.logs
+    )
+    # After the log is there: what goes wrong while Spark is imported shall be in it.
+    from streamwarden.driver.runner import Driver
+
+    return Driver(workspace, given.job, given.incarnation).run()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Leftover py4j threads of a broken gateway must not keep a finished driver alive.
+    os._exit(code)

@@ -1,0 +1,113 @@
+"""What happens in each batch: guard, compute once, write each output, count."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+
+from streamwarden.control.spec import JobSpec
+from streamwarden.driver.checkpoint import CheckpointReader
+from streamwarden.driver.job_api import StreamingJob
+from streamwarden.driver.module import split_outputs
+from streamwarden.driver.sink import DeltaSink, Written
+
+__all__ = ["BatchCounts", "BatchWriter"]
+
+_KEPT = 100
+
+
+@dataclass(frozen=True)
+class BatchCounts:
+    """Rows that a batch wrote: to the main table, to quarantine tables (all others), dropped as duplicates."""
+
+    rows_out: int
+    rows_quarantined: int
+    rows_duplicate: int
+    sink_ms: int
+
+
+class BatchWriter:
+    """The function that ``foreachBatch`` calls.
+
+    Parameters
+    ----------
+    spec, job
+        The job.
+    sinks
+        Its tables, by output name.
+    checkpoint
+        Where the query's batches are logged.
+    guard
+        Raises if this driver may not write any more.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        job: StreamingJob,
+        sinks: Mapping[str, DeltaSink],
+        checkpoint: CheckpointReader,
+        guard: Callable[[], None],
+    ) -> None:
+        self._spec = spec
+        self._job = job
+        self._sinks = sinks
+        self._checkpoint = checkpoint
+        self._guard = guard
+        self._counts: dict[int, BatchCounts] = {}
+        self._ended_at = 0.0
+        self.hurry = threading.Event()
+        """Set to leave out the pause between batches: a stop waits for the batch in flight."""
+        self.in_flight: int | None = None
+        """The batch that is being written, or None."""
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Write one batch to every output table."""
+        self.in_flight = batch_id
+        try:
+            self._pause()
+            self._guard()
+            self._write(batch, batch_id)
+        finally:
+            self._ended_at = time.monotonic()
+            self.in_flight = None
+
+    def counts(self, batch_id: int) -> BatchCounts | None:
+        """Return what a batch wrote, for the newest hundred batches of this process."""
+        return self._counts.get(batch_id)
+
+    def _pause(self) -> None:
+        # Spark has no place to wait between a commit and the next batch's offsets, so the next batch waits before its
+        # work: its input is chosen, but the machine rests and nothing is held.
+        left = self._ended_at + self._spec.trigger.min_pause.total_seconds() - time.monotonic()
+        if self._ended_at and left > 0:
+            self.hurry.wait(left)
+
+    def _write(self, batch: DataFrame, batch_id: int) -> None:
+        offsets = self._checkpoint.offsets(batch_id)
+        watermark_ms = offsets.watermark_ms if offsets else 0
+        written: dict[str, Written] = {}
+        # Kept, because every output reads it, and because computing it twice would commit its state twice.
+        batch.persist()
+        try:
+            # Also for a batch without rows: its state must be computed and committed.
+            batch.count()
+            started = time.monotonic()
+            for output, rows in split_outputs(self._job, batch).items():
+                if output in self._sinks:
+                    written[output] = self._sinks[output].write(rows, batch_id, watermark_ms, guard=self._guard)
+            sink_ms = round((time.monotonic() - started) * 1000)
+        finally:
+            batch.unpersist()
+        main = self._spec.sinks[0].output
+        self._counts[batch_id] = BatchCounts(
+            rows_out=written[main].rows if main in written else 0,
+            rows_quarantined=sum(done.rows for output, done in written.items() if output != main),
+            rows_duplicate=sum(done.duplicates for done in written.values()),
+            sink_ms=sink_ms,
+        )
+        self._counts.pop(batch_id - _KEPT, None)

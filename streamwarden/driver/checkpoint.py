@@ -1,0 +1,78 @@
+"""Reading what Spark wrote into a checkpoint: offsets, commits, watermarks, the settings it was made with.
+
+Sources: ``OffsetSeqLog`` and ``CommitLog`` of Spark 4.2: a file a batch, named by its id; ``offsets/N`` holds a version
+line, one JSON line of metadata, then one line a source.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from streamwarden.storage import Storage
+
+__all__ = ["BatchOffsets", "CheckpointReader"]
+
+
+@dataclass(frozen=True)
+class BatchOffsets:
+    """What ``offsets/N`` says of a batch.
+
+    Parameters
+    ----------
+    batch
+        Its id.
+    watermark_ms
+        The watermark that the batch began with, milliseconds since the epoch; 0 before any.
+    conf
+        Settings that the checkpoint fixes, such as ``spark.sql.shuffle.partitions``.
+    """
+
+    batch: int
+    watermark_ms: int
+    conf: dict[str, str] = field(default_factory=dict)
+
+
+class CheckpointReader:
+    """Reads one checkpoint.
+
+    Parameters
+    ----------
+    storage
+        The storage that the checkpoint lies in.
+    path
+        Its folder, relative to the storage's root.
+    """
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self._storage = storage
+        self._path = path
+
+    def last_offset(self) -> int | None:
+        """Return the newest batch that was begun."""
+        return self._newest("offsets")
+
+    def last_commit(self) -> int | None:
+        """Return the newest batch that was finished."""
+        return self._newest("commits")
+
+    def is_committed(self, batch: int) -> bool:
+        """Tell whether a batch was finished."""
+        return self._storage.read(f"{self._path}/commits/{batch}") is not None
+
+    def offsets(self, batch: int) -> BatchOffsets | None:
+        """Return what is written of a batch, or None where there is nothing."""
+        entry = self._storage.read(f"{self._path}/offsets/{batch}")
+        if entry is None:
+            return None
+        lines = entry.data.decode().splitlines()
+        metadata = json.loads(lines[1])
+        return BatchOffsets(batch, int(metadata.get("batchWatermarkMs", 0)), dict(metadata.get("conf", {})))
+
+    def has_state(self) -> bool:
+        """Tell whether a stateful operator wrote here."""
+        return bool(self._storage.list(f"{self._path}/state"))
+
+    def _newest(self, log: str) -> int | None:
+        names = (key.rsplit("/", 1)[1] for key in self._storage.list(f"{self._path}/{log}"))
+        return max((int(name) for name in names if name.isdigit()), default=None)

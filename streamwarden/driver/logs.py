@@ -1,0 +1,56 @@
+"""Log files of one incarnation: ``driver.log`` (ours) and ``spark.log`` (the JVM's), both rotated."""
+
+from __future__ import annotations
+
+import logging
+import time
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from streamwarden.control.profile import LogSpec
+
+__all__ = ["configure_logging", "write_log4j"]
+
+# WARN, as PySpark's own default; Delta says at WARN what is of no concern on small tables.
+_LOG4J = """\
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {folder}/spark.log
+appender.file.filePattern = {folder}/spark.log.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{yyyy-MM-dd'T'HH:mm:ss.SSS}}{{UTC}}Z %p %c{{1}}: %m%n%ex
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = {max_bytes}
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = {backups}
+logger.plans.name = org.apache.spark.sql.catalyst.util.SparkStringUtils
+logger.plans.level = error
+logger.native.name = org.apache.hadoop.util.NativeCodeLoader
+logger.native.level = error
+"""
+
+
+def configure_logging(folder: Path, job: str, incarnation: str, spec: LogSpec) -> None:
+    """Send this process's log records to ``driver.log``, each line with time (UTC), level, job and incarnation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = RotatingFileHandler(folder / "driver.log", maxBytes=spec.max_bytes, backupCount=spec.backups)
+    formatter = logging.Formatter(
+        f"%(asctime)s.%(msecs)03dZ %(levelname)s {job} {incarnation} %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+    )
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    # py4j logs every broken connection of a stopping JVM as if it were news.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+
+
+def write_log4j(folder: Path, spec: LogSpec) -> str:
+    """Write the JVM's log configuration beside the logs, and return the JVM option that names it."""
+    path = folder / "log4j2.properties"
+    path.write_text(_LOG4J.format(folder=folder, max_bytes=spec.max_bytes, backups=spec.backups), encoding="utf-8")
+    return f"-Dlog4j2.configurationFile={path.as_uri()}"

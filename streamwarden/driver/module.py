@@ -1,0 +1,79 @@
+"""Loading a job's module and checking that it is one."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Mapping
+from typing import cast
+
+from pydantic import BaseModel, ValidationError
+from pyspark.sql import DataFrame
+
+from streamwarden.control.config import describe_validation
+from streamwarden.control.spec import JobSpec
+from streamwarden.driver.job_api import JobSettings, StreamingJob
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["load_module", "settings_for", "split_outputs"]
+
+
+def load_module(spec: JobSpec) -> StreamingJob:
+    """Import a job's module.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_MODULE_INVALID`` if it can't be imported, lacks a part, or has no output of a sink's name.
+    """
+    try:
+        module = importlib.import_module(spec.module)
+    except Exception as error:
+        trace = traceback.format_exc(limit=-5)
+        raise StreamwardenError(
+            "JOB_MODULE_INVALID", f"{spec.name}: importing {spec.module}: {error}\n{trace}"
+        ) from error
+    missing = [name for name in ("VERSION", "OUTPUTS", "transform") if not hasattr(module, name)]
+    if missing:
+        raise StreamwardenError("JOB_MODULE_INVALID", f"{spec.name}: {spec.module} has no {', '.join(missing)}")
+    job = cast(StreamingJob, module)
+    for sink in spec.sinks:
+        if sink.output not in job.OUTPUTS:
+            known = ", ".join(job.OUTPUTS)
+            raise StreamwardenError(
+                "JOB_MODULE_INVALID", f"{spec.name}: sink {sink.table}: no output {sink.output!r} (it has: {known})"
+            )
+        columns = set(job.OUTPUTS[sink.output].fieldNames())
+        named = [*sink.keys, *sink.first_by, *sink.partition_by, *filter(None, [sink.final_when_passed])]
+        unknown = sorted(set(named) - columns)
+        if unknown:
+            raise StreamwardenError(
+                "JOB_MODULE_INVALID", f"{spec.name}: sink {sink.table}: no column {', '.join(unknown)} in its output"
+            )
+    return job
+
+
+def settings_for(spec: JobSpec, job: StreamingJob) -> JobSettings:
+    """Validate a spec's options by the module's ``Options``.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CONFIG_INVALID`` naming job and option.
+    """
+    model: type[BaseModel] | None = getattr(job, "Options", None)
+    if model is None:
+        if spec.options:
+            raise StreamwardenError("CONFIG_INVALID", f"{spec.name}: options: {spec.module} takes none")
+        return JobSettings(spec.watermark, spec.state.ttl, None)
+    try:
+        options = model.model_validate(spec.options)
+    except ValidationError as error:
+        raise StreamwardenError("CONFIG_INVALID", f"{spec.name}: options: {describe_validation(error)}") from error
+    return JobSettings(spec.watermark, spec.state.ttl, options)
+
+
+def split_outputs(job: StreamingJob, batch: DataFrame) -> Mapping[str, DataFrame]:
+    """Return a batch's rows by output name: by the module's ``outputs``, or all of them as ``main``."""
+    split = getattr(job, "outputs", None)
+    return cast("Mapping[str, DataFrame]", split(batch)) if split else {"main": batch}

@@ -1,0 +1,177 @@
+"""From Spark's progress events to the progress documents."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+from streamwarden.control.documents import BatchProgress, JobDocuments, Progress, Totals, utc_now
+from streamwarden.driver.batches import BatchCounts
+from streamwarden.driver.checkpoint import CheckpointReader
+from streamwarden.driver.job_api import EVENT_ENDS
+
+__all__ = ["ProgressListener", "batch_progress", "late_rows"]
+
+_log = logging.getLogger(__name__)
+_KEPT = 50
+
+
+def late_rows(progress: StreamingQueryProgress, checkpoint: CheckpointReader) -> int:
+    """Return how many input rows a batch dropped as late.
+
+    Exact where the job observes its events' ends; else Spark's own count, which is exact for operators that see input
+    rows and not partial aggregates.
+    """
+    observed = (progress.observedMetrics or {}).get(EVENT_ENDS)
+    if observed is None:
+        dropped: int = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
+        return dropped
+    histogram = observed["histogram"] or []
+    # A batch drops by the watermark of the batch before it: its own is for evicting state afterwards.
+    before = checkpoint.offsets(progress.batchId - 1) if progress.batchId > 0 else None
+    watermark_ms = before.watermark_ms if before else 0
+    return round(sum(bin_["y"] for bin_ in histogram if bin_["x"] * 1000 <= watermark_ms))
+
+
+def batch_progress(
+    progress: StreamingQueryProgress, counts: BatchCounts | None, checkpoint: CheckpointReader
+) -> BatchProgress:
+    """Translate one progress event."""
+    watermark = _time(progress.eventTime.get("watermark"))
+    newest = _time(progress.eventTime.get("max"))
+    if watermark is not None and watermark.timestamp() <= 0:
+        watermark = None
+    took = progress.durationMs
+    return BatchProgress(
+        batch=progress.batchId,
+        at=utc_now(),
+        duration_ms=took.get("triggerExecution", 0),
+        rows_in=progress.numInputRows,
+        rows_out=counts.rows_out if counts else None,
+        rows_quarantined=counts.rows_quarantined if counts else 0,
+        rows_duplicate=counts.rows_duplicate if counts else 0,
+        rows_per_second=_finite(progress.processedRowsPerSecond),
+        watermark=watermark,
+        watermark_lag_s=(newest - watermark).total_seconds() if newest and watermark else None,
+        late_rows=late_rows(progress, checkpoint),
+        state_rows=sum(operator.numRowsTotal for operator in progress.stateOperators),
+        state_bytes=sum(operator.memoryUsedBytes for operator in progress.stateOperators),
+        commit_ms=took.get("walCommit", 0) + took.get("commitOffsets", 0) + (counts.sink_ms if counts else 0),
+    )
+
+
+class ProgressListener(StreamingQueryListener):
+    """Writes the progress and totals documents after each batch.
+
+    An exception here is logged and does not end the query: the job's work goes before its reports.
+
+    Parameters
+    ----------
+    documents, incarnation, generation
+        Whose progress it is.
+    checkpoint
+        For the watermarks.
+    counts
+        Looks up what a batch wrote.
+    committed
+        Called with each committed batch's id.
+    """
+
+    def __init__(
+        self,
+        documents: JobDocuments,
+        incarnation: str,
+        generation: int,
+        checkpoint: CheckpointReader,
+        counts: Callable[[int], BatchCounts | None],
+        committed: Callable[[int], None],
+    ) -> None:
+        self._documents = documents
+        self._incarnation = incarnation
+        self._generation = generation
+        self._checkpoint = checkpoint
+        self._counts = counts
+        self._committed = committed
+        self._recent: list[BatchProgress] = []
+        self._lock = threading.Lock()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """Do nothing: the driver says itself when it started."""
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Do nothing: the heartbeat says that the driver lives."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Do nothing: the driver looks at its query itself."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """Report a batch."""
+        try:
+            with self._lock:
+                self._report(event.progress)
+        except Exception:
+            _log.exception("batch %s committed, but its progress could not be written", event.progress.batchId)
+
+    def _report(self, event: StreamingQueryProgress) -> None:
+        # Spark also sends events, about every ten seconds, for triggers that found nothing to do.
+        if self._recent and event.batchId <= self._recent[-1].batch:
+            return
+        if not self._checkpoint.is_committed(event.batchId):
+            return
+        done = batch_progress(event, self._counts(event.batchId), self._checkpoint)
+        self._recent = [*self._recent, done][-_KEPT:]
+        self._committed(done.batch)
+        self._documents.progress(self._incarnation).write(
+            Progress(incarnation=self._incarnation, at=utc_now(), last=done, recent=self._recent)
+        )
+        self._documents.totals.update(lambda was: _added(was, done, self._generation))
+        _log.info(
+            "batch %d: %d rows in, %s out, %d late, %d quarantined, %d ms, %.0f rows/s, watermark %s, state %d rows",
+            done.batch,
+            done.rows_in,
+            "?" if done.rows_out is None else done.rows_out,
+            done.late_rows,
+            done.rows_quarantined,
+            done.duration_ms,
+            done.rows_per_second,
+            done.watermark.isoformat() if done.watermark else "-",
+            done.state_rows,
+        )
+
+
+def _added(was: Totals | None, done: BatchProgress, generation: int) -> Totals:
+    if was is None or was.generation != generation:
+        was = Totals(generation=generation)
+    if done.batch <= was.through_batch:
+        return was
+    return Totals(
+        generation=generation,
+        through_batch=done.batch,
+        batches=was.batches + 1,
+        rows_in=was.rows_in + done.rows_in,
+        rows_out=was.rows_out + (done.rows_out or 0),
+        rows_quarantined=was.rows_quarantined + done.rows_quarantined,
+        rows_duplicate=was.rows_duplicate + done.rows_duplicate,
+        late_rows=was.late_rows + done.late_rows,
+    )
+
+
+def _time(text: Any) -> datetime | None:
+    return datetime.fromisoformat(text).astimezone(UTC) if text else None
+
+
+def _finite(number: float) -> float:
+    # Spark divides by a duration that may be 0 ms.
+    return number if number == number and abs(number) != float("inf") else 0.0

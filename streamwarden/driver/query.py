@@ -1,0 +1,109 @@
+"""Starting a streaming query, and stopping it between two batches."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from streamwarden.control.durations import format_duration
+from streamwarden.control.spec import JobSpec
+from streamwarden.driver.batches import BatchWriter
+from streamwarden.driver.checkpoint import CheckpointReader
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["RunningQuery"]
+
+_log = logging.getLogger(__name__)
+
+
+class RunningQuery:
+    """A started query.
+
+    Parameters
+    ----------
+    spec
+        The job.
+    rows
+        Its streaming DataFrame.
+    writer
+        Writes its batches.
+    checkpoint_path
+        The checkpoint's folder, as Spark writes to it.
+    checkpoint
+        Reads the same folder.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        rows: DataFrame,
+        writer: BatchWriter,
+        checkpoint_path: str,
+        checkpoint: CheckpointReader,
+    ) -> None:
+        self._spec = spec
+        self._rows = rows
+        self._writer = writer
+        self._checkpoint_path = checkpoint_path
+        self._checkpoint = checkpoint
+        # Without a space Spark reads "500ms" as well as "500 milliseconds"; days and hours it reads too.
+        interval = f"{round(spec.trigger.interval.total_seconds() * 1000)} milliseconds"
+        _log.info("query starts, a batch every %s", format_duration(spec.trigger.interval))
+        self._query = self._start(processingTime=interval)
+
+    def failure(self) -> StreamingQueryException | None:
+        """Return what ended the query, or None while it runs."""
+        if self._query.isActive:
+            return None
+        return self._query.exception() or StreamingQueryException("the query ended without an exception")
+
+    def abandon(self) -> None:
+        """Interrupt it wherever it is. What is left is what a crash leaves: the next start finishes it."""
+        self._query.stop()
+
+    def stop(self) -> None:
+        """Stop between two batches: afterwards the last batch begun is the last one committed.
+
+        A batch in flight is finished. Should the next one have begun in the moment between, it is finished too, by a
+        last run that does just that: dropping its offsets instead could lose or double rows that the sink has already.
+
+        Raises
+        ------
+        StreamwardenError
+            ``STOP_UNCLEAN`` if it ended otherwise.
+        """
+        self._writer.hurry.set()
+        self._wait_until_between()
+        self._query.stop()
+        failure = self._query.exception()
+        if self._checkpoint.last_offset() != self._checkpoint.last_commit():
+            _log.info("batch %s had begun: finishing it", self._checkpoint.last_offset())
+            finish = self._start(once=True)
+            finish.awaitTermination()
+            failure = finish.exception()
+        begun, done = self._checkpoint.last_offset(), self._checkpoint.last_commit()
+        if failure is not None or begun != done:
+            raise StreamwardenError("STOP_UNCLEAN", f"{self._spec.name}: begun {begun}, committed {done}: {failure}")
+
+    def _wait_until_between(self) -> None:
+        """Wait for the moment after a commit and before the next batch's offsets, or until the query ends."""
+        while self._query.isActive:
+            begun, done = self._checkpoint.last_offset(), self._checkpoint.last_commit()
+            if begun == done and self._writer.in_flight is None:
+                return
+            time.sleep(0.005)
+
+    def _start(self, **trigger: object) -> StreamingQuery:
+        query: StreamingQuery = (
+            self._rows.writeStream.queryName(self._spec.name)
+            .outputMode("update")
+            .option("checkpointLocation", self._checkpoint_path)
+            .trigger(**trigger)  # type: ignore[call-overload]
+            .foreachBatch(self._writer)
+            .start()
+        )
+        return query

@@ -1,0 +1,357 @@
+"""One driver process: lease, session, query, heartbeat, requests, end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+import traceback
+from datetime import datetime, timedelta
+from typing import Any
+
+import psutil
+from pyspark.sql import SparkSession
+
+from streamwarden.control.documents import (
+    CheckpointRef,
+    DriverState,
+    ErrorInfo,
+    Exit,
+    Heartbeat,
+    JobDocuments,
+    RequestResult,
+    utc_now,
+)
+from streamwarden.control.lease import LeaseHolder
+from streamwarden.control.processes import ProcessRef, current_process, process_of
+from streamwarden.control.spec import JobSpec
+from streamwarden.control.workspace import Workspace
+from streamwarden.driver.batches import BatchWriter
+from streamwarden.driver.checkpoint import CheckpointReader
+from streamwarden.driver.logs import write_log4j
+from streamwarden.driver.module import load_module, settings_for
+from streamwarden.driver.progress import ProgressListener
+from streamwarden.driver.query import RunningQuery
+from streamwarden.driver.sink import DeltaSink
+from streamwarden.driver.source import missing_source, open_source
+from streamwarden.errors import StreamwardenError
+from streamwarden.spark.session import build_session
+from streamwarden.storage import Conflict
+
+__all__ = ["Driver"]
+
+_log = logging.getLogger(__name__)
+
+_PROVIDERS = {
+    "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "memory": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+}
+_POLL_S = 0.1
+
+
+class Driver:
+    """Runs one job until it is asked to stop, fails for good, or loses its lease.
+
+    Parameters
+    ----------
+    workspace
+        Where.
+    job
+        The job's name; its spec is the deployed one (the desired document), not the YAML of this moment.
+    incarnation
+        The id of this process's run.
+    """
+
+    def __init__(self, workspace: Workspace, job: str, incarnation: str) -> None:
+        self._workspace = workspace
+        self._documents = JobDocuments(workspace.storage, job)
+        self._incarnation = incarnation
+        self._process = current_process()
+        self._lease = LeaseHolder(self._documents, incarnation, self._process, workspace.profile.lease)
+        self._logs = workspace.log_dir(job, incarnation)
+        self._job = job
+        self._started_at = utc_now()
+        self._state = DriverState.STARTING
+        self._reason = "starting"
+        self._generation = 0
+        self._digest = ""
+        self._batch: int | None = None
+        self._failures = 0
+        self._stop = threading.Event()
+        self._stop_requests: list[str] = []
+        self._fatal: StreamwardenError | None = None
+        self._ended = threading.Event()
+        self._session: SparkSession | None = None
+
+    def run(self) -> int:
+        """Run, and return the process's exit code: 0 stopped, 1 failed."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda got, _: self._request_stop(f"signal {got}"))
+        error: ErrorInfo | None = None
+        try:
+            self._run()
+        except StreamwardenError as raised:
+            error = ErrorInfo.of(raised, traceback=traceback.format_exc())
+        except Exception as raised:
+            wrapped = StreamwardenError("BATCH_FAILED", f"{type(raised).__name__}: {raised}")
+            error = ErrorInfo.of(wrapped, traceback=traceback.format_exc())
+        self._finish(error)
+        return 1 if error else 0
+
+    def _run(self) -> None:
+        desired = self._documents.desired.read()
+        if desired is None:
+            raise StreamwardenError("NOT_DEPLOYED", self._job)
+        spec, self._digest = desired.spec, desired.digest
+        # A holder that died on another machine is waited out; one that lives ends this driver within a heartbeat.
+        self._lease.acquire(wait=self._workspace.profile.lease + timedelta(seconds=2))
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        reference = self._checkpoint_ref()
+        self._generation = reference.generation
+        _log.info("lease taken; generation %d, checkpoint %s", reference.generation, reference.path)
+        module = load_module(spec)
+        settings = settings_for(spec, module)
+        checkpoint = CheckpointReader(self._workspace.storage, reference.path)
+        _check_fixed(spec, checkpoint)
+        self._batch = checkpoint.last_commit()
+        session = self._start_session(spec)
+        self._await_source(session, spec)
+        if self._stop.is_set():
+            return
+        application = f"streamwarden/{spec.name}/g{reference.generation}"
+        sinks = {
+            sink.output: DeltaSink(
+                session, str(self._workspace.table(sink.table)), sink, module.OUTPUTS[sink.output], application
+            )
+            for sink in spec.sinks
+        }
+        writer = BatchWriter(spec, module, sinks, checkpoint, self._guard)
+        session.streams.addListener(
+            ProgressListener(
+                self._documents, self._incarnation, reference.generation, checkpoint, writer.counts, self._committed
+            )
+        )
+        path = str(self._workspace.root / reference.path)
+        while True:
+            rows = module.transform(open_source(session, self._workspace, spec), settings)
+            query = RunningQuery(spec, rows, writer, path, checkpoint)
+            self._say(DriverState.RUNNING, "batches every trigger interval")
+            failure = self._watch(query)
+            if failure is None:
+                self._say(DriverState.STOPPING, "finishing the batch in flight")
+                query.stop()
+                self._batch = checkpoint.last_commit()
+                return
+            self._survive(spec, failure)
+            if self._stop.is_set():
+                return
+
+    def _watch(self, query: RunningQuery) -> Exception | None:
+        """Wait; return None once a stop was asked for, or what ended the query."""
+        while not self._stop.wait(_POLL_S):
+            if self._fatal is not None:
+                query.abandon()
+                raise self._fatal
+            failure = query.failure()
+            if failure is not None:
+                return failure
+        return None
+
+    def _survive(self, spec: JobSpec, failure: Exception) -> None:
+        """Count a failed try and wait, or raise if there were too many in a row."""
+        if self._fatal is not None:
+            raise self._fatal
+        self._failures += 1
+        _log.error("try %d of the batch after %s failed: %s", self._failures, self._batch, failure)
+        if self._failures > spec.failures.tolerable_consecutive:
+            raise StreamwardenError(
+                "BATCH_FAILED", f"{spec.name}: {self._failures} tries in a row; the last: {failure}"
+            ) from failure
+        wait = spec.failures.backoff.total_seconds() * 2 ** (self._failures - 1)
+        self._say(DriverState.RETRYING, f"try {self._failures} failed, next in {wait:.0f} s: {_first_line(failure)}")
+        self._stop.wait(wait)
+
+    def _start_session(self, spec: JobSpec) -> SparkSession:
+        profile = self._workspace.profile
+        settings = {
+            **profile.spark,
+            **spec.spark,
+            "spark.sql.shuffle.partitions": str(spec.state.partitions),
+            "spark.sql.streaming.stateStore.providerClass": _PROVIDERS[spec.state.backend],
+            "spark.sql.streaming.minBatchesToRetain": str(spec.state.min_batches_to_retain),
+        }
+        if spec.state.backend == "rocksdb":
+            changelog = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+            settings[changelog] = str(spec.state.changelog).lower()
+        if "spark://" in profile.master:
+            settings["spark.cores.max"] = str(spec.resources.cores)
+        self._session = build_session(
+            f"streamwarden {spec.name}",
+            master=profile.master.format(cores=spec.resources.cores),
+            memory=spec.resources.memory,
+            settings=settings,
+            java_options=write_log4j(self._logs, profile.logs),
+        )
+        jvm = _jvm_of(self._process)
+        if jvm is not None:
+            # A killed driver's JVM lives on for a moment; its successor waits for it to be gone.
+            self._lease.renew(jvm=jvm)
+        return self._session
+
+    def _await_source(self, session: SparkSession, spec: JobSpec) -> None:
+        while (missing := missing_source(session, self._workspace, spec)) is not None:
+            if self._state is not DriverState.WAITING:
+                _log.info("waiting: %s", missing)
+                self._say(DriverState.WAITING, missing)
+            if self._stop.wait(0.5):
+                return
+            if self._fatal is not None:
+                raise self._fatal
+
+    def _checkpoint_ref(self) -> CheckpointRef:
+        found = self._documents.checkpoint.read()
+        if found is not None:
+            return found
+        first = CheckpointRef(
+            job=self._job,
+            generation=1,
+            path=f"checkpoints/{self._job}/g000001",
+            since=utc_now(),
+            reason="first start",
+        )
+        try:
+            self._documents.checkpoint.create(first)
+        except Conflict:
+            return self._checkpoint_ref()
+        return first
+
+    def _guard(self) -> None:
+        """Raise if this driver may not write: called before every sink commit."""
+        if self._fatal is not None:
+            raise self._fatal
+        try:
+            self._lease.renew()
+        except StreamwardenError as error:
+            self._fatal = error
+            raise
+
+    def _committed(self, batch: int) -> None:
+        self._batch = batch
+        self._failures = 0
+        if self._state is DriverState.RUNNING:
+            self._reason = f"batch {batch} committed"
+
+    def _request_stop(self, why: str) -> None:
+        _log.info("stop: %s", why)
+        self._stop.set()
+
+    def _say(self, state: DriverState, reason: str) -> None:
+        self._state, self._reason = state, reason
+        _log.info("%s: %s", state.value, reason)
+        self._write_heartbeat()
+
+    def _beat(self) -> None:
+        every = self._workspace.profile.heartbeat.total_seconds()
+        renewed = time.monotonic()
+        self._write_heartbeat()
+        # Requests are looked for more often than the lease is renewed: an operator waits for them.
+        while not self._ended.wait(min(every, 0.5)):
+            try:
+                self._read_requests()
+                if time.monotonic() - renewed >= every:
+                    renewed = time.monotonic()
+                    self._lease.renew()
+                    self._write_heartbeat()
+            except StreamwardenError as error:
+                if self._ended.is_set():
+                    return
+                if error.code == "LEASE_LOST":
+                    self._fatal = error
+                    return
+                _log.exception("heartbeat")
+            except OSError:
+                # The documents can't be reached; the lease runs out if that lasts, and the guard then refuses commits.
+                _log.exception("heartbeat")
+
+    def _read_requests(self) -> None:
+        for request in self._documents.open_requests(self._incarnation):
+            if request.id in self._stop_requests:
+                continue
+            self._stop_requests.append(request.id)
+            self._request_stop(f"asked by {request.by}: {request.reason or 'no reason given'}")
+
+    def _write_heartbeat(self) -> None:
+        self._documents.heartbeat(self._incarnation).write(
+            Heartbeat(
+                incarnation=self._incarnation,
+                at=utc_now(),
+                started_at=self._started_at,
+                state=self._state,
+                reason=self._reason,
+                process=self._process,
+                generation=self._generation,
+                digest=self._digest,
+                batch=self._batch,
+                failures=self._failures,
+            )
+        )
+
+    def _finish(self, error: ErrorInfo | None) -> None:
+        if self._session is not None:
+            # Before the lease goes back: until then nobody else may write.
+            self._session.stop()
+            _end_jvm(self._session)
+        self._ended.set()
+        now: datetime = utc_now()
+        outcome = "failed" if error else "stopped"
+        if error:
+            _log.error("failed: [%s] %s\n  What to do: %s\n%s", error.code, error.what, error.remedy, error.traceback)
+        self._documents.exit(self._incarnation).write(
+            Exit(incarnation=self._incarnation, at=now, outcome=outcome, error=error, batch=self._batch)
+        )
+        for request in self._stop_requests:
+            result = RequestResult(id=request, at=now, outcome="done", detail=f"{outcome} after batch {self._batch}")
+            self._documents.result(request).write(result)
+        self._lease.release()
+        _log.info("%s after batch %s", outcome, self._batch)
+
+
+def _check_fixed(spec: JobSpec, checkpoint: CheckpointReader) -> None:
+    """Refuse what the checkpoint has fixed: Spark would pass over the setting in silence, or die in the state store."""
+    last = checkpoint.last_offset()
+    if last is None or not checkpoint.has_state():
+        return
+    offsets = checkpoint.offsets(last)
+    assert offsets is not None
+    partitions = offsets.conf.get("spark.sql.shuffle.partitions")
+    if partitions is not None and int(partitions) != spec.state.partitions:
+        raise StreamwardenError(
+            "STATE_PARTITIONS_FIXED",
+            f"{spec.name}: state.partitions is {spec.state.partitions}, the checkpoint has {partitions}",
+        )
+    provider = offsets.conf.get("spark.sql.streaming.stateStore.providerClass")
+    if provider is not None and provider != _PROVIDERS[spec.state.backend]:
+        raise StreamwardenError(
+            "STATE_BACKEND_FIXED", f"{spec.name}: state.backend is {spec.state.backend}, the checkpoint has {provider}"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+
+
+def _jvm_of(process: ProcessRef) -> ProcessRef | None:
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if child.name() == "java":
+            return process_of(child.pid)
+    return None
+
+
+def _end_jvm(session: SparkSession) -> None:
+    gateway: Any = session.sparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    if process is not None:
+        # The JVM ends when its standard input does.
+        process.stdin.close()
+        process.wait(timeout=30)

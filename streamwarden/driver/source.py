@@ -1,0 +1,47 @@
+"""Opening a job's source as a streaming DataFrame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
+from streamwarden.control.workspace import Workspace
+
+__all__ = ["missing_source", "open_source"]
+
+# The columns of Spark's binaryFile format, given because a stream's schema isn't inferred.
+_BINARY_FILE = "path string, modificationTime timestamp, length bigint, content binary"
+
+
+def missing_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -> str | None:
+    """Say what a job still waits for before its source can be opened, or None.
+
+    A table that another job will make is waited for: jobs may be deployed in any order. A local folder is made.
+    """
+    if isinstance(spec.source, DeltaSource):
+        path = workspace.table(spec.source.table)
+        ready = DeltaTable.isDeltaTable(session, str(path))
+        return None if ready else f"source table {spec.source.table} does not exist yet"
+    path_text = workspace.source_path(spec.source.path)
+    if "://" not in path_text:
+        Path(path_text).mkdir(parents=True, exist_ok=True)
+    return None
+
+
+def open_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -> DataFrame:
+    """Open the source: files as rows of Spark's ``binaryFile`` format, or the rows appended to a Delta table."""
+    if isinstance(spec.source, FileSource):
+        return (
+            session.readStream.format("binaryFile")
+            .schema(_BINARY_FILE)
+            .option("maxFilesPerTrigger", spec.source.max_files_per_batch)
+            .load(workspace.source_path(spec.source.path))
+        )
+    return (
+        session.readStream.format("delta")
+        .option("maxFilesPerTrigger", spec.source.max_files_per_batch)
+        .load(str(workspace.table(spec.source.table)))
+    )
