@@ -1,0 +1,1 @@
+"""The streaming jobs: one module each, as docs/jobs.md describes."""

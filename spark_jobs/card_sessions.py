@@ -1,0 +1,313 @@
+"""Sessions of trips paid by the same card: Python transformWithState with a time to live and timers.
+
+A session is a set of a card's trips in which, sorted by pickup, no two neighbours are more than ``gap`` apart. Trips
+may come in any order: a late one extends a session at either end, or joins two. Between batches a session is only its
+interval, its sums and its zones: a trip belongs to it if its pickup is at most ``gap`` outside of the interval, since
+within the interval no hole is larger than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from pydantic import Field, field_validator
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    MapState,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from spark_jobs.schemas import DROPOFF_ZONE, PICKUP, PICKUP_ZONE, cents
+from streamwarden.control.durations import Duration, format_duration
+from streamwarden.driver.job_api import DELETED, JobOptions, JobSettings
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["OUTPUTS", "VERSION", "CardSessionProcessor", "Options", "Session", "sessionize", "transform"]
+
+VERSION = 1
+
+OUTPUTS: Mapping[str, StructType] = {
+    "main": StructType(
+        [
+            StructField("card_id", StringType()),
+            StructField("session_start", TimestampType()),
+            StructField("session_end", TimestampType()),
+            StructField("trips", LongType()),
+            StructField("total_amount", DecimalType(18, 2)),
+            StructField("zones", ArrayType(IntegerType())),
+            StructField("status", StringType()),
+        ]
+    )
+}
+
+OPEN = "open"
+CLOSED = "closed"
+
+_SESSION_KEY = StructType([StructField("start", LongType())])
+_SESSION = StructType(
+    [
+        StructField("end", LongType()),
+        StructField("trips", LongType()),
+        StructField("cents", LongType()),
+        StructField("closes_at", LongType()),
+    ]
+)
+_ZONES = StructType([StructField("zones", ArrayType(IntegerType()))])
+
+# What the processor hands to Spark: numbers, since timestamps and decimals are slow to convert row by row in Python.
+_EMITTED = StructType(
+    [
+        StructField("card_id", StringType()),
+        StructField("start", LongType()),
+        StructField("end", LongType()),
+        StructField("trips", LongType()),
+        StructField("cents", LongType()),
+        StructField("zones", ArrayType(IntegerType())),
+        StructField("status", StringType()),
+        StructField(DELETED, BooleanType()),
+    ]
+)
+
+
+class Options(JobOptions):
+    """Options of ``card_sessions``."""
+
+    gap: Duration = Field(
+        default=timedelta(minutes=30),
+        description="A new session begins after more than this from pickup to pickup, in event time. 30m.",
+    )
+    close_after: Duration = Field(
+        default=timedelta(minutes=45),
+        description="A session without a new trip for this long, in processing time, is closed. 45m: the gap, and 15"
+        " minutes for trips to arrive. A later trip opens it again as long as its state lives.",
+    )
+
+    @field_validator("gap", "close_after")
+    @classmethod
+    def _positive(cls, value: timedelta) -> timedelta:
+        if value < timedelta(milliseconds=1):
+            raise ValueError("must be at least 1ms")
+        return value
+
+
+@dataclass
+class Session:
+    """Trips that belong together. Times are microseconds since the epoch."""
+
+    start: int
+    end: int
+    trips: int
+    cents: int
+    zones: set[int] = field(default_factory=set)
+
+    def absorb(self, other: Session) -> None:
+        """Take over all of another session."""
+        self.start = min(self.start, other.start)
+        self.end = max(self.end, other.end)
+        self.trips += other.trips
+        self.cents += other.cents
+        self.zones |= other.zones
+
+
+def sessionize(pieces: Iterable[Session], gap: int) -> list[Session]:
+    """Join pieces (sessions, or trips as sessions of one) that are at most `gap` microseconds apart.
+
+    The result does not depend on their order. The pieces are left as they are.
+    """
+    result: list[Session] = []
+    for piece in sorted(pieces, key=lambda p: (p.start, p.end)):
+        if result and piece.start - result[-1].end <= gap:
+            result[-1].absorb(piece)
+        else:
+            result.append(Session(piece.start, piece.end, piece.trips, piece.cents, set(piece.zones)))
+    return result
+
+
+class CardSessionProcessor(StatefulProcessor):
+    """Keeps the sessions of each card.
+
+    Every call to the state costs a round trip to the JVM, which is most of this operator's time. So the sessions are
+    read by one call; zones are read for those sessions only that a trip touches; what no trip touched is not written.
+
+    Both map states are keyed by session start and always written together, so the two entries of a session expire at
+    the same moment, a time to live after the last trip that reached it.
+
+    A session closes by the timer of its ``closes_at``. Closing writes no state: a session is closed once ``closes_at``
+    is not in the future, so that closing does not prolong its life either.
+
+    Parameters
+    ----------
+    gap
+        Largest distance of neighbours within a session.
+    close_after
+        Processing time without a trip after which a session is closed.
+    ttl
+        Time to live of state, from its last write.
+    """
+
+    def __init__(self, *, gap: timedelta, close_after: timedelta, ttl: timedelta) -> None:
+        self._gap = gap // timedelta(microseconds=1)
+        self._close_after = close_after // timedelta(milliseconds=1)
+        self._ttl = ttl // timedelta(milliseconds=1)
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        self._handle = handle
+        self._sessions: MapState = handle.getMapState("sessions", _SESSION_KEY, _SESSION, self._ttl)
+        self._zones: MapState = handle.getMapState("zones", _SESSION_KEY, _ZONES, self._ttl)
+
+    def handleInputRows(  # noqa: N802
+        self,
+        key: Any,
+        rows: Iterator[Row],
+        timerValues: TimerValues,  # noqa: N803
+    ) -> Iterator[Row]:
+        """Take a card's trips of one batch: at most one row for each session start, deleted or upserted."""
+        (card,) = key
+        now = timerValues.getCurrentProcessingTimeInMs()
+        known = {start: value for (start,), value in self._sessions.iterator()}
+        fresh = sessionize((_trip(row) for row in rows), self._gap)
+        # A known session is touched if, with all that joins it, it changes. Fresh pieces are gap-separated from each
+        # other, so one pass over the intervals (without zones, which would cost a read each) finds who joins whom.
+        reached = [
+            start
+            for start, (end, *_) in known.items()
+            if any(piece.start - end <= self._gap and start - piece.end <= self._gap for piece in fresh)
+        ]
+        old = [self._read(start, known[start]) for start in reached]
+        result = sessionize([*old, *fresh], self._gap)
+
+        gone = set(reached) - {session.start for session in result}
+        closes_at = now + self._close_after
+        for start in sorted(gone):
+            self._sessions.removeKey((start,))
+            self._zones.removeKey((start,))
+            yield _deleted(card, start)
+        for session in result:
+            zones = sorted(session.zones)
+            self._sessions.updateValue((session.start,), (session.end, session.trips, session.cents, closes_at))
+            self._zones.updateValue((session.start,), (zones,))
+            yield _row(card, session, zones, OPEN)
+        self._move_timers(known, reached, closes_at, now)
+
+    def handleExpiredTimer(  # noqa: N802
+        self,
+        key: Any,
+        timerValues: TimerValues,  # noqa: ARG002, N803
+        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
+    ) -> Iterator[Row]:
+        """Close the sessions whose time this is: those that a trip reached since have a later one."""
+        (card,) = key
+        expiry = expiredTimerInfo.getExpiryTimeInMs()
+        due = [(start, value) for (start,), value in self._sessions.iterator() if value[3] == expiry]
+        for start, value in sorted(due):
+            session = self._read(start, value)
+            yield _row(card, session, sorted(session.zones), CLOSED)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _read(self, start: int, value: tuple[int, int, int, int]) -> Session:
+        end, trips, cents_, _ = value
+        zones = self._zones.getValue((start,))
+        return Session(start, end, trips, cents_, set(zones[0]) if zones else set())
+
+    def _move_timers(
+        self, known: Mapping[int, tuple[int, int, int, int]], reached: list[int], closes_at: int, now: int
+    ) -> None:
+        # All sessions touched in this batch share one timer. Theirs from before are dropped unless others need them;
+        # those already due fire in this very batch and find nothing to close, which is cheaper than deleting them.
+        before = {known[start][3] for start in reached}
+        needed = {value[3] for start, value in known.items() if start not in set(reached)}
+        for timer in sorted(before - needed - {closes_at}):
+            if timer > now:
+                self._handle.deleteTimer(timer)
+        if closes_at not in before | needed:
+            self._handle.registerTimer(closes_at)
+
+
+def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
+    """Return the changed sessions of each batch.
+
+    Parameters
+    ----------
+    source
+        Rows of the ``trips`` table. Those without a card (TLC's own files have none) have no session.
+    settings
+        Needs a ttl that is longer than the option ``close_after``: state that expires first can't be closed.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CONFIG_INVALID`` if the ttl is missing or too short.
+    """
+    options = settings.options if isinstance(settings.options, Options) else Options()
+    if settings.ttl is None:
+        raise StreamwardenError("CONFIG_INVALID", "card_sessions: state.ttl: is required, or state grows for ever")
+    if settings.ttl <= options.close_after:
+        raise StreamwardenError(
+            "CONFIG_INVALID",
+            f"card_sessions: state.ttl: {format_duration(settings.ttl)} must be longer than options.close_after,"
+            f" {format_duration(options.close_after)}: a session whose state expires first would stay open for ever",
+        )
+    processor = CardSessionProcessor(gap=options.gap, close_after=options.close_after, ttl=settings.ttl)
+    trips = source.where(F.col("card_id").isNotNull() & F.col(PICKUP).isNotNull()).select(
+        "card_id",
+        F.unix_micros(PICKUP).alias("pickup"),
+        cents("total_amount").alias("cents"),
+        F.col(PICKUP_ZONE).alias("pickup_zone"),
+        F.col(DROPOFF_ZONE).alias("dropoff_zone"),
+    )
+    emitted = trips.groupBy("card_id").transformWithState(
+        statefulProcessor=processor, outputStructType=_EMITTED, outputMode="Update", timeMode="ProcessingTime"
+    )
+    return emitted.select(
+        "card_id",
+        F.timestamp_micros("start").alias("session_start"),
+        F.timestamp_micros("end").alias("session_end"),
+        "trips",
+        (F.col("cents").cast("decimal(18,0)") / 100).cast("decimal(18,2)").alias("total_amount"),
+        "zones",
+        "status",
+        DELETED,
+    )
+
+
+def _trip(row: Row) -> Session:
+    zones = {zone for zone in (row.pickup_zone, row.dropoff_zone) if zone is not None}
+    return Session(row.pickup, row.pickup, 1, row.cents, zones)
+
+
+def _row(card: str, session: Session, zones: list[int], status: str) -> Row:
+    return Row(
+        card_id=card,
+        start=session.start,
+        end=session.end,
+        trips=session.trips,
+        cents=session.cents,
+        zones=zones,
+        status=status,
+        _deleted=False,
+    )
+
+
+def _deleted(card: str, start: int) -> Row:
+    return Row(card_id=card, start=start, end=None, trips=None, cents=None, zones=None, status=None, _deleted=True)

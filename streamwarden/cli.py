@@ -1,0 +1,269 @@
+"""The command line: all that the DAGs do, and what a person needs beside them.
+
+Exit codes: 0 done; 1 the thing asked about is not well (a failed job, failed expectations); 2 the command itself failed.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from streamwarden import __version__
+from streamwarden.control import operations
+from streamwarden.control.config import job_names
+from streamwarden.control.documents import JobDocuments, Supervision, utc_now
+from streamwarden.control.supervision import Action, Phase, decide, observe, restart
+from streamwarden.control.workspace import open_workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["app", "main"]
+
+P = ParamSpec("P")
+
+app = typer.Typer(
+    name="streamwarden",
+    help="Operations for stateful Spark Structured Streaming: deploy, supervise, check.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_out = Console(highlight=False)
+_err = Console(stderr=True, highlight=False)
+
+ProfileOption = Annotated[
+    str | None, typer.Option("--profile", "-p", help="File in config/profiles. [env STREAMWARDEN_PROFILE, else local]")
+]
+RootOption = Annotated[Path | None, typer.Option("--root", help="Replaces the profile's root. [env STREAMWARDEN_ROOT]")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+JobArgument = Annotated[str, typer.Argument(help="A name in config/jobs.", show_default=False)]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept in the record.")]
+
+
+def _who() -> str:
+    return f"cli:{getpass.getuser()}"
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+
+
+def _reported(command: Callable[P, None]) -> Callable[P, None]:
+    """Print a StreamwardenError as its catalogue words it and leave with 2."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except StreamwardenError as error:
+            _err.print(str(error), markup=False, style="red", soft_wrap=True)
+            raise typer.Exit(2) from None
+
+    return run
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"streamwarden {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Read the options that go before a command."""
+
+
+@app.command()
+@_reported
+def deploy(
+    job: JobArgument,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    reason: ReasonOption = "",
+    wait: Annotated[float, typer.Option(help="Seconds to wait until the driver runs; 0 does not wait.")] = 120,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a job run as its YAML says now."""
+    workspace = open_workspace(profile, root=root)
+    done = operations.deploy(workspace, job, by=_who(), note=reason)
+    if wait:
+        seen = operations.wait_for(
+            workspace,
+            job,
+            lambda now: not now.phase.alive or now.phase in (Phase.RUNNING, Phase.WAITING),
+            timeout=wait,
+            what="the driver to run",
+        )
+        if not seen.phase.alive:
+            raise (seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DID_NOT_START", seen.reason))
+    if as_json:
+        _print_json({**vars(done), "status": operations.status(workspace, job)})
+    else:
+        how = "launched" if done.launched else "was running with this spec already"
+        _out.print(f"{job}: incarnation {done.incarnation} {how}")
+
+
+@app.command()
+@_reported
+def stop(
+    job: JobArgument,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    reason: ReasonOption = "",
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the end.")] = 300,
+    as_json: JsonOption = False,
+) -> None:
+    """Suspend a job: its driver finishes the batch in flight and ends."""
+    workspace = open_workspace(profile, root=root)
+    seen = operations.stop(workspace, job, by=_who(), reason=reason, timeout=timeout)
+    if as_json:
+        _print_json(operations.status(workspace, job))
+    else:
+        _out.print(f"{job}: {seen.phase} ({seen.reason})")
+
+
+@app.command()
+@_reported
+def status(
+    job: Annotated[str | None, typer.Argument(help="A name in config/jobs; all of them by default.")] = None,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what jobs do. Leaves with 1 if one is failed, dead or silent."""
+    workspace = open_workspace(profile, root=root)
+    if job is not None:
+        workspace.job(job)
+    found = [operations.status(workspace, name) for name in ([job] if job else job_names(workspace.config))]
+    if as_json:
+        _print_json(found[0] if job else found)
+    else:
+        _out.print(_status_table(found))
+        for one in found:
+            if one["error"]:
+                _out.print(f"{one['job']}: [{one['error']['code']}] {one['error']['what']}", markup=False)
+                _out.print(f"  What to do: {one['error']['remedy']}", markup=False)
+    if any(one["phase"] in (Phase.FAILED, Phase.DEAD, Phase.SILENT) for one in found):
+        raise typer.Exit(1)
+
+
+def _status_table(found: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = ("job", "desired", "phase", "batch", "rows in", "rows/s", "late", "watermark", "state rows", "restarts")
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("job", "desired", "phase", "watermark") else "right")
+    for one in found:
+        last, totals = one["progress"] or {}, one["totals"] or {}
+        table.add_row(
+            one["job"],
+            one["desired"] or "-",
+            one["phase"],
+            "-" if one["batch"] is None else str(one["batch"]),
+            str(totals.get("rows_in", "-")),
+            f"{last['rows_per_second']:.0f}" if last else "-",
+            str(totals.get("late_rows", "-")),
+            (last.get("watermark") or "-")[:19].replace("T", " "),
+            str(last.get("state_rows", "-")),
+            str(len(one["restarts"])),
+        )
+    return table
+
+
+@app.command()
+@_reported
+def logs(
+    job: JobArgument,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    incarnation: Annotated[str | None, typer.Option(help="Default: the current or last one.")] = None,
+    source: Annotated[str, typer.Option(help="driver (ours), spark (the JVM's) or console (stray output).")] = "driver",
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are written, until Ctrl-C.")] = False,
+) -> None:
+    """Show a driver's log."""
+    workspace = open_workspace(profile, root=root)
+    chosen = incarnation or observe(workspace, job).incarnation
+    if chosen is None:
+        raise StreamwardenError("NOT_DEPLOYED", job)
+    path = workspace.log_dir(job, chosen) / f"{source}.log"
+    if not path.is_file():
+        raise StreamwardenError(
+            "CONFIG_NOT_FOUND", f"log file {path}", remedy="Give --source driver, spark or console, and an incarnation."
+        )
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        for line in stream.readlines()[-lines:]:
+            sys.stdout.write(line)
+        while follow:
+            line = stream.readline()
+            if line:
+                sys.stdout.write(line)
+            else:
+                sys.stdout.flush()
+                time.sleep(0.3)
+
+
+@app.command()
+@_reported
+def supervise(
+    job: JobArgument,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    poll: Annotated[float, typer.Option(help="Seconds between looks.")] = 1.0,
+) -> None:
+    """Watch a job and start it again when it dies, as its DAG does, until it is suspended or its budget is spent."""
+    workspace = open_workspace(profile, root=root)
+    documents = JobDocuments(workspace.storage, job)
+    said = ""
+    while True:
+        seen = observe(workspace, job)
+        verdict = decide(seen, documents.supervision.read() or Supervision())
+        line = f"{seen.phase}: {verdict.why}"
+        if line != said and (verdict.action is not Action.WAIT or not said.startswith(f"{seen.phase}:")):
+            _out.print(f"{datetime.now():%H:%M:%S} {job} {line} -> {verdict.action}", markup=False)
+        said = line
+        if verdict.action is Action.FINISH:
+            return
+        if verdict.action is Action.FAIL:
+            assert verdict.error is not None
+            raise verdict.error.to_exception()
+        due = verdict.not_before is not None and verdict.not_before <= utc_now()
+        if verdict.action is Action.RESTART and due:
+            restart(workspace, seen, by=f"{_who()} supervise")
+        time.sleep(poll)
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[threading.Event]:
+    stop_event = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda *_: stop_event.set())
+    try:
+        yield stop_event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main() -> None:
+    """Run the command line; the entry point of the ``streamwarden`` script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
