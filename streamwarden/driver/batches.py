@@ -22,8 +22,19 @@ _KEPT = 100
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """Rows that a batch wrote: to the main table, to quarantine tables (all others), dropped as duplicates."""
+    """Rows of a batch.
 
+    Parameters
+    ----------
+    computed
+        Rows that the job's `transform` made of the input.
+    rows_out, rows_quarantined, rows_duplicate
+        Written to the main table, to quarantine tables (all others), and dropped as duplicates.
+    sink_ms
+        Time that writing them took.
+    """
+
+    computed: int
     rows_out: int
     rows_quarantined: int
     rows_duplicate: int
@@ -95,7 +106,7 @@ class BatchWriter:
         batch.persist()
         try:
             # Also for a batch without rows: its state must be computed and committed.
-            batch.count()
+            computed = batch.count()
             started = time.monotonic()
             for output, rows in split_outputs(self._job, batch).items():
                 if output in self._sinks:
@@ -105,6 +116,7 @@ class BatchWriter:
             batch.unpersist()
         main = self._spec.sinks[0].output
         self._counts[batch_id] = BatchCounts(
+            computed=computed,
             rows_out=written[main].rows if main in written else 0,
             rows_quarantined=sum(done.rows for output, done in written.items() if output != main),
             rows_duplicate=sum(done.duplicates for done in written.values()),

@@ -46,23 +46,31 @@ def late_rows(progress: StreamingQueryProgress, checkpoint: CheckpointReader) ->
 
 
 def batch_progress(
-    progress: StreamingQueryProgress, counts: BatchCounts | None, checkpoint: CheckpointReader
+    progress: StreamingQueryProgress, counts: BatchCounts | None, checkpoint: CheckpointReader, *, files: bool
 ) -> BatchProgress:
-    """Translate one progress event."""
+    """Translate one progress event.
+
+    Where the source is `files`, Spark counts those; the rows in are then the rows that the job found in them.
+    """
     watermark = _time(progress.eventTime.get("watermark"))
     newest = _time(progress.eventTime.get("max"))
     if watermark is not None and watermark.timestamp() <= 0:
         watermark = None
     took = progress.durationMs
+    duration_ms = took.get("triggerExecution", 0)
+    rows_in, rate = progress.numInputRows, _finite(progress.processedRowsPerSecond)
+    if files and counts is not None:
+        rows_in = counts.computed
+        rate = rows_in * 1000 / duration_ms if duration_ms else 0.0
     return BatchProgress(
         batch=progress.batchId,
         at=utc_now(),
-        duration_ms=took.get("triggerExecution", 0),
-        rows_in=progress.numInputRows,
+        duration_ms=duration_ms,
+        rows_in=rows_in,
         rows_out=counts.rows_out if counts else None,
         rows_quarantined=counts.rows_quarantined if counts else 0,
         rows_duplicate=counts.rows_duplicate if counts else 0,
-        rows_per_second=_finite(progress.processedRowsPerSecond),
+        rows_per_second=rate,
         watermark=watermark,
         watermark_lag_s=(newest - watermark).total_seconds() if newest and watermark else None,
         late_rows=late_rows(progress, checkpoint),
@@ -87,6 +95,8 @@ class ProgressListener(StreamingQueryListener):
         Looks up what a batch wrote.
     committed
         Called with each committed batch's id.
+    files
+        Whether the source's rows are files.
     """
 
     def __init__(
@@ -97,6 +107,8 @@ class ProgressListener(StreamingQueryListener):
         checkpoint: CheckpointReader,
         counts: Callable[[int], BatchCounts | None],
         committed: Callable[[int], None],
+        *,
+        files: bool,
     ) -> None:
         self._documents = documents
         self._incarnation = incarnation
@@ -104,6 +116,7 @@ class ProgressListener(StreamingQueryListener):
         self._checkpoint = checkpoint
         self._counts = counts
         self._committed = committed
+        self._files = files
         self._recent: list[BatchProgress] = []
         self._lock = threading.Lock()
 
@@ -130,7 +143,7 @@ class ProgressListener(StreamingQueryListener):
             return
         if not self._checkpoint.is_committed(event.batchId):
             return
-        done = batch_progress(event, self._counts(event.batchId), self._checkpoint)
+        done = batch_progress(event, self._counts(event.batchId), self._checkpoint, files=self._files)
         self._recent = [*self._recent, done][-_KEPT:]
         self._committed(done.batch)
         self._documents.progress(self._incarnation).write(

@@ -25,7 +25,7 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.lease import LeaseHolder
 from streamwarden.control.processes import ProcessRef, current_process, process_of
-from streamwarden.control.spec import JobSpec
+from streamwarden.control.spec import FileSource, JobSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.batches import BatchWriter
 from streamwarden.driver.checkpoint import CheckpointReader
@@ -129,7 +129,13 @@ class Driver:
         writer = BatchWriter(spec, module, sinks, checkpoint, self._guard)
         session.streams.addListener(
             ProgressListener(
-                self._documents, self._incarnation, reference.generation, checkpoint, writer.counts, self._committed
+                self._documents,
+                self._incarnation,
+                reference.generation,
+                checkpoint,
+                writer.counts,
+                self._committed,
+                files=isinstance(spec.source, FileSource),
             )
         )
         path = str(self._workspace.root / reference.path)

@@ -118,13 +118,17 @@ class DeltaSink:
 
     def _upsert(self, batch: DataFrame, batch_id: int, watermark_ms: int, guard: Callable[[], None]) -> Written:
         final = self._spec.final_when_passed
+        extended = False
         changes = batch if DELETED in batch.columns else batch.withColumn(DELETED, F.lit(False))
         if final:
             passed = datetime.fromtimestamp(watermark_ms / 1000, UTC)
             changes = changes.withColumn(IS_FINAL, F.col(final) <= F.lit(passed))
             if watermark_ms > self._finalised_ms:
                 changes = changes.unionByName(self._newly_final(changes, passed))
-        changes = changes.select(*self._columns.fieldNames(), DELETED).persist()
+                extended = True
+        changes = changes.select(*self._columns.fieldNames(), DELETED)
+        if extended:
+            changes.persist()
         try:
             count = changes.count()
             if count:
@@ -133,7 +137,8 @@ class DeltaSink:
             self._finalised_ms = max(self._finalised_ms, watermark_ms)
             return Written(count)
         finally:
-            changes.unpersist()
+            if extended:
+                changes.unpersist()
 
     def _newly_final(self, changes: DataFrame, passed: datetime) -> DataFrame:
         keys = list(self._spec.keys)
