@@ -42,7 +42,8 @@ def late_rows(progress: StreamingQueryProgress, checkpoint: CheckpointReader) ->
     # A batch drops by the watermark of the batch before it: its own is for evicting state afterwards.
     before = checkpoint.offsets(progress.batchId - 1) if progress.batchId > 0 else None
     watermark_ms = before.watermark_ms if before else 0
-    return round(sum(bin_["y"] for bin_ in histogram if bin_["x"] * 1000 <= watermark_ms))
+    late: float = sum(bin_["y"] for bin_ in histogram if bin_["x"] * 1000 <= watermark_ms)
+    return round(late)
 
 
 def batch_progress(

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+from streamwarden.control import operations
+from streamwarden.control.documents import JobDocuments
+from streamwarden.control.processes import kill
+from streamwarden.control.supervision import Observation, observe
+from streamwarden.control.workspace import Workspace, open_workspace
+
+REPOSITORY = Path(__file__).parents[2]
+BY = "test"
+
+
+class Place:
+    """A workspace in a temporary folder, whose drivers are real processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = folder / "config"
+        shutil.copytree(REPOSITORY / "config" / "jobs", self.config / "jobs")
+        (self.config / "profiles").mkdir()
+        self.profile()
+
+    def profile(self, **fields: Any) -> Workspace:
+        content = {
+            "name": "test",
+            "root": "root",
+            "heartbeat": "500ms",
+            "lease": "8s",
+            "jobs": {"interval": "500ms", "partitions": 2, "options": {"card_sessions": {"close_after": "5s"}}},
+            **fields,
+        }
+        (self.config / "profiles" / "test.yaml").write_text(yaml.safe_dump(content))
+        self.workspace = open_workspace("test", config=self.config)
+        return self.workspace
+
+    def job(self, name: str, **fields: Any) -> None:
+        path = self.config / "jobs" / f"{name}.yaml"
+        content = yaml.safe_load(path.read_text()) if path.exists() else {"name": name}
+        path.write_text(yaml.safe_dump({**content, **fields}))
+
+    def numbers(self, **fields: Any) -> None:
+        """Configure the job `numbers` of tests/integration/jobs."""
+        self.job(
+            "numbers",
+            module="tests.integration.jobs.numbers",
+            source={"kind": "files", "path": "landing", "max_files_per_batch": 1},
+            sinks=[{"table": "numbers", "mode": "append"}],
+            **fields,
+        )
+
+    def land(self, name: str, content: bytes = b"x") -> None:
+        landing = self.workspace.root / "landing"
+        landing.mkdir(parents=True, exist_ok=True)
+        (landing / f".{name}").write_bytes(content)
+        (landing / f".{name}").rename(landing / name)
+
+    def documents(self, job: str) -> JobDocuments:
+        return JobDocuments(self.workspace.storage, job)
+
+    def wait(self, job: str, condition: Callable[[Observation], bool], what: str, timeout: float = 120) -> Observation:
+        return operations.wait_for(self.workspace, job, condition, timeout=timeout, what=what, poll=0.1)
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        return DeltaTable(str(self.workspace.table(table))).to_pyarrow_table().to_pylist()
+
+    def kill_all(self) -> None:
+        for path in sorted((self.workspace.root / "control").glob("*")):
+            documents = JobDocuments(self.workspace.storage, path.name)
+            for incarnation in documents.incarnations():
+                launch = documents.launch(incarnation).read()
+                if launch and launch.process:
+                    kill(launch.process)
+            lease = documents.lease.read()
+            if lease and lease.jvm:
+                kill(lease.jvm)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    made = Place(tmp_path)
+    yield made
+    made.kill_all()
+    for log in tmp_path.glob("root/logs/*/*/driver.log"):
+        # pytest shows it with a test that failed.
+        sys.stdout.write(f"--- {log}\n{log.read_text()[-4000:]}\n")
+
+
+def log_of(place: Place, job: str) -> str:
+    seen = observe(place.workspace, job)
+    assert seen.incarnation is not None
+    return (place.workspace.log_dir(job, seen.incarnation) / "driver.log").read_text()

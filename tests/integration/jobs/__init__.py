@@ -1,0 +1,1 @@
+"""Job modules for the driver's tests."""

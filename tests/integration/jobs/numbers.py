@@ -1,0 +1,37 @@
+"""A job that copies numbers, slowly, and fails when told to."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from streamwarden.driver.job_api import JobOptions, JobSettings
+
+VERSION = 1
+OUTPUTS = {"main": StructType([StructField("file", StringType()), StructField("bytes", LongType())])}
+
+
+class Options(JobOptions):
+    slow: float = 0.0
+    fail_while: str | None = None
+
+
+_options = Options()
+
+
+def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
+    global _options
+    assert isinstance(settings.options, Options)
+    _options = settings.options
+    return source.select(F.element_at(F.split("path", "/"), -1).alias("file"), F.col("length").alias("bytes"))
+
+
+def outputs(batch: DataFrame) -> dict[str, DataFrame]:
+    time.sleep(_options.slow)
+    if _options.fail_while and Path(_options.fail_while).exists():
+        raise ValueError("the marker file is there")
+    return {"main": batch}

@@ -1,0 +1,148 @@
+"""One driver, as a real process: what it refuses, how it stops, how it survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from streamwarden.control import operations
+from streamwarden.control.documents import DriverState, utc_now
+from streamwarden.control.launcher import launch_driver
+from streamwarden.control.processes import current_process, is_alive
+from streamwarden.control.supervision import Phase, observe
+from streamwarden.driver.checkpoint import CheckpointReader
+from tests.integration.conftest import BY, Place, log_of
+
+pytestmark = pytest.mark.integration
+
+
+def _checkpoint(place: Place, job: str) -> CheckpointReader:
+    reference = place.documents(job).checkpoint.read()
+    assert reference is not None
+    return CheckpointReader(place.workspace.storage, reference.path)
+
+
+def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None:
+    place.numbers(options={"slow": 0.3})
+    for number in range(16):
+        place.land(f"{number:03d}.txt", b"x")
+    operations.deploy(place.workspace, "numbers", by=BY)
+    place.wait("numbers", lambda seen: (seen.heartbeat.batch or 0) >= 2 if seen.heartbeat else False, "batch 2")
+    ended = operations.stop(place.workspace, "numbers", by=BY)
+    assert ended.phase is Phase.STOPPED, log_of(place, "numbers")
+    checkpoint = _checkpoint(place, "numbers")
+    last = checkpoint.last_commit()
+    assert last is not None and last < 15, "the backlog was to be larger than what was done"
+    assert checkpoint.last_offset() == last
+    # One file a batch: the table holds exactly the batches that the log calls committed.
+    assert len({row["file"] for row in place.rows("numbers")}) == len(place.rows("numbers")) == last + 1
+
+    # Suspended, and deployed again, it goes on where it stopped.
+    place.numbers(options={"slow": 0.0})
+    operations.deploy(place.workspace, "numbers", by=BY)
+    place.wait("numbers", lambda seen: (seen.heartbeat.batch or 0) >= 15 if seen.heartbeat else False, "the end")
+    assert sorted(row["file"] for row in place.rows("numbers")) == [f"{n:03d}.txt" for n in range(16)]
+    totals = place.documents("numbers").totals.read()
+    assert totals is not None and totals.rows_in == 16 and totals.rows_out == 16 and totals.batches == 16
+
+    # SIGTERM, as an operating system's shutdown sends it, is a stop between batches too.
+    seen = observe(place.workspace, "numbers")
+    assert seen.heartbeat is not None
+    os.kill(seen.heartbeat.process.pid, signal.SIGTERM)
+    ended = place.wait("numbers", lambda now: not now.phase.alive, "the driver to stop")
+    assert ended.phase is Phase.STOPPED
+    lease = place.documents("numbers").lease.read()
+    assert lease is not None and lease.released and lease.jvm is not None
+    assert is_alive(lease.jvm) is False
+
+
+def test_of_two_drivers_started_at_once_one_runs(place: Place) -> None:
+    place.numbers()
+    place.land("a.txt")
+    first = operations.deploy(place.workspace, "numbers", by=BY)
+    desired = place.documents("numbers").desired.read()
+    assert desired is not None
+    second = launch_driver(place.workspace, desired, by=BY, reason="a second one, by mistake")
+    documents = place.documents("numbers")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        exits = [documents.exit(name).read() for name in (first.incarnation, second)]
+        if any(exits):
+            break
+        time.sleep(0.1)
+    (refused,) = [found for found in exits if found is not None]
+    assert refused.error is not None and refused.error.code == "LEASE_HELD"
+    assert "pid" in refused.error.what
+    running = place.wait("numbers", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 0), "batch 0")
+    assert running.incarnation != refused.incarnation
+    assert [row["file"] for row in place.rows("numbers")] == ["a.txt"]
+
+
+def test_a_failing_batch_is_tried_again_then_reported(place: Place) -> None:
+    marker = place.config / "fail"
+    marker.touch()
+    failures = {"tolerable_consecutive": 2, "backoff": "1s"}
+    place.numbers(options={"fail_while": str(marker)}, failures=failures)
+    place.land("a.txt")
+    operations.deploy(place.workspace, "numbers", by=BY)
+    ended = place.wait("numbers", lambda seen: not seen.phase.alive, "the failure")
+    assert ended.phase is Phase.FAILED
+    assert ended.error is not None and ended.error.code == "BATCH_FAILED" and ended.error.retryable
+    assert "3 tries" in ended.error.what and "the marker file is there" in ended.error.what
+    assert place.rows("numbers") == []
+
+    operations.deploy(place.workspace, "numbers", by=BY)
+    place.wait(
+        "numbers", lambda seen: bool(seen.heartbeat and seen.heartbeat.state is DriverState.RETRYING), "a failed try"
+    )
+    marker.unlink()
+    place.wait("numbers", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 0), "batch 0")
+    assert [row["file"] for row in place.rows("numbers")] == ["a.txt"]
+
+
+def test_a_driver_that_lost_its_lease_stops_before_its_next_commit(place: Place) -> None:
+    place.numbers(options={"slow": 4.0})
+    place.land("a.txt")
+    operations.deploy(place.workspace, "numbers", by=BY)
+    place.wait("numbers", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 0), "batch 0")
+    place.land("b.txt")
+    checkpoint = _checkpoint(place, "numbers")
+    while checkpoint.last_offset() != 1:
+        time.sleep(0.05)
+    documents = place.documents("numbers")
+    taken = documents.lease.read()
+    assert taken is not None
+    stolen = taken.model_copy(
+        update={
+            "incarnation": "20991231T000000000zffff",
+            "process": current_process(),
+            "jvm": None,
+            "expires_at": utc_now(),
+        }
+    )
+    documents.lease.write(stolen)
+    deadline = time.monotonic() + 60
+    while (ended := documents.exit(taken.incarnation).read()) is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ended is not None and ended.error is not None and ended.error.code == "LEASE_LOST"
+    assert [row["file"] for row in place.rows("numbers")] == ["a.txt"]
+    assert documents.lease.read() == stolen, "it must not give back what another holds"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "words"),
+    [
+        ({"module": "tests.integration.jobs.nowhere"}, "JOB_MODULE_INVALID", "nowhere"),
+        ({"options": {"slwo": 1}}, "CONFIG_INVALID", "slwo: unknown key"),
+    ],
+)
+def test_what_cannot_run_says_so_and_why(place: Place, fields: dict[str, object], code: str, words: str) -> None:
+    place.numbers()
+    place.job("numbers", **fields)
+    operations.deploy(place.workspace, "numbers", by=BY)
+    ended = place.wait("numbers", lambda seen: not seen.phase.alive, "the refusal")
+    assert ended.error is not None and ended.error.code == code and not ended.error.retryable
+    assert words in ended.error.what
