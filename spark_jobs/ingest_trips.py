@@ -59,7 +59,7 @@ ZONES: Final = (1, 265)
 """TLC's first and last zone; 264 and 265 mean "unknown" and "outside", and are valid."""
 
 MAX_AMOUNT: Final = 1e9
-"""Dollars. Larger is no fare, and sums of cents must fit a 64-bit integer, or one row would stop the jobs downstream."""
+"""Dollars. Larger is no fare, and sums of cents must fit a 64-bit integer, or one row would stop the jobs that sum."""
 
 # A file without these can't hold one valid trip: it is something else (yellow taxis, say), and is quarantined whole.
 _REQUIRED: Final = (PICKUP, PICKUP_ZONE)

@@ -150,6 +150,15 @@ CATALOGUE: dict[str, ErrorKind] = {
         "the landing folder holds a replay with other options",
         "Resume with the options it was started with, or choose another landing folder, or pass --restart.",
     ),
+    "REPLAY_RUNNING": ErrorKind(
+        "another replay feeds this landing folder",
+        "Stop it first (Ctrl-C, or `kill PID`), or choose another landing folder.",
+        retryable=True,
+    ),
+    "REPLAY_OPTIONS_INVALID": ErrorKind(
+        "an option of the replay or the generator cannot be used",
+        "Correct the named option; docs/trips.md lists them all.",
+    ),
     # Quality
     "SUITE_INVALID": ErrorKind(
         "an expectation suite cannot be used",

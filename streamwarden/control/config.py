@@ -92,6 +92,19 @@ def describe_validation(error: ValidationError) -> str:
     return "; ".join(parts)
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML says that keys are unique; PyYAML takes the last one in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is there twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
 def _overridden(spec: JobSpec, profile: Profile) -> dict[str, Any]:
     raw = spec.model_dump(mode="json", exclude_unset=True)
     over = profile.jobs
@@ -108,7 +121,7 @@ def _overridden(spec: JobSpec, profile: Profile) -> dict[str, Any]:
 
 def _read(path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506, a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise StreamwardenError("CONFIG_INVALID", f"{path}: not YAML: {error}") from error
 

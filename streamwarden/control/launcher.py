@@ -14,6 +14,10 @@ from streamwarden.control.workspace import Workspace
 __all__ = ["launch_driver", "new_incarnation"]
 
 
+DRIVER_MODULE_ENV = "STREAMWARDEN_DRIVER_MODULE"
+"""Replaces ``streamwarden.driver``: for tests, and for stand-ins that speak the control protocol without Spark."""
+
+
 def new_incarnation() -> str:
     """Return a new incarnation id: the time to the millisecond, so that ids sort by it, and four random digits."""
     return f"{utc_now():%Y%m%dT%H%M%S%f}"[:-3] + f"z{secrets.token_hex(2)}"
@@ -40,7 +44,8 @@ def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: st
     launch = Launch(incarnation=incarnation, at=utc_now(), by=by, reason=reason, digest=desired.digest)
     # Written before the process is there: a driver that dies at once must not be one that never was.
     documents.launch(incarnation).write(launch)
-    command = [sys.executable, "-m", "streamwarden.driver", "--profile", workspace.profile.name]
+    module = os.environ.get(DRIVER_MODULE_ENV) or "streamwarden.driver"
+    command = [sys.executable, "-m", module, "--profile", workspace.profile.name]
     command += ["--config", str(workspace.config), "--root", str(workspace.root)]
     command += ["--job", desired.job, "--incarnation", incarnation]
     with (logs / "console.log").open("ab") as console:

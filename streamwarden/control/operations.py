@@ -18,7 +18,7 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.launcher import launch_driver, new_incarnation
 from streamwarden.control.processes import is_alive
-from streamwarden.control.supervision import Observation, Phase, observe
+from streamwarden.control.supervision import Observation, Phase, kill_silent, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -71,22 +71,34 @@ def deploy(workspace: Workspace, job: str, *, by: str, note: str = "", stop_time
     documents = JobDocuments(workspace.storage, job)
     digest = spec.digest()
     seen = observe(workspace, job)
-    if seen.phase.alive and seen.phase is not Phase.STOPPING and seen.launch and seen.launch.digest == digest:
+    same = seen.launch is not None and seen.launch.digest == digest
+    if seen.phase.alive and same and not _stops(documents, seen):
         if seen.desired is None or seen.desired.state != "running":
             documents.desired.write(_desired(workspace, job, "running", by, note))
         assert seen.incarnation is not None
         return Deployment(job, seen.incarnation, launched=False)
-    if seen.phase.alive:
-        request_stop(workspace, job, by=by, reason="deployed anew")
-        wait_for(workspace, job, lambda now: not now.phase.alive, timeout=stop_timeout, what="the old driver to stop")
+    # Before the old driver ends: a supervisor that sees it end, and restarts the job, then starts it with this spec.
     desired = _desired(workspace, job, "running", by, note)
     documents.desired.write(desired)
 
     def forgive(memory: Supervision | None) -> Supervision:
-        decisions = memory.decisions if memory else []
-        return Supervision(restarts=[], decisions=[*decisions, Decision(at=utc_now(), what="deploy", why=note or by)])
+        decision = Decision(at=utc_now(), what="deploy", why=note or by)
+        return Supervision(restarts=[], decisions=[*(memory.decisions if memory else []), decision][-50:])
 
     documents.supervision.update(forgive)
+    if seen.phase.alive:
+        old = seen.incarnation
+        request_stop(workspace, job, by=by, reason="deployed anew", incarnation=old)
+        seen = wait_for(
+            workspace,
+            job,
+            lambda now: now.incarnation != old or not now.phase.alive,
+            timeout=stop_timeout,
+            what="the old driver to stop",
+        )
+        if seen.phase.alive and seen.incarnation is not None and seen.launch and seen.launch.digest == digest:
+            return Deployment(job, seen.incarnation, launched=True)
+    kill_silent(seen)
     return Deployment(job, launch_driver(workspace, desired, by=by, reason=note or "deploy"), launched=True)
 
 
@@ -102,7 +114,8 @@ def request_stop(workspace: Workspace, job: str, *, by: str, reason: str = "", i
     """
     seen = observe(workspace, job)
     target = incarnation or seen.incarnation
-    if target is None or (target == seen.incarnation and not seen.phase.alive):
+    # A silent one may wake up: then it must find the request.
+    if target is None or (target == seen.incarnation and not (seen.phase.alive or seen.phase is Phase.SILENT)):
         return False
     documents = JobDocuments(workspace.storage, job)
     request = Request(id=new_incarnation(), kind="stop", incarnation=target, at=utc_now(), by=by, reason=reason)
@@ -119,7 +132,7 @@ def stop(
     incarnation: str | None = None,
     timeout: float | None = 300,
 ) -> Observation:
-    """Suspend a job: its driver finishes the batch in flight and ends.
+    """Suspend a job: its driver finishes the batch in flight and ends. One that is silent can't, and is killed.
 
     Parameters
     ----------
@@ -144,7 +157,8 @@ def stop(
             update={"state": "suspended", "updated_at": utc_now(), "updated_by": by, "note": reason}
         )
     )
-    asked = request_stop(workspace, job, by=by, reason=reason, incarnation=incarnation)
+    asked = request_stop(workspace, job, by=by, reason=reason, incarnation=incarnation or seen.incarnation)
+    kill_silent(seen)
     if not asked or timeout is None:
         return observe(workspace, job)
     return wait_for(workspace, job, lambda now: not now.phase.alive, timeout=timeout, what="the driver to stop")
@@ -211,6 +225,13 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
         "error": dump(seen.error),
         "logs": str(workspace.log_dir(job, seen.incarnation)) if seen.incarnation else None,
     }
+
+
+def _stops(documents: JobDocuments, seen: Observation) -> bool:
+    if seen.phase is Phase.STOPPING:
+        return True
+    # Asked already, but not yet aware of it: it is not a driver to leave alone.
+    return seen.incarnation is not None and any(r.kind == "stop" for r in documents.open_requests(seen.incarnation))
 
 
 def _desired(workspace: Workspace, job: str, state: str, by: str, note: str) -> Desired:

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from pydantic import BaseModel
+
 from streamwarden.control.documents import (
     Decision,
     Desired,
+    Document,
     DriverState,
     ErrorInfo,
     Exit,
@@ -32,12 +35,28 @@ from streamwarden.control.spec import RestartSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["Action", "Observation", "Phase", "Verdict", "decide", "observe", "restart"]
+__all__ = [
+    "Action",
+    "Claim",
+    "Observation",
+    "Phase",
+    "Verdict",
+    "claim",
+    "current_claim",
+    "decide",
+    "kill_silent",
+    "observe",
+    "record_decision",
+    "restart",
+]
 
 START_TIMEOUT = timedelta(seconds=90)
 """How long a launched process may take to its first heartbeat. 90 s: a JVM and Python on a machine under heavy load."""
 
 _KEPT = 50
+
+_TAKEOVER = timedelta(seconds=30)
+"""How long a supervisor that said it restarts may take to launch. 30 s: a launch is two small writes and a fork."""
 
 
 class Phase(StrEnum):
@@ -121,6 +140,63 @@ class Verdict:
     why: str
     not_before: datetime | None = None
     error: ErrorInfo | None = None
+
+
+class Claim(BaseModel):
+    """Who supervises a job now. A fence: what an earlier supervisor still does late must not hit a later one's job.
+
+    Parameters
+    ----------
+    holder
+        Names the supervisor; for Airflow its DAG run.
+    attempt
+        Which try of the holder's it is.
+    granted
+        How many tries the holder was granted. It grows when a person asks for another one, and only then.
+    at
+        Since when.
+    """
+
+    holder: str
+    attempt: int
+    granted: int = 0
+    at: datetime
+
+
+def claim(workspace: Workspace, job: str, ours: Claim, *, over_own: bool = True) -> Claim | None:
+    """Become the supervisor of a job, and return the claim that stood before.
+
+    Does not ask whether the earlier one agrees: the newest supervisor is the one.
+
+    Parameters
+    ----------
+    over_own
+        False leaves a claim alone that this very holder has already.
+    """
+    before: list[Claim | None] = []
+
+    def take(found: Claim | None) -> Claim:
+        before.append(found)
+        return found if found is not None and found.holder == ours.holder and not over_own else ours
+
+    _claim_document(workspace, job).update(take)
+    return before[-1]
+
+
+def current_claim(workspace: Workspace, job: str) -> Claim | None:
+    """Return who supervises a job, or None if nobody ever did."""
+    return _claim_document(workspace, job).read()
+
+
+def record_decision(workspace: Workspace, job: str, what: str, why: str) -> None:
+    """Keep what was decided, for ``streamwarden status``."""
+    decision = Decision(at=utc_now(), what=what, why=why)
+
+    def record(memory: Supervision | None) -> Supervision:
+        memory = memory or Supervision()
+        return memory.model_copy(update={"decisions": [*memory.decisions, decision][-_KEPT:]})
+
+    JobDocuments(workspace.storage, job).supervision.update(record)
 
 
 def observe(workspace: Workspace, job: str) -> Observation:
@@ -207,21 +283,34 @@ def restart(workspace: Workspace, seen: Observation, *, by: str) -> str | None:
 
     def record(memory: Supervision | None) -> Supervision:
         memory = memory or Supervision()
-        if any(entry.after == after for entry in memory.restarts):
+        others = [entry for entry in memory.restarts if entry.after != after]
+        # One that said so and launched nothing since has died in between: the next supervisor does it.
+        if any(entry.after == after and ours.at - entry.at < _TAKEOVER for entry in memory.restarts):
             return memory
         decision = Decision(at=ours.at, what=f"restart after {after}", why=seen.reason)
-        return Supervision(restarts=[*memory.restarts, ours][-_KEPT:], decisions=[*memory.decisions, decision][-_KEPT:])
+        return Supervision(restarts=[*others, ours][-_KEPT:], decisions=[*memory.decisions, decision][-_KEPT:])
 
     if ours not in documents.supervision.update(record).restarts:
         return None
-    process = seen.heartbeat.process if seen.heartbeat else seen.launch.process if seen.launch else None
-    if seen.phase is Phase.SILENT and process is not None:
-        kill(process)
-    # The spec may have been deployed anew since the observation.
+    kill_silent(seen)
+    # It may have been stopped or deployed anew since the observation.
     desired = documents.desired.read() or seen.desired
-    if desired.state == "suspended":
+    if desired.state == "suspended" or _current_incarnation(documents) != after:
         return None
     return launch_driver(workspace, desired, by=by, reason=f"restart: {seen.reason}")
+
+
+def kill_silent(seen: Observation) -> bool:
+    """Kill a driver of this machine that has been silent for longer than its lease lasts; return whether there was one.
+
+    It may be hung or suspended, and would go on as if nothing had been when it wakes.
+    """
+    process = seen.heartbeat.process if seen.heartbeat else seen.launch.process if seen.launch else None
+    return seen.phase is Phase.SILENT and process is not None and kill(process)
+
+
+def _claim_document(workspace: Workspace, job: str) -> Document[Claim]:
+    return Document(workspace.storage, f"{JobDocuments(workspace.storage, job).base}/supervisor.json", Claim)
 
 
 def _current_incarnation(documents: JobDocuments) -> str | None:
@@ -230,6 +319,11 @@ def _current_incarnation(documents: JobDocuments) -> str | None:
     if lease is not None and lease_is_live(lease):
         return lease.incarnation
     launched = documents.incarnations()
+    for incarnation in reversed(launched):
+        ended = documents.exit(incarnation).read()
+        # One that was refused the lease never was the job's driver; what became of the holder counts.
+        if ended is None or ended.error is None or ended.error.code != "LEASE_HELD":
+            return incarnation
     return launched[-1] if launched else None
 
 

@@ -1,0 +1,174 @@
+"""What a wrong configuration says: file, field, and what is wrong with it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamwarden.control.config import job_names, load_job, load_profile
+from streamwarden.control.durations import format_duration, parse_duration
+from streamwarden.errors import StreamwardenError
+
+pytestmark = pytest.mark.unit
+
+SOUND: dict[str, Any] = {
+    "name": "windows",
+    "module": "spark_jobs.zone_windows",
+    "source": {"kind": "delta", "table": "trips"},
+    "sinks": [{"table": "windows", "mode": "upsert", "keys": ["a"], "final_when_passed": "b"}],
+    "watermark": "2h",
+}
+
+
+def _write(folder: Path, content: Any, name: str = "windows") -> None:
+    (folder / "jobs").mkdir(exist_ok=True)
+    text = content if isinstance(content, str) else yaml.safe_dump(content)
+    (folder / "jobs" / f"{name}.yaml").write_text(text)
+
+
+def _refusal(folder: Path, name: str = "windows") -> str:
+    with pytest.raises(StreamwardenError) as caught:
+        load_job(name, config=folder)
+    assert caught.value.code == "CONFIG_INVALID"
+    return caught.value.what
+
+
+def test_a_sound_job_loads_with_defaults(tmp_path: Path) -> None:
+    _write(tmp_path, SOUND)
+    spec = load_job("windows", config=tmp_path)
+    assert spec.trigger.interval == timedelta(seconds=60)
+    assert spec.failures.tolerable_consecutive == 3
+    assert spec.state.backend == "rocksdb" and spec.state.changelog
+    assert job_names(tmp_path) == ["windows"]
+    assert load_job("windows", config=tmp_path).digest() == spec.digest()
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"sink": []}, "sink", "unknown key"),
+        ({"trigger": {"intervall": "1s"}}, "trigger.intervall", "unknown key"),
+        ({"trigger": {"interval": 60}}, "trigger.interval", "unit"),
+        ({"trigger": {"interval": "0s"}}, "trigger.interval", "at least 100ms"),
+        ({"state": {"partitions": "many"}}, "state.partitions", "integer"),
+        ({"state": {"partitions": 0}}, "state.partitions", "greater than"),
+        ({"state": {"backend": "memory", "ttl": "1h"}}, "state", "ttl needs backend rocksdb"),
+        ({"state": {"backend": "memory", "changelog": True}}, "state", "changelog needs backend rocksdb"),
+        ({"state": {"backend": "disk"}}, "state.backend", "rocksdb"),
+        ({"resources": {"memory": "lots"}}, "resources.memory", "512m"),
+        ({"source": {"kind": "delta", "table": "windows"}}, "", "read what it writes"),
+        ({"source": {"kind": "delta", "path": "x"}}, "source.table", "required"),
+        ({"source": {"kind": "kafka"}}, "source", "kafka"),
+        ({"sinks": [{"table": "w", "mode": "upsert"}]}, "sinks.0", "needs keys"),
+        ({"sinks": [{"table": "w", "mode": "append", "final_when_passed": "b"}]}, "sinks.0", "mode upsert"),
+        ({"sinks": [{"table": "w", "mode": "append", "first_by": ["b"]}]}, "sinks.0", "first_by"),
+        ({"sinks": []}, "sinks", "at least 1"),
+        ({"watermark": None}, "", "needs a watermark"),
+        ({"spark": {"spark.sql.shuffle.partitions": "8"}}, "spark", "state.partitions"),
+        ({"spark": {"executor.cores": "8"}}, "spark", "start with spark."),
+        ({"name": "Windows"}, "name", "lower-case"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, change: dict[str, Any], field: str, words: str) -> None:
+    _write(tmp_path, {**SOUND, **change})
+    said = _refusal(tmp_path)
+    assert str(tmp_path / "jobs" / "windows.yaml") in said
+    assert f": {field}" in said
+    assert words in said
+
+
+def test_all_findings_are_told_at_once(tmp_path: Path) -> None:
+    _write(tmp_path, {**SOUND, "watermark": "soon", "surprise": 1})
+    said = _refusal(tmp_path)
+    assert "watermark" in said and "surprise" in said
+
+
+@pytest.mark.parametrize("text", ["a: [", "- just\n- a list", "", "name: a\nname: b\n"])
+def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    _write(tmp_path, text)
+    _refusal(tmp_path)
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    _write(tmp_path, yaml.safe_dump(SOUND) + "watermark: 3h\n")
+    assert "'watermark' is there twice" in _refusal(tmp_path)
+
+
+def test_the_name_is_the_files(tmp_path: Path) -> None:
+    _write(tmp_path, SOUND, name="other")
+    assert "other.yaml" in _refusal(tmp_path, "other")
+
+
+def test_an_unknown_job_says_which_there_are(tmp_path: Path) -> None:
+    _write(tmp_path, SOUND)
+    with pytest.raises(StreamwardenError) as caught:
+        load_job("nothing", config=tmp_path)
+    assert caught.value.code == "JOB_UNKNOWN" and "windows" in caught.value.what
+
+
+def test_spark_settings_become_text(tmp_path: Path) -> None:
+    _write(tmp_path, {**SOUND, "spark": {"spark.a": True, "spark.b": 4}})
+    assert load_job("windows", config=tmp_path).spark == {"spark.a": "true", "spark.b": "4"}
+
+
+def test_a_profile_overrides_pace_and_size(tmp_path: Path) -> None:
+    _write(tmp_path, {**SOUND, "options": {"window": "1h"}})
+    (tmp_path / "profiles").mkdir()
+    content = {
+        "name": "fast",
+        "root": "var",
+        "jobs": {
+            "interval": "2s",
+            "partitions": 3,
+            "resources": {"cores": 2, "memory": "2g"},
+            "options": {"windows": {"extra": 1}, "other": {"x": 1}},
+        },
+    }
+    (tmp_path / "profiles" / "fast.yaml").write_text(yaml.safe_dump(content))
+    profile = load_profile("fast", config=tmp_path)
+    spec = load_job("windows", config=tmp_path, profile=profile)
+    assert spec.trigger.interval == timedelta(seconds=2)
+    assert (spec.state.partitions, spec.resources.cores) == (3, 2)
+    assert spec.options == {"window": "1h", "extra": 1}
+    # The job's own file is untouched by a place.
+    assert load_job("windows", config=tmp_path).trigger.interval == timedelta(seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"name": "p"}, "root"),
+        ({"name": "p", "root": "r", "lease": "3s", "heartbeat": "2s"}, "three heartbeats"),
+        ({"name": "p", "root": "r", "jobs": {"watermark": "1h"}}, "jobs.watermark: unknown key"),
+    ],
+)
+def test_a_wrong_profile_is_refused(tmp_path: Path, content: dict[str, Any], words: str) -> None:
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "p.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(StreamwardenError) as caught:
+        load_profile("p", config=tmp_path)
+    assert "p.yaml" in caught.value.what and words in caught.value.what
+
+
+def test_a_missing_profile_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StreamwardenError) as caught:
+        load_profile("nowhere", config=tmp_path)
+    assert caught.value.code == "CONFIG_NOT_FOUND"
+
+
+@given(st.integers(min_value=0, max_value=10**12))
+def test_durations_survive_being_written(milliseconds: int) -> None:
+    duration = timedelta(milliseconds=milliseconds)
+    assert parse_duration(format_duration(duration)) == duration
+
+
+@pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1.5h", "1h30m", "5 weeks", 5, None, True])
+def test_what_is_no_duration_is_refused(text: Any) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        parse_duration(text)
