@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -27,11 +28,11 @@ class BatchCounts:
     Parameters
     ----------
     computed
-        Rows that the job's `transform` made of the input.
+        Rows that the job made of the input.
     rows_out, rows_quarantined, rows_duplicate
         Written to the main table, to quarantine tables (all others), and dropped as duplicates.
     sink_ms
-        Time that writing them took.
+        Time from the first table's commit to the end of the last one's.
     """
 
     computed: int
@@ -102,24 +103,34 @@ class BatchWriter:
         offsets = self._checkpoint.offsets(batch_id)
         watermark_ms = offsets.watermark_ms if offsets else 0
         written: dict[str, Written] = {}
-        # Kept, because every output reads it, and because computing it twice would commit its state twice.
-        batch.persist()
+        commits_from: list[float] = []
+
+        def guard() -> None:
+            self._guard()
+            commits_from.append(time.monotonic())
+
+        # Kept, because every output reads it, and because computing it twice would commit its state twice. As a local
+        # checkpoint and not by persist(): MERGE refuses a source that is cached, unless it keeps it once more itself.
+        kept = batch.localCheckpoint(eager=False)
         try:
-            # Also for a batch without rows: its state must be computed and committed.
-            computed = batch.count()
-            started = time.monotonic()
-            for output, rows in split_outputs(self._job, batch).items():
+            for output, rows in split_outputs(self._job, kept).items():
                 if output in self._sinks:
-                    written[output] = self._sinks[output].write(rows, batch_id, watermark_ms, guard=self._guard)
-            sink_ms = round((time.monotonic() - started) * 1000)
+                    written[output] = self._sinks[output].write(rows, batch_id, watermark_ms, guard=guard)
+            sink_ms = round((time.monotonic() - commits_from[0]) * 1000) if commits_from else 0
         finally:
-            batch.unpersist()
+            _release(kept)
         main = self._spec.sinks[0].output
         self._counts[batch_id] = BatchCounts(
-            computed=computed,
+            computed=sum(done.arrived for done in written.values()),
             rows_out=written[main].rows if main in written else 0,
             rows_quarantined=sum(done.rows for output, done in written.items() if output != main),
             rows_duplicate=sum(done.duplicates for done in written.values()),
             sink_ms=sink_ms,
         )
         self._counts.pop(batch_id - _KEPT, None)
+
+
+def _release(kept: DataFrame) -> None:
+    """Free the blocks of a local checkpoint now, and not when the JVM happens to collect its garbage."""
+    plan: Any = kept._jdf.queryExecution().analyzed()
+    plan.rdd().unpersist(False)

@@ -28,6 +28,8 @@ appender.file.strategy.type = DefaultRolloverStrategy
 appender.file.strategy.max = {backups}
 logger.plans.name = org.apache.spark.sql.catalyst.util.SparkStringUtils
 logger.plans.level = error
+logger.rdd.name = org.apache.spark.rdd
+logger.rdd.level = error
 logger.native.name = org.apache.hadoop.util.NativeCodeLoader
 logger.native.level = error
 """

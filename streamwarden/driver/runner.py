@@ -28,6 +28,7 @@ from streamwarden.control.processes import ProcessRef, current_process, process_
 from streamwarden.control.spec import FileSource, JobSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.batches import BatchWriter
+from streamwarden.driver.causes import headline, shortened
 from streamwarden.driver.checkpoint import CheckpointReader
 from streamwarden.driver.logs import write_log4j
 from streamwarden.driver.module import load_module, settings_for
@@ -92,10 +93,10 @@ class Driver:
         try:
             self._run()
         except StreamwardenError as raised:
-            error = ErrorInfo.of(raised, traceback=traceback.format_exc())
+            error = ErrorInfo.of(raised, traceback=shortened(traceback.format_exc()))
         except Exception as raised:
-            wrapped = StreamwardenError("BATCH_FAILED", f"{type(raised).__name__}: {raised}")
-            error = ErrorInfo.of(wrapped, traceback=traceback.format_exc())
+            wrapped = StreamwardenError("BATCH_FAILED", headline(raised))
+            error = ErrorInfo.of(wrapped, traceback=shortened(traceback.format_exc()))
         self._finish(error)
         return 1 if error else 0
 
@@ -172,10 +173,10 @@ class Driver:
         _log.error("try %d of the batch after %s failed: %s", self._failures, self._batch, failure)
         if self._failures > spec.failures.tolerable_consecutive:
             raise StreamwardenError(
-                "BATCH_FAILED", f"{spec.name}: {self._failures} tries in a row; the last: {failure}"
+                "BATCH_FAILED", f"{spec.name}: {self._failures} tries in a row; the last: {headline(failure)}"
             ) from failure
         wait = spec.failures.backoff.total_seconds() * 2 ** (self._failures - 1)
-        self._say(DriverState.RETRYING, f"try {self._failures} failed, next in {wait:.0f} s: {_first_line(failure)}")
+        self._say(DriverState.RETRYING, f"try {self._failures} failed, next in {wait:.0f} s: {headline(failure)}")
         self._stop.wait(wait)
 
     def _start_session(self, spec: JobSpec) -> SparkSession:
@@ -341,10 +342,6 @@ def _check_fixed(spec: JobSpec, checkpoint: CheckpointReader) -> None:
         raise StreamwardenError(
             "STATE_BACKEND_FIXED", f"{spec.name}: state.backend is {spec.state.backend}, the checkpoint has {provider}"
         )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
 
 
 def _jvm_of(process: ProcessRef) -> ProcessRef | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -26,12 +27,44 @@ _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 
 
+_MATERIALIZE = "spark.databricks.delta.merge.materializeSource"
+
+
 @dataclass(frozen=True)
 class Written:
-    """What one batch did to one table: rows inserted, updated or deleted, and rows dropped as duplicates."""
+    """What one batch did to one table.
 
+    Parameters
+    ----------
+    arrived
+        Rows that the job gave.
+    rows
+        Rows inserted, updated or deleted.
+    duplicates
+        Rows dropped because the table had them.
+    """
+
+    arrived: int
     rows: int
     duplicates: int = 0
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """How many rows there are, and between what bounds their timestamp keys lie."""
+
+    rows: int
+    bounds: Mapping[str, tuple[Any, Any]]
+    nulls: frozenset[str]
+
+    def within(self, prefix: str = "") -> Column:
+        """Return a condition on the table that no row of these keys fails, by which Delta can leave files out."""
+        conditions = [F.lit(True)]
+        for key, (low, high) in self.bounds.items():
+            column = F.col(f"{prefix}{key}")
+            inside = column.between(F.lit(low), F.lit(high)) if low is not None else F.lit(False)
+            conditions.append(inside | column.isNull() if key in self.nulls else inside)
+        return _all(conditions)
 
 
 class DeltaSink:
@@ -58,9 +91,9 @@ class DeltaSink:
         self._path = path
         self._spec = spec
         self._application = application
-        self._columns = schema
-        if spec.final_when_passed and IS_FINAL not in schema.fieldNames():
-            self._columns = StructType([*schema.fields, StructField(IS_FINAL, BooleanType())])
+        own = [column for column in schema.fields if column.name != IS_FINAL]
+        final = [StructField(IS_FINAL, BooleanType())] if spec.final_when_passed else []
+        self._columns = StructType([*own, *final])
         self._finalised_ms = -1
         self._ensure_table(session)
 
@@ -70,7 +103,8 @@ class DeltaSink:
         Parameters
         ----------
         batch
-            Its rows for this table; already computed and kept, since they are read more than once.
+            Its rows for this table; of a kept DataFrame, since they are read more than once. The first reading is a
+            full one, also of a batch that turns out empty: its state must be computed to be committed.
         batch_id
             Its id.
         watermark_ms
@@ -84,12 +118,12 @@ class DeltaSink:
 
     def _append(self, batch: DataFrame, batch_id: int, guard: Callable[[], None]) -> Written:
         rows = batch.select(*self._columns.fieldNames())
-        arrived = rows.count()
-        if arrived == 0:
-            return Written(0)
-        fresh = self._without_duplicates(rows).persist() if self._spec.keys else rows
+        arrived = self._measure(rows)
+        if arrived.rows == 0:
+            return Written(0, 0)
+        fresh = self._without_duplicates(rows, arrived).persist() if self._spec.keys else rows
         try:
-            count = fresh.count() if self._spec.keys else arrived
+            count = fresh.count() if self._spec.keys else arrived.rows
             if count:
                 guard()
                 (
@@ -99,12 +133,12 @@ class DeltaSink:
                     .option("txnVersion", batch_id)
                     .save(self._path)
                 )
-            return Written(count, arrived - count)
+            return Written(arrived.rows, count, arrived.rows - count)
         finally:
             if self._spec.keys:
                 fresh.unpersist()
 
-    def _without_duplicates(self, rows: DataFrame) -> DataFrame:
+    def _without_duplicates(self, rows: DataFrame, measured: _Measured) -> DataFrame:
         keys = self._spec.keys
         if self._spec.first_by:
             order = Window.partitionBy(*keys).orderBy(*self._spec.first_by)
@@ -113,85 +147,77 @@ class DeltaSink:
         else:
             rows = rows.dropDuplicates(list(keys))
         known = rows.sparkSession.read.format("delta").load(self._path)
-        known = known.where(self._range(rows, keys)).select(*(F.col(key).alias(f"_known_{key}") for key in keys))
+        known = known.where(measured.within()).select(*(F.col(key).alias(f"_known_{key}") for key in keys))
         return rows.join(known, _all(F.col(k).eqNullSafe(F.col(f"_known_{k}")) for k in keys), "left_anti")
 
     def _upsert(self, batch: DataFrame, batch_id: int, watermark_ms: int, guard: Callable[[], None]) -> Written:
-        final = self._spec.final_when_passed
-        extended = False
         changes = batch if DELETED in batch.columns else batch.withColumn(DELETED, F.lit(False))
-        if final:
-            passed = datetime.fromtimestamp(watermark_ms / 1000, UTC)
-            changes = changes.withColumn(IS_FINAL, F.col(final) <= F.lit(passed))
-            if watermark_ms > self._finalised_ms:
-                changes = changes.unionByName(self._newly_final(changes, passed))
-                extended = True
-        changes = changes.select(*self._columns.fieldNames(), DELETED)
-        if extended:
-            changes.persist()
-        try:
-            count = changes.count()
-            if count:
-                guard()
-                self._merge(changes, batch_id)
-            self._finalised_ms = max(self._finalised_ms, watermark_ms)
-            return Written(count)
-        finally:
-            if extended:
-                changes.unpersist()
-
-    def _newly_final(self, changes: DataFrame, passed: datetime) -> DataFrame:
-        keys = list(self._spec.keys)
-        table = changes.sparkSession.read.format("delta").load(self._path)
         final = self._spec.final_when_passed
-        assert final is not None
-        open_rows = table.where(~F.col(IS_FINAL) & (F.col(final) <= F.lit(passed)))
-        return (
-            open_rows.join(changes.select(*keys), keys, "left_anti")
-            .withColumn(IS_FINAL, F.lit(True))
-            .withColumn(DELETED, F.lit(False))
-        )
+        if final:
+            changes = changes.withColumn(IS_FINAL, F.col(final) <= _timestamp(watermark_ms))
+        changes = changes.select(*self._columns.fieldNames(), DELETED)
+        arrived = self._measure(changes)
+        if arrived.rows == 0 and not (final and watermark_ms > self._finalised_ms):
+            return Written(0, 0)
+        guard()
+        rows = self._merge(changes, arrived, batch_id, watermark_ms)
+        self._finalised_ms = max(self._finalised_ms, watermark_ms)
+        return Written(arrived.rows, rows)
 
-    def _merge(self, changes: DataFrame, batch_id: int) -> None:
+    def _merge(self, changes: DataFrame, measured: _Measured, batch_id: int, watermark_ms: int) -> int:
+        """Upsert the changes and mark what became final, in one commit; return how many rows it touched."""
         session = changes.sparkSession
         names = self._columns.fieldNames()
         values: dict[str, str | Column] = {name: F.col(f"s.{name}") for name in names}
         keys = self._spec.keys
         matched = _all(F.col(f"t.{key}").eqNullSafe(F.col(f"s.{key}")) for key in keys)
         # MERGE takes its transaction id from the session; this session is the query's own.
-        session.conf.set(_TXN_APP, self._application)
-        session.conf.set(_TXN_VERSION, str(batch_id))
+        settings = {
+            _TXN_APP: self._application,
+            _TXN_VERSION: str(batch_id),
+            # The rows are kept already; Delta would keep them once more.
+            _MATERIALIZE: "none",
+        }
+        for key, value in settings.items():
+            session.conf.set(key, value)
         try:
-            (
+            merge = (
                 DeltaTable.forPath(session, self._path)
                 .alias("t")
-                .merge(changes.alias("s"), matched & self._range(changes, keys, "t."))
+                .merge(changes.alias("s"), matched & measured.within("t."))
                 .whenMatchedDelete(F.col(f"s.{DELETED}"))
                 .whenMatchedUpdate(set=values)
                 .whenNotMatchedInsert(~F.col(f"s.{DELETED}"), values=values)
-                .execute()
             )
+            if self._spec.final_when_passed and watermark_ms > self._finalised_ms:
+                end = F.col(f"t.{self._spec.final_when_passed}")
+                passed = ~F.col(f"t.{IS_FINAL}") & (end <= _timestamp(watermark_ms))
+                if self._finalised_ms > 0:
+                    # What the watermark had passed before is final already: the bound lets Delta leave old files out.
+                    passed &= end > _timestamp(self._finalised_ms)
+                merge = merge.whenNotMatchedBySourceUpdate(passed, {IS_FINAL: F.lit(True)})
+            done = merge.execute().first()
         finally:
-            session.conf.unset(_TXN_APP)
-            session.conf.unset(_TXN_VERSION)
+            for key in settings:
+                session.conf.unset(key)
+        # Nothing is said of a batch that the table has already.
+        return int(done["num_affected_rows"]) if done is not None else measured.rows
 
-    def _range(self, rows: DataFrame, keys: Sequence[str], prefix: str = "") -> Column:
-        """Return a condition on the table that no row of these keys fails, by which Delta can leave files out."""
-        timed = [key for key in keys if isinstance(self._columns[key].dataType, TimestampType | DateType)]
-        if not timed:
-            return F.lit(True)
-        bounds = rows.agg(
+    def _measure(self, rows: DataFrame) -> _Measured:
+        """Count rows and find the bounds of their timestamp keys, in one go."""
+        timed = [key for key in self._spec.keys if isinstance(self._columns[key].dataType, TimestampType | DateType)]
+        found = rows.agg(
+            F.count(F.lit(1)).alias("rows"),
             *(F.min(key).alias(f"min_{key}") for key in timed),
             *(F.max(key).alias(f"max_{key}") for key in timed),
-            *(F.bool_or(F.col(key).isNull()).alias(f"null_{key}") for key in timed),
+            *(F.count(key).alias(f"count_{key}") for key in timed),
         ).first()
-        assert bounds is not None
-        conditions = []
-        for key in timed:
-            low, high = bounds[f"min_{key}"], bounds[f"max_{key}"]
-            inside = F.col(f"{prefix}{key}").between(F.lit(low), F.lit(high)) if low is not None else F.lit(False)
-            conditions.append(inside | F.col(f"{prefix}{key}").isNull() if bounds[f"null_{key}"] else inside)
-        return _all(conditions)
+        assert found is not None
+        return _Measured(
+            rows=found["rows"],
+            bounds={key: (found[f"min_{key}"], found[f"max_{key}"]) for key in timed},
+            nulls=frozenset(key for key in timed if found[f"count_{key}"] < found["rows"]),
+        )
 
     def _ensure_table(self, session: SparkSession) -> None:
         if not DeltaTable.isDeltaTable(session, self._path):
@@ -214,6 +240,10 @@ class DeltaSink:
                 f"{self._spec.table}: the job writes {', '.join(missing) or 'nothing else'};"
                 f" the table has {', '.join(extra) or 'nothing else'}",
             )
+
+
+def _timestamp(milliseconds: int) -> Column:
+    return F.lit(datetime.fromtimestamp(milliseconds / 1000, UTC))
 
 
 def _all(conditions: object) -> Column:

@@ -1,0 +1,225 @@
+"""What Streamwarden costs: its driver against a bare PySpark script, the same query over the same input to Delta.
+
+Run by ``make bench-overhead``. The query is ``zone_windows``: hourly windows by zone, upserted by MERGE. The bare
+script is what a Spark user writes who wants that and nothing else: no lease, no transaction ids, no progress documents.
+The two run in turn, each in processes of their own; rates are rows by time spent in batches, the first batch
+left out (it loads classes), the median of the pairs' ratios counts.
+
+Options: ``--rows`` (input rows), ``--batches``, ``--runs``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import yaml
+
+from streamwarden.control import operations
+from streamwarden.control.documents import JobDocuments
+from streamwarden.control.workspace import Workspace, open_workspace
+
+GOAL = 0.9
+INTERVAL_MS = 100
+PARTITIONS = 2
+MEMORY = "1g"
+REPOSITORY = Path(__file__).parents[1]
+
+
+def main() -> int:
+    """Make the input, run both in turn, say the ratio; leave with 1 if the goal is missed."""
+    parser = argparse.ArgumentParser(description="Streamwarden's driver against a bare PySpark script.")
+    parser.add_argument("--rows", type=int, default=240_000)
+    parser.add_argument("--batches", type=int, default=12)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--bare", nargs=2, metavar=("ROOT", "BATCHES"), help=argparse.SUPPRESS)
+    parser.add_argument("--make", nargs=3, metavar=("TABLE", "ROWS", "FILES"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.make:
+        return make_input(Path(given.make[0]), int(given.make[1]), int(given.make[2]))
+    if given.bare:
+        return bare(Path(given.bare[0]), int(given.bare[1]))
+    with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
+        source = Path(folder) / "trips"
+        script = [sys.executable, __file__]
+        subprocess.run([*script, "--make", str(source), str(given.rows), str(given.batches)], check=True)
+        ratios = []
+        for number in range(given.runs):
+            rates = {}
+            # In turn, the first one changing: a machine that gets slower harms both alike.
+            for who in ("driver", "bare") if number % 2 == 0 else ("bare", "driver"):
+                root = Path(folder) / f"{who}-{number}"
+                (root / "tables").mkdir(parents=True)
+                (root / "tables" / "trips").symlink_to(source)
+                if who == "driver":
+                    rates[who] = driver(root, given.batches)
+                else:
+                    done = subprocess.run(
+                        [*script, "--bare", str(root), str(given.batches)], check=True, capture_output=True, text=True
+                    )
+                    rates[who] = float(done.stdout.strip().splitlines()[-1])
+                shutil.rmtree(root)
+            ratios.append(rates["driver"] / rates["bare"])
+            print(
+                f"run {number + 1}/{given.runs}: driver {rates['driver']:,.0f} rows/s,"
+                f" bare {rates['bare']:,.0f} rows/s, ratio {ratios[-1]:.3f}",
+                flush=True,
+            )
+    ratio = statistics.median(ratios)
+    memory = psutil.virtual_memory().total / 2**30
+    print(f"machine: {platform.machine()}, {psutil.cpu_count()} cores, {memory:.0f} GiB; {given.runs} runs of each")
+    print(f"driver_rows_per_second_to_bare {ratio:.3f} {GOAL} {'ok' if ratio >= GOAL else 'short'}")
+    return 0 if ratio >= GOAL else 1
+
+
+def make_input(table: Path, rows: int, files: int) -> int:
+    """Write generated trips as a Delta table of so many commits, one a batch, in the order of their pickups."""
+    from datetime import datetime, timedelta
+
+    from pyspark.sql import functions as F
+
+    from streamwarden.spark.session import build_session
+    from streamwarden.trips.generator import GeneratorOptions, generate
+
+    days = 4 * files
+    start = datetime(2023, 3, 6)
+    options = GeneratorOptions(start=start, end=start + timedelta(days=days), trips=rows, dirt=False)
+    trips = generate(options).sort_by("lpep_pickup_datetime")
+    session = build_session("make input", master="local[2]", settings={"spark.sql.shuffle.partitions": "2"})
+    with tempfile.TemporaryDirectory() as folder:
+        import pyarrow.parquet as pq
+
+        pq.write_table(trips, f"{folder}/trips.parquet")
+        frame = session.read.parquet(f"{folder}/trips.parquet")
+        pickup = F.col("lpep_pickup_datetime").cast("timestamp")
+        frame = frame.withColumn("lpep_pickup_datetime", pickup)
+        for number in range(files):
+            low, high = start + timedelta(days=4 * number), start + timedelta(days=4 * (number + 1))
+            part = frame.where((pickup >= F.lit(low)) & (pickup < F.lit(high))).coalesce(1)
+            part.write.format("delta").mode("append").save(str(table))
+    session.stop()
+    return 0
+
+
+def driver(root: Path, batches: int) -> float:
+    """Run Streamwarden's driver over the input, and return its rows a second."""
+    config = root / "config"
+    (config / "jobs").mkdir(parents=True)
+    (config / "profiles").mkdir()
+    job = yaml.safe_load((REPOSITORY / "config" / "jobs" / "zone_windows.yaml").read_text())
+    job["source"]["max_files_per_batch"] = 1
+    # The bare script marks no final rows either: both do the same work on the same table.
+    del job["sinks"][0]["final_when_passed"]
+    (config / "jobs" / "zone_windows.yaml").write_text(yaml.safe_dump(job))
+    pace = {
+        "interval": f"{INTERVAL_MS}ms",
+        "partitions": PARTITIONS,
+        "resources": {"cores": 2, "memory": MEMORY},
+    }
+    profile = {"name": "bench", "root": str(root), "jobs": pace}
+    (config / "profiles" / "bench.yaml").write_text(yaml.safe_dump(profile))
+    workspace = open_workspace("bench", config=config)
+    operations.deploy(workspace, "zone_windows", by="benchmark")
+    operations.wait_for(
+        workspace,
+        "zone_windows",
+        lambda seen: not seen.phase.alive or _batches_done(workspace) >= batches,
+        timeout=600,
+        what="the input to be read",
+    )
+    seen = operations.stop(workspace, "zone_windows", by="benchmark")
+    assert seen.progress is not None, seen
+    done = [batch for batch in seen.progress.recent if batch.rows_in and batch.batch > 0]
+    return sum(batch.rows_in for batch in done) * 1000 / sum(batch.duration_ms for batch in done)
+
+
+def _batches_done(workspace: Workspace) -> int:
+    totals = JobDocuments(workspace.storage, "zone_windows").totals.read()
+    return totals.batches if totals else 0
+
+
+def bare(root: Path, batches: int) -> int:
+    """Do the same without Streamwarden's driver, and print the rows a second."""
+    from delta.tables import DeltaTable
+    from pyspark.sql import DataFrame
+    from pyspark.sql import functions as F
+
+    from streamwarden.spark.session import build_session
+
+    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    settings = {
+        "spark.sql.shuffle.partitions": str(PARTITIONS),
+        "spark.sql.streaming.stateStore.providerClass": provider,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    }
+    session = build_session("bare", master="local[2]", memory=MEMORY, settings=settings)
+    session.sparkContext.setLogLevel("ERROR")
+    table = str(root / "tables" / "zone_windows")
+    (
+        DeltaTable.createIfNotExists(session)
+        .location(table)
+        .addColumn("window_start", "TIMESTAMP")
+        .addColumn("window_end", "TIMESTAMP")
+        .addColumn("zone_id", "INT")
+        .addColumn("trips", "BIGINT")
+        .addColumn("revenue", "DECIMAL(18,2)")
+        .addColumn("average_fare", "DOUBLE")
+        .execute()
+    )
+
+    def upsert(rows: DataFrame, _: int) -> None:
+        (
+            DeltaTable.forPath(rows.sparkSession, table)
+            .alias("t")
+            .merge(rows.alias("s"), "t.window_start = s.window_start AND t.zone_id = s.zone_id")
+            .whenMatchedUpdateAll()
+            .whenNotMatchedInsertAll()
+            .execute()
+        )
+
+    def cents(name: str) -> object:
+        return F.coalesce(F.round(F.col(name) * 100).cast("long"), F.lit(0))
+
+    query = (
+        session.readStream.format("delta")
+        .option("maxFilesPerTrigger", 1)
+        .load(str(root / "tables" / "trips"))
+        .withWatermark("lpep_pickup_datetime", "2 hours")
+        .groupBy(F.window("lpep_pickup_datetime", "1 hour").alias("w"), F.col("PULocationID").alias("zone_id"))
+        .agg(
+            F.count(F.lit(1)).alias("trips"),
+            (F.sum(cents("total_amount")) / 100).cast("decimal(18,2)").alias("revenue"),
+            (F.sum(cents("fare_amount")) / (F.count("fare_amount") * 100.0)).alias("average_fare"),
+        )
+        .select(
+            F.col("w.start").alias("window_start"),
+            F.col("w.end").alias("window_end"),
+            "zone_id",
+            "trips",
+            "revenue",
+            "average_fare",
+        )
+        .writeStream.outputMode("update")
+        .option("checkpointLocation", str(root / "checkpoint"))
+        .trigger(processingTime=f"{INTERVAL_MS} milliseconds")
+        .foreachBatch(upsert)
+        .start()
+    )
+    while query.isActive and sum(1 for one in query.recentProgress if one["numInputRows"]) < batches:
+        query.awaitTermination(1)
+    query.stop()
+    done = [one for one in query.recentProgress if one["numInputRows"] and one["batchId"] > 0]
+    rows = sum(one["numInputRows"] for one in done)
+    print(rows * 1000 / sum(one["durationMs"]["triggerExecution"] for one in done))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Write ``docs/configuration.md`` from the models that check the YAML files. A test checks that it is up to date."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from streamwarden.control import config, launcher, workspace
+from streamwarden.control.durations import format_duration
+from streamwarden.control.profile import Profile
+
+# Not public, since no other program needs it; a person who writes a job does.
+from streamwarden.control.spec import _OWNED_SETTINGS, JobSpec
+from streamwarden.spark import jars
+
+TARGET = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
+
+_HEAD = """\
+# Configuration
+
+<!-- Made by scripts/make_configuration_md.py from streamwarden/control/spec.py and profile.py: change it there. -->
+
+A job is described by `config/jobs/NAME.yaml`, a place to run by `config/profiles/NAME.yaml`; `name` in a file is the
+file's name. Unknown keys, wrong types and impossible combinations are refused, with file and field named.
+
+A *duration* is a whole number and a unit: `500ms`, `60s`, `5m`, `24h`, `7d`.
+"""
+
+ENVIRONMENT = {
+    config.CONFIG_ENV: ("`config/` of the checkout", "The folder that holds `jobs/` and `profiles/`."),
+    workspace.PROFILE_ENV: ("`local`", "The profile, where a command or DAG names none."),
+    workspace.ROOT_ENV: ("the profile's `root`", "Replaces the profile's `root`."),
+    jars.JARS_ENV: ("`.jars/` of the checkout", "The folder of the pinned JVM jars."),
+    jars.MIRROR_ENV: ("Maven Central", "Root of the Maven repository that set-up fetches the jars from."),
+    launcher.DRIVER_MODULE_ENV: ("`streamwarden.driver`", "For tests: what a launch runs in the driver's place."),
+}
+"""Variable: (default, meaning)."""
+
+_NAMES = {str: "text", int: "integer", float: "number", bool: "true or false", timedelta: "duration"}
+
+
+def render() -> str:
+    """Return the page."""
+    parts = [_HEAD]
+    parts += ["## A job: `config/jobs/NAME.yaml`\n", *_model(JobSpec)]
+    parts += ["### Spark settings that are not free\n"]
+    parts += ["`spark` takes any setting but these, each of which follows from something else:\n"]
+    parts += [_table(("setting", "follows from"), [(f"`{key}`", why) for key, why in _OWNED_SETTINGS.items()])]
+    parts += ["## A place to run: `config/profiles/NAME.yaml`\n", *_model(Profile)]
+    parts += ["## Environment variables\n"]
+    rows = [(f"`{name}`", default, meaning) for name, (default, meaning) in ENVIRONMENT.items()]
+    parts += [_table(("variable", "default", "meaning"), rows)]
+    return "\n".join(parts)
+
+
+def _model(model: type[BaseModel], heading: str = "", seen: set[type] | None = None) -> Iterator[str]:
+    """Yield a model's section, and after it those of the models that its fields hold."""
+    # A model that two fields share is described once.
+    seen = set() if seen is None else seen
+    seen.add(model)
+    if heading:
+        yield f"### {heading}\n"
+    yield inspect.cleandoc(model.__doc__ or "") + "\n"
+    rows, inner = [], []
+    for name, field in model.model_fields.items():
+        rows.append((f"`{name}`", _type(field), _default(field), _meaning(field)))
+        inner += [(name, held) for held in _models(field.annotation) if held not in seen]
+    yield _table(("field", "type", "default", "meaning"), rows)
+    for name, held in inner:
+        yield from _model(held, _heading(name, held), seen)
+
+
+def _heading(name: str, model: type[BaseModel]) -> str:
+    kind = model.model_fields.get("kind")
+    return f"`{name}`, kind `{get_args(kind.annotation)[0]}`" if kind else f"`{name}`"
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for argument in get_args(annotation) for found in _models(argument)]
+
+
+def _meaning(field: FieldInfo) -> str:
+    held = _models(field.annotation)
+    if field.description is None and len(held) == 1:
+        return inspect.cleandoc(held[0].__doc__ or "").partition("\n\n")[0]
+    return field.description or ""
+
+
+def _type(field: FieldInfo) -> str:
+    bounds = {type(item).__name__: item for item in field.metadata}
+    text = _words(field.annotation)
+    low = getattr(bounds.get("Ge"), "ge", None)
+    high = getattr(bounds.get("Le"), "le", None)
+    if low is not None:
+        text += f", {low} to {high:,}" if high is not None else f", at least {low:,}"
+    return text
+
+
+def _words(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _words(arguments[0])
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, types.UnionType):
+        # "or nothing" is what the default says.
+        return " or ".join(dict.fromkeys(_words(one) for one in arguments if one is not type(None)))
+    if origin is tuple:
+        return f"list of {_words(arguments[0])}"
+    if origin is dict:
+        return f"mapping of {_words(arguments[0])} to {_words(arguments[1])}"
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return "mapping, below"
+    return _NAMES.get(annotation, "anything")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None or value is PydanticUndefined or value in ("", (), {}):
+        return "none"
+    if isinstance(value, timedelta):
+        return f"`{format_duration(value)}`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return "its defaults" if isinstance(value, BaseModel) else f"`{value}`"
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    # A bar ends a cell, wherever it stands.
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines) + "\n"
+
+
+def main() -> int:
+    """Write the page."""
+    TARGET.write_text(render(), encoding="utf-8")
+    sys.stdout.write(f"{TARGET.name}: written\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

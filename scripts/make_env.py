@@ -1,0 +1,76 @@
+"""Make ``.env`` for docker-compose.yml: fresh random secrets, readable by their owner only.
+
+Refuses to overwrite: the database and Airflow's connections are encrypted with, or locked by, what stands there.
+Usage: ``python3 scripts/make_env.py [FILE]``. Needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import os
+import secrets
+import sys
+from pathlib import Path
+
+# Letters and digits only: they pass unquoted through .env files, URLs and shells.
+SECRETS = {
+    "POSTGRES_PASSWORD": "the Airflow database's user `airflow`",
+    "AIRFLOW_FERNET_KEY": "encrypts connections and variables in Airflow's database",
+    "AIRFLOW_JWT_SECRET": "signs the tokens by which Airflow's parts and users authenticate",
+    "AIRFLOW_API_SECRET_KEY": "signs the API server's sessions and the log servers' requests",
+    "AIRFLOW_ADMIN_PASSWORD": "the login of user `admin` in Airflow's UI",
+    "S3_ACCESS_KEY": "the S3 server's root user",
+    "S3_SECRET_KEY": "its secret",
+}
+
+
+def render() -> str:
+    """Return the text of a new ``.env``."""
+    lines = ["# Made by scripts/make_env.py. Secrets: never commit, never mail."]
+    for name, purpose in SECRETS.items():
+        lines += [f"# {purpose}", f"{name}={_value(name)}"]
+    return "\n".join(lines) + "\n"
+
+
+def write(path: Path) -> None:
+    """Write a new ``.env``.
+
+    Raises
+    ------
+    FileExistsError
+        If there is one; it is left as it is.
+    """
+    # Made with its mode, not changed to it afterwards: there is no moment in which others can open it.
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.write(render())
+
+
+def _value(name: str) -> str:
+    if name == "AIRFLOW_FERNET_KEY":
+        # Fernet's own form: 32 bytes in URL-safe base64.
+        return base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
+    return secrets.token_hex(10 if name == "S3_ACCESS_KEY" else 24)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the file and say where it is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = Path(__file__).resolve().parents[1] / ".env"
+    parser.add_argument("file", nargs="?", type=Path, default=default, help="default: .env of the checkout")
+    path: Path = parser.parse_args(arguments).file
+    try:
+        write(path)
+    except FileExistsError:
+        sys.stderr.write(
+            f"{path} exists, and is left as it is: the volumes made with it need its secrets. To start afresh, remove"
+            " the volumes (docker compose down --volumes) and the file, then run this again.\n"
+        )
+        return 1
+    sys.stdout.write(f"{path}: made. The login is admin with AIRFLOW_ADMIN_PASSWORD of that file.\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
