@@ -1,0 +1,25 @@
+"""One DAG per file in config/jobs: deploy the job, then supervise it for as long as it is wanted."""
+
+from airflow.sdk import DAG
+
+from streamwarden.airflow.describe import dag_id_of, describe_job
+from streamwarden.airflow.operators import DeployOperator, ReleaseOperator, SuperviseOperator
+from streamwarden.control.config import job_names
+
+for name in job_names():
+    description, text = describe_job(name)
+    with DAG(
+        dag_id=dag_id_of(name),
+        description=description,
+        doc_md=text,
+        schedule=None,
+        # A second run waits for the first. If that one ends because the job was stopped, the second deploys nothing.
+        max_active_runs=1,
+        tags=["streamwarden", "job"],
+    ) as dag:
+        supervise = SuperviseOperator(task_id="supervise", job=name)
+        # A teardown: it runs however supervise ended, and has no part in the run's state.
+        release = ReleaseOperator(task_id="release", job=name).as_teardown()
+        DeployOperator(task_id="deploy", job=name) >> supervise >> release
+    # Under a name of its own: Airflow collects a module's DAGs from its globals.
+    globals()[dag.dag_id] = dag

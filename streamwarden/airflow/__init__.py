@@ -1,0 +1,1 @@
+"""Streamwarden in Airflow: operators and triggers. No logic of its own beyond waiting; no pyspark."""

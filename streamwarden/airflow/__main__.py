@@ -1,0 +1,111 @@
+"""``python -m streamwarden.airflow up|down``: Airflow on this machine until it is stopped. What ``make up`` calls."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from streamwarden.airflow.standalone import Standalone, StandaloneError
+from streamwarden.control import operations
+from streamwarden.control.config import job_names
+from streamwarden.control.supervision import observe
+from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.errors import StreamwardenError
+
+_HOME = Path(__file__).resolve().parents[2] / "var" / "airflow"
+_BY = "make down"
+
+_out = Console(highlight=False)
+_err = Console(stderr=True, highlight=False)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Start or stop; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m streamwarden.airflow", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser("up", help="start Airflow in the background")
+    up.add_argument("--port", type=int, default=8080, help="of the UI, on loopback")
+    up.add_argument("--profile", default=os.environ.get("STREAMWARDEN_PROFILE", "local"))
+    down = commands.add_parser("down", help="stop the jobs, then Airflow")
+    down.add_argument("--keep-jobs", action="store_true", help="stop Airflow only; the drivers go on")
+    down.add_argument("--timeout", type=float, default=120.0, help="seconds for the jobs to stop")
+    for command in (up, down):
+        command.add_argument("--home", type=Path, default=_HOME, help="AIRFLOW_HOME")
+    given = parser.parse_args(arguments)
+    try:
+        if given.command == "up":
+            return _up(given.home, given.port, given.profile)
+        return _down(given.home, keep_jobs=given.keep_jobs, timeout=given.timeout)
+    except (StandaloneError, StreamwardenError) as error:
+        _err.print(str(error), markup=False, style="red", soft_wrap=True)
+        return 2
+
+
+def _up(home: Path, port: int, profile: str) -> int:
+    # Opened here, so that a wrong profile is an error of this command and not of every task.
+    workspace = open_workspace(profile)
+    env = {
+        "STREAMWARDEN_PROFILE": workspace.profile.name,
+        "STREAMWARDEN_CONFIG": str(workspace.config),
+        "STREAMWARDEN_ROOT": str(workspace.root),
+    }
+    airflow = Standalone(home=home, port=port, env=env)
+    running = airflow.running()
+    if running and all(running.values()):
+        airflow = Standalone(home=home, port=0)
+        _out.print("Airflow is up already")
+    else:
+        airflow.start(progress=lambda what: _out.print(f"up: {what}", markup=False))
+        airflow.wait_for_dags([f"job_{name}" for name in job_names(workspace.config)])
+    _out.print(f"Airflow: {airflow.url}   user {airflow.user}   password {airflow.password}", markup=False)
+    _out.print(f"Tables, checkpoints and logs: {workspace.root}", markup=False)
+    _out.print("Deploy a job: trigger its DAG, job_NAME. Stop everything: make down")
+    return 0
+
+
+def _down(home: Path, *, keep_jobs: bool, timeout: float) -> int:
+    airflow = Standalone(home=home, port=0)
+    env = airflow.recorded_env()
+    code = 0
+    if not keep_jobs:
+        config = env.get("STREAMWARDEN_CONFIG")
+        workspace = open_workspace(
+            env.get("STREAMWARDEN_PROFILE"),
+            config=Path(config) if config else None,
+            root=env.get("STREAMWARDEN_ROOT"),
+        )
+        code = _stop_jobs(workspace, timeout)
+    airflow.stop()
+    _out.print("Airflow is down")
+    return code
+
+
+def _stop_jobs(workspace: Workspace, timeout: float) -> int:
+    deadline = time.monotonic() + timeout
+    alive = [name for name in job_names(workspace.config) if observe(workspace, name).phase.alive]
+    for name in alive:
+        operations.stop(workspace, name, by=_BY, timeout=None)
+    code = 0
+    for name in alive:
+        try:
+            seen = operations.wait_for(
+                workspace,
+                name,
+                lambda now: not now.phase.alive,
+                timeout=max(deadline - time.monotonic(), 0),
+                what="the driver to stop",
+            )
+            _out.print(f"{name}: {seen.phase} ({seen.reason})", markup=False)
+        except StreamwardenError as error:
+            _err.print(str(error), markup=False, style="red", soft_wrap=True)
+            code = 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

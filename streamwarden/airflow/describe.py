@@ -1,0 +1,43 @@
+"""What a job's DAG says of it. Read at parse time, so quick, and never an error."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from streamwarden.control.config import config_dir
+
+__all__ = ["dag_id_of", "describe_job"]
+
+# libyaml where it is there: the whole parse of a DAG file has to stay well under a second.
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_GUIDE = (
+    "Described in `config/jobs/{file}`. Triggering this DAG deploys the job and supervises it until it is stopped (DAG"
+    " `stop`). While it is deferred, `supervise` holds no worker slot. A dead or silent driver is restarted from its"
+    " checkpoint within the job's failure budget. Marking `supervise` failed stops the driver; clearing it does not, and"
+    " deploys a job that is down."
+)
+
+
+def dag_id_of(job: str) -> str:
+    """Return the id of a job's DAG. A file name that no job may have still gets one: its DAG shows the error."""
+    return "job_" + re.sub(r"[^\w.-]", "_", job, flags=re.ASCII)
+
+
+def describe_job(job: str, *, config: Path | None = None) -> tuple[str, str]:
+    """Return a job's one-line description and its DAG's text.
+
+    Reads the YAML without judging it: a job whose file is wrong keeps its DAG, whose deploy task fails naming file and
+    field, and no other job's DAG suffers.
+    """
+    path = (config or config_dir()) / "jobs" / f"{job}.yaml"
+    try:
+        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        text = str(raw.get("description") or "").strip()
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
+        text = f"**{path.name} cannot be read**: {error}"
+    first = re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0].replace("\n", " ")
+    return first[:200], f"{text}\n\n{_GUIDE.format(file=path.name)}"

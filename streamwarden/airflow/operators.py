@@ -1,0 +1,526 @@
+"""Operators: deploy, supervise and stop a job; check tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any
+
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+from streamwarden.airflow.logtail import describe_error
+from streamwarden.airflow.triggers import SuperviseTrigger
+from streamwarden.control import operations
+from streamwarden.control.config import job_names
+from streamwarden.control.documents import ErrorInfo, JobDocuments, Supervision, utc_now
+from streamwarden.control.processes import kill, process_of
+from streamwarden.control.supervision import (
+    Action,
+    Claim,
+    Observation,
+    Phase,
+    Verdict,
+    claim,
+    current_claim,
+    decide,
+    observe,
+    record_decision,
+    restart,
+)
+from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["ALL_JOBS", "CheckOperator", "DeployOperator", "ReleaseOperator", "StopOperator", "SuperviseOperator"]
+
+ALL_JOBS = "all"
+"""What to give :class:`StopOperator` as job for every deployed one."""
+
+
+class _JobOperator(BaseOperator):
+    """What the operators of one job share: the place, and Airflow's words for an error."""
+
+    template_fields: Sequence[str] = ("job",)
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        profile: str | None = None,
+        config: str | None = None,
+        root: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.job = job
+        self.profile = profile
+        self.config = config
+        self.root = root
+
+    def open(self) -> Workspace:
+        """Open the place; what is not given comes from the worker's environment."""
+        try:
+            return open_workspace(self.profile, config=Path(self.config) if self.config else None, root=self.root)
+        except StreamwardenError as error:
+            raise AirflowFailException(str(error)) from error
+
+    def fail(self, error: StreamwardenError) -> AirflowException:
+        """Return the exception to raise: a final one if starting again can't help."""
+        return AirflowException(str(error)) if error.retryable else AirflowFailException(str(error))
+
+
+class DeployOperator(_JobOperator):
+    """Makes a job run as its YAML says now; leaves a driver alone that does so already.
+
+    Waits a moment for the driver to say that it runs, so that an error of the configuration fails this task, with the
+    driver's words. A driver that ends of what may pass by itself is the supervisor's matter. Does not supervise, and
+    does not launch if the job was stopped after this run was asked for.
+
+    Pushes ``incarnation`` to XCom.
+
+    Parameters
+    ----------
+    job
+        The job. (templated)
+    wait
+        Seconds to wait for the driver to run. 60: a JVM on a busy machine. One that takes longer is not at fault.
+    stop_timeout
+        Seconds that a driver with an older spec may take to stop.
+    profile, config, root
+        The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
+    """
+
+    ui_color = "#dcefe4"
+
+    def __init__(self, *, wait: float = 60.0, stop_timeout: float = 300.0, **kwargs: Any) -> None:
+        kwargs.setdefault("retries", 2)
+        kwargs.setdefault("retry_delay", timedelta(seconds=10))
+        super().__init__(**kwargs)
+        self.wait = wait
+        self.stop_timeout = stop_timeout
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Deploy."""
+        workspace = self.open()
+        holder = _holder(context)
+        try:
+            self._respect_stop(workspace, context)
+            # Now, not when the supervise task starts: an ended run's late trigger must find that the job is ours.
+            claim(workspace, self.job, Claim(holder=holder, attempt=0, at=utc_now()), over_own=False)
+            done = operations.deploy(workspace, self.job, by=f"airflow:{holder}", stop_timeout=self.stop_timeout)
+        except StreamwardenError as error:
+            raise self.fail(error) from error
+        how = "launched" if done.launched else "runs already with this spec; left alone"
+        self.log.info("%s: driver %s %s", self.job, done.incarnation, how)
+        context["ti"].xcom_push(key="incarnation", value=done.incarnation)
+        self._await_start(workspace, done.incarnation)
+        return {"job": self.job, "incarnation": done.incarnation, "launched": done.launched}
+
+    def _respect_stop(self, workspace: Workspace, context: Context) -> None:
+        # A run that waited behind another one of the same job begins when that one is stopped. Whoever stopped the job
+        # did so later than this run was asked for, and means it. A clear is a new wish.
+        run, ti = context["dag_run"], context["ti"]
+        desired = JobDocuments(workspace.storage, self.job).desired.read()
+        cleared = ti.max_tries > (self.retries or 0)
+        if desired is None or desired.state != "suspended" or cleared or run.run_after > desired.updated_at:
+            return
+        raise AirflowSkipException(
+            f"{self.job} was stopped by {desired.updated_by} at {desired.updated_at:%Y-%m-%d %H:%M:%S} UTC, after this"
+            " run was asked for: not deployed. Trigger the DAG again to deploy it."
+        )
+
+    def _await_start(self, workspace: Workspace, incarnation: str) -> None:
+        deadline = time.monotonic() + self.wait
+        while (seen := observe(workspace, self.job)).phase is Phase.STARTING and time.monotonic() < deadline:
+            time.sleep(0.5)
+        self.log.info("%s is %s: %s", seen.incarnation, seen.phase, seen.reason)
+        if seen.phase.alive or seen.error is None:
+            return
+        text = describe_error(workspace, self.job, seen.incarnation, seen.error)
+        if seen.error.retryable:
+            self.log.warning("the driver ended while it started; the supervise task restarts it\n%s", text)
+            return
+        self.log.error("the driver %s ended while it started\n%s", incarnation, text)
+        raise AirflowFailException(str(seen.error.to_exception()))
+
+
+class SuperviseOperator(_JobOperator):
+    """Keeps a deployed job running for as long as it is wanted, holding no worker slot while there is nothing to do.
+
+    Restarts a dead, silent or failed driver from its checkpoint, with back-off, within the spec's failure budget
+    (``restarts``). Succeeds once the job was stopped; fails with the driver's last error once the budget is spent or
+    the error can't pass by itself. After any restart of Airflow's parts, and at a retry, it re-attaches to the driver
+    that runs, which never notices. Marking the task failed (or successful) stops the driver; clearing it does not, and
+    deploys a job anew that is down. Has no timeout, and must be given none.
+
+    The task's retries are not the job's failure budget: they cover Airflow's own faults over weeks (a trigger lost, a
+    triggerer upgraded, a database restarted), each of which uses one up. Hence many, with a short delay; the task is
+    final only by :class:`~airflow.sdk.exceptions.AirflowFailException`.
+
+    Parameters
+    ----------
+    job
+        The job. (templated)
+    poll_interval
+        Seconds between looks at the job's documents.
+    profile, config, root
+        The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
+    """
+
+    ui_color = "#dce6f5"
+
+    def __init__(self, *, poll_interval: float = 2.0, **kwargs: Any) -> None:
+        kwargs.setdefault("retries", 1000)
+        kwargs.setdefault("retry_delay", timedelta(seconds=10))
+        super().__init__(**kwargs)
+        self.poll_interval = poll_interval
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Attach to the job, deploying it if a person cleared the task of one that is down; then watch."""
+        workspace = self.open()
+        ti = context["ti"]
+        holder = _holder(context)
+        try:
+            ours = Claim(holder=holder, attempt=ti.try_number, granted=ti.max_tries, at=utc_now())
+            before = claim(workspace, self.job, ours)
+            # Only a clear raises a task's granted tries: that tells a person's wish from a retry of Airflow's.
+            granted = before.granted if before and before.holder == holder else 0
+            cleared = ti.max_tries > (granted or self.retries or 0)
+            seen, verdict = self._look(workspace)
+            suspended = seen.desired is not None and seen.desired.state == "suspended"
+            if cleared and (verdict.action is not Action.WAIT or suspended):
+                self.log.info("cleared while the job is %s (%s): deploying it", seen.phase, verdict.why)
+                operations.deploy(workspace, self.job, by=f"airflow:{holder}", note="supervise task cleared")
+                seen, verdict = self._look(workspace)
+            elif verdict.action is Action.WAIT:
+                self.log.info("attached to driver %s, which is %s: %s", seen.incarnation, seen.phase, seen.reason)
+            return self._act(context, workspace, seen, verdict)
+        except StreamwardenError as error:
+            raise self.fail(error) from error
+
+    def resume(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Go on when the trigger fired. What it saw may be past: look again."""
+        if event:
+            self.log.info("woken for %s: %s", event.get("action"), event.get("why"))
+        workspace = self.open()
+        try:
+            seen, verdict = self._look(workspace)
+            return self._act(context, workspace, seen, verdict)
+        except StreamwardenError as error:
+            raise self.fail(error) from error
+
+    def _look(self, workspace: Workspace) -> tuple[Observation, Verdict]:
+        seen = observe(workspace, self.job)
+        memory = JobDocuments(workspace.storage, self.job).supervision.read() or Supervision()
+        return seen, decide(seen, memory)
+
+    def _act(self, context: Context, workspace: Workspace, seen: Observation, verdict: Verdict) -> dict[str, Any]:
+        if verdict.action is Action.FINISH:
+            self.log.info("finished: %s", verdict.why)
+            record_decision(workspace, self.job, "finish", verdict.why)
+            return _summary(workspace, seen)
+        if verdict.action is Action.FAIL:
+            error = verdict.error or ErrorInfo.of(StreamwardenError("DRIVER_DIED", seen.reason))
+            self.log.error("failed: %s\n%s", verdict.why, self._last_words(workspace, seen, error))
+            record_decision(workspace, self.job, "fail", verdict.why)
+            raise AirflowFailException(str(error.to_exception()))
+        incarnation = seen.incarnation
+        if verdict.action is Action.RESTART:
+            wait = (verdict.not_before - utc_now()).total_seconds() if verdict.not_before else 0
+            if wait > 0:
+                self.log.info("%s: to be restarted in %.1f s: %s", incarnation, wait, verdict.why)
+            else:
+                incarnation = self._restart(context, workspace, seen, verdict) or incarnation
+        self._stop_if_ended(context, workspace, incarnation)
+        self._defer(context, workspace, incarnation)
+        raise AssertionError("defer() returned")
+
+    def _restart(self, context: Context, workspace: Workspace, seen: Observation, verdict: Verdict) -> str | None:
+        if seen.error is not None:
+            words = describe_error(workspace, self.job, seen.incarnation, seen.error)
+            self.log.warning("driver %s is %s\n%s", seen.incarnation, seen.phase, words)
+        launched = restart(workspace, seen, by=f"airflow:{_holder(context)}")
+        if launched is None:
+            self.log.info("%s: restarted, stopped or deployed by somebody else meanwhile", seen.incarnation)
+        else:
+            self.log.info("restarted as %s after %s: %s", launched, seen.incarnation, verdict.why)
+        return launched
+
+    def _last_words(self, workspace: Workspace, seen: Observation, error: ErrorInfo) -> str:
+        text = describe_error(workspace, self.job, seen.incarnation, error)
+        if seen.error is not None and seen.error.code != error.code:
+            text = f"{text}\nThe driver's last error: {seen.error.to_exception()}"
+        return text
+
+    def _stop_if_ended(self, context: Context, workspace: Workspace, incarnation: str | None) -> None:
+        # Marked failed while the task held a slot: there was no trigger whose on_kill would have stopped the driver.
+        ti = context["ti"]
+        try:
+            states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[ti.task_id])
+        except Exception:
+            self.log.warning("can't ask for this task's state", exc_info=True)
+            return
+        state = next(iter(states.get(ti.run_id, {}).values()), None)
+        if state not in ("failed", "success"):
+            return
+        operations.stop(
+            workspace,
+            self.job,
+            by=f"airflow:{_holder(context)}",
+            reason=f"its supervise task was ended by hand ({state})",
+            incarnation=incarnation,
+            timeout=None,
+        )
+        raise AirflowFailException(f"the task was marked {state}: driver {incarnation} is asked to stop")
+
+    def _defer(self, context: Context, workspace: Workspace, incarnation: str | None) -> None:
+        self.defer(
+            trigger=SuperviseTrigger(
+                job=self.job,
+                profile=workspace.profile.name,
+                config=str(workspace.config),
+                root=str(workspace.root),
+                holder=_holder(context),
+                attempt=context["ti"].try_number,
+                incarnation=incarnation,
+                poll_interval=self.poll_interval,
+            ),
+            method_name="resume",
+        )
+
+
+class ReleaseOperator(_JobOperator):
+    """Sees to it that no driver of a run goes on unwatched once the run's supervise task has ended.
+
+    Normally there is nothing to do: a supervised job ends by its own stop, or because a person marked the task failed
+    and the trigger stopped the driver. But a trigger hears of that only if a triggerer runs it at that moment. To be
+    used as a teardown, after the supervise task. Does not wait for the driver's end.
+
+    Parameters
+    ----------
+    job
+        The job. (templated)
+    supervise_task_id
+        The task that has ended.
+    profile, config, root
+        The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
+    """
+
+    ui_color = "#eeeeee"
+
+    def __init__(self, *, supervise_task_id: str = "supervise", **kwargs: Any) -> None:
+        kwargs.setdefault("retries", 5)
+        kwargs.setdefault("retry_delay", timedelta(seconds=10))
+        super().__init__(**kwargs)
+        self.supervise_task_id = supervise_task_id
+
+    def execute(self, context: Context) -> None:
+        """Stop what is left."""
+        ti = context["ti"]
+        states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[self.supervise_task_id])
+        state = states.get(ti.run_id, {}).get(self.supervise_task_id)
+        if state not in ("failed", "success"):
+            self.log.info("%s is %s: nothing to release", self.supervise_task_id, state)
+            return
+        workspace = self.open()
+        try:
+            seen = observe(workspace, self.job)
+            holder = current_claim(workspace, self.job)
+            if holder is None or holder.holder != _holder(context):
+                self.log.info("supervised by %s now: left alone", holder.holder if holder else "nobody")
+            elif not seen.phase.alive:
+                self.log.info("%s is %s: nothing to release", seen.incarnation, seen.phase)
+            else:
+                reason = f"its supervise task has ended ({state})"
+                by = f"airflow:{_holder(context)}"
+                operations.stop(workspace, self.job, by=by, reason=reason, incarnation=seen.incarnation, timeout=None)
+                self.log.warning("driver %s is asked to stop: %s", seen.incarnation, reason)
+        except StreamwardenError as error:
+            raise self.fail(error) from error
+
+
+class StopOperator(_JobOperator):
+    """Suspends a job, or all of them: each driver finishes its batch in flight and ends.
+
+    Holds its slot while it waits: a stop takes a batch's time. Does not delete anything: a deploy goes on where the
+    job stopped.
+
+    Parameters
+    ----------
+    job
+        The job, or ``all`` for every deployed one. (templated)
+    timeout
+        Seconds to wait for the end. (templated)
+    reason
+        Why, for the record. (templated)
+    profile, config, root
+        The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
+    """
+
+    template_fields: Sequence[str] = ("job", "timeout", "reason")
+    ui_color = "#f5e6dc"
+
+    def __init__(self, *, timeout: float | str = 300.0, reason: str = "", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.timeout = timeout
+        self.reason = reason
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Ask all, then wait for each."""
+        workspace = self.open()
+        by = f"airflow:{_holder(context)}"
+        deadline = time.monotonic() + float(self.timeout)
+        names = job_names(workspace.config) if self.job == ALL_JOBS else [self.job]
+        asked = []
+        try:
+            for name in names:
+                if self.job == ALL_JOBS and observe(workspace, name).phase is Phase.NOT_DEPLOYED:
+                    self.log.info("%s was never deployed", name)
+                    continue
+                operations.stop(workspace, name, by=by, reason=self.reason, timeout=None)
+                asked.append(name)
+            stopped = {}
+            for name in asked:
+                seen = operations.wait_for(
+                    workspace,
+                    name,
+                    lambda now: not now.phase.alive,
+                    timeout=max(deadline - time.monotonic(), 0),
+                    what="the driver to stop",
+                )
+                self.log.info("%s is %s: %s", name, seen.phase, seen.reason)
+                stopped[name] = _summary(workspace, seen)
+        except StreamwardenError as error:
+            raise self.fail(error) from error
+        return stopped
+
+
+class CheckOperator(BaseOperator):
+    """Checks tables against their expectations, in a process of its own: no Spark inside Airflow's.
+
+    Streams that process's log into the task's. Fails, naming each table and expectation, if the check
+    says that they are not met. Does not repair or hold back anything.
+
+    Parameters
+    ----------
+    tables
+        Names; all that have a suite if empty. (templated, or set by `tables_param`)
+    tables_param
+        A DAG param that holds the list of names, and replaces `tables`.
+    profile, config, root
+        The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
+    """
+
+    template_fields: Sequence[str] = ("tables",)
+    ui_color = "#efe4f2"
+
+    def __init__(
+        self,
+        *,
+        tables: Sequence[str] = (),
+        tables_param: str | None = None,
+        profile: str | None = None,
+        config: str | None = None,
+        root: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.tables = tables
+        self.tables_param = tables_param
+        self.profile = profile
+        self.config = config
+        self.root = root
+        self._process: subprocess.Popen[str] | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run the check and judge its result."""
+        tables = context["params"][self.tables_param] if self.tables_param else self.tables
+        command = [sys.executable, "-m", "streamwarden.cli", "check", "--json"]
+        for table in tables or ():
+            command += ["--table", str(table)]
+        code, output, errors = self._run(command)
+        try:
+            result = json.loads(output)
+        except json.JSONDecodeError:
+            result = None
+        if not isinstance(result, dict) or code not in (0, 1):
+            raise AirflowException(f"the check ended with code {code}: {errors or 'it said nothing'}")
+        failures = _failures(result)
+        for line in failures:
+            self.log.error(line)
+        self.log.info("report: %s", result.get("report"))
+        if code or not result.get("success"):
+            # Final: the same data fails again.
+            raise AirflowFailException("expectations not met: " + ("; ".join(failures) or "see the report"))
+        return {key: result.get(key) for key in ("run", "success", "report")}
+
+    def on_kill(self) -> None:
+        """End the check with its JVM."""
+        if self._process is not None and self._process.poll() is None:
+            kill(process_of(self._process.pid))
+
+    def _run(self, command: list[str]) -> tuple[int, str, str]:
+        workspace = open_workspace(self.profile, config=Path(self.config) if self.config else None, root=self.root)
+        place = {
+            "STREAMWARDEN_PROFILE": workspace.profile.name,
+            "STREAMWARDEN_CONFIG": str(workspace.config),
+            "STREAMWARDEN_ROOT": str(workspace.root),
+        }
+        self.log.info("%s", " ".join(command[1:]))
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            cwd=workspace.config.parent,
+            env={**os.environ, **place, "PYTHONUNBUFFERED": "1"},
+        )
+        try:
+            assert self._process.stdout is not None and self._process.stderr is not None
+            last: list[str] = []
+            reader = threading.Thread(target=self._relay, args=(self._process.stderr, last), daemon=True)
+            reader.start()
+            output = self._process.stdout.read()
+            code = self._process.wait()
+            reader.join(timeout=5)
+            return code, output, "\n".join(last[-20:])
+        finally:
+            # Also when the task's timeout breaks in.
+            self.on_kill()
+
+    def _relay(self, stream: IO[str], last: list[str]) -> None:
+        for line in stream:
+            self.log.info(line.rstrip())
+            last.append(line.rstrip())
+            del last[:-20]
+
+
+def _holder(context: Context) -> str:
+    ti = context["ti"]
+    return f"{ti.dag_id}/{ti.run_id}"
+
+
+def _summary(workspace: Workspace, seen: Observation) -> dict[str, Any]:
+    status = operations.status(workspace, seen.job)
+    kept = ("job", "incarnation", "phase", "reason", "batch", "totals")
+    return {**{key: status[key] for key in kept}, "restarts": len(status["restarts"])}
+
+
+def _failures(result: dict[str, Any]) -> list[str]:
+    lines = []
+    for table in result.get("tables", ()):
+        for failure in table.get("failures", ()):
+            column = f" on {failure['column']}" if failure.get("column") else ""
+            severity = failure.get("severity") or "error"
+            detail = f": {failure['detail']}" if failure.get("detail") else ""
+            lines.append(f"{table['table']}: {failure['expectation']}{column} ({severity}){detail}")
+    return lines

@@ -1,0 +1,173 @@
+"""A client for the part of Airflow's REST API that the demo, ``make up`` and the tests need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+__all__ = ["AirflowClient", "AirflowRequestFailed"]
+
+_ENDED = ("success", "failed")
+
+
+class AirflowRequestFailed(Exception):
+    """Airflow refused a request, or something that was waited for did not come."""
+
+
+class AirflowClient:
+    """Talks to an API server, logging in when it has to.
+
+    Does not retry: a request that fails says so.
+
+    Parameters
+    ----------
+    url
+        The server, such as ``http://127.0.0.1:8080``.
+    user, password
+        The login; asked for by a function, because the password may be made while the server starts.
+    timeout
+        Seconds for each request. 30: a server on a busy machine answers slowly, not never.
+    """
+
+    def __init__(self, *, url: str, user: str, password: str | Callable[[], str], timeout: float = 30.0) -> None:
+        self.url = url.rstrip("/")
+        self._user = user
+        self._password = password
+        self._token = ""
+        # No proxy from the environment may come between this process and its own machine.
+        self._http = httpx.Client(base_url=self.url, timeout=timeout, trust_env=False)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def health(self) -> dict[str, Any]:
+        """Return the components' health; asks for no login."""
+        return self._checked(self._http.get("/api/v2/monitor/health"))
+
+    def request(self, method: str, path: str, **kwargs: Any) -> dict[str, Any]:
+        """Send any request below ``/api/v2`` and return its JSON.
+
+        Raises
+        ------
+        AirflowRequestFailed
+            With the server's words.
+        """
+        for fresh in (False, True):
+            if fresh or not self._token:
+                self._log_in()
+            headers = {"Authorization": f"Bearer {self._token}", **kwargs.pop("headers", {})}
+            answer = self._http.request(method, f"/api/v2{path}", headers=headers, **kwargs)
+            if answer.status_code != httpx.codes.UNAUTHORIZED:
+                break
+        return self._checked(answer)
+
+    def dags(self) -> list[str]:
+        """Return the ids of the DAGs that were parsed."""
+        return [dag["dag_id"] for dag in self.request("GET", "/dags", params={"limit": 100})["dags"]]
+
+    def import_errors(self) -> list[dict[str, Any]]:
+        """Return the DAG files that could not be loaded, with the reason."""
+        return list(self.request("GET", "/importErrors")["import_errors"])
+
+    def unpause(self, dag: str) -> None:
+        """Let a DAG's runs start."""
+        self.request("PATCH", f"/dags/{dag}", json={"is_paused": False})
+
+    def trigger_dag(self, dag: str, conf: dict[str, Any] | None = None) -> str:
+        """Start a run, with params as `conf`, and return its id. Unpauses the DAG first."""
+        self.unpause(dag)
+        body = {"logical_date": None, "conf": conf or {}}
+        return str(self.request("POST", f"/dags/{dag}/dagRuns", json=body)["dag_run_id"])
+
+    def dag_run(self, dag: str, run: str) -> dict[str, Any]:
+        """Return a run; ``["state"]`` is queued, running, success or failed."""
+        return self.request("GET", f"/dags/{dag}/dagRuns/{run}")
+
+    def wait_for_run(self, dag: str, run: str, *, timeout: float, poll: float = 1.0) -> str:
+        """Wait until a run has ended, and return its state.
+
+        Raises
+        ------
+        AirflowRequestFailed
+            If it goes on for longer than `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while (state := str(self.dag_run(dag, run)["state"])) not in _ENDED:
+            if time.monotonic() >= deadline:
+                raise AirflowRequestFailed(f"{dag} {run} is still {state} after {timeout:.0f} s")
+            time.sleep(poll)
+        return state
+
+    def tasks(self, dag: str, run: str) -> dict[str, dict[str, Any]]:
+        """Return a run's task instances by task id."""
+        found = self.request("GET", f"/dags/{dag}/dagRuns/{run}/taskInstances")["task_instances"]
+        return {task["task_id"]: task for task in found}
+
+    def task_state(self, dag: str, run: str, task: str) -> str | None:
+        """Return a task's state."""
+        return self.tasks(dag, run)[task]["state"]  # type: ignore[no-any-return]
+
+    def wait_for_task(
+        self, dag: str, run: str, task: str, states: tuple[str, ...], *, timeout: float, poll: float = 1.0
+    ) -> str:
+        """Wait until a task is in one of some states, and return which.
+
+        Raises
+        ------
+        AirflowRequestFailed
+            If it is not after `timeout` seconds, or ends otherwise.
+        """
+        deadline = time.monotonic() + timeout
+        while (state := self.task_state(dag, run, task)) not in states:
+            if state in ("success", "failed", "upstream_failed", "skipped") or time.monotonic() >= deadline:
+                raise AirflowRequestFailed(f"{dag} {run} {task} is {state}, not {' or '.join(states)}")
+            time.sleep(poll)
+        return state
+
+    def set_task_state(self, dag: str, run: str, task: str, state: str) -> None:
+        """Mark a task ``failed`` or ``success``, as a person does in the UI."""
+        path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}"
+        self.request("PATCH", path, json={"new_state": state})
+
+    def clear_task(self, dag: str, run: str, task: str) -> None:
+        """Clear a task, so that it runs again."""
+        body = {"dry_run": False, "dag_run_id": run, "task_ids": [task], "only_failed": False, "reset_dag_runs": True}
+        self.request("POST", f"/dags/{dag}/clearTaskInstances", json=body)
+
+    def task_log(self, dag: str, run: str, task: str, *, attempt: int | None = None) -> str:
+        """Return a task's log, the trigger's lines included, as text; default its newest try."""
+        attempt = attempt or int(self.tasks(dag, run)[task]["try_number"])
+        path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/logs/{attempt}"
+        answer = self.request(
+            "GET", path, params={"full_content": True, "map_index": -1}, headers={"Accept": "application/json"}
+        )
+        return "\n".join(_line(entry) for entry in answer["content"])
+
+    def xcom(self, dag: str, run: str, task: str, key: str = "return_value") -> Any:
+        """Return a value that a task pushed."""
+        path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/xcomEntries/{key}"
+        return self.request("GET", path, params={"deserialize": True})["value"]
+
+    def _log_in(self) -> None:
+        password = self._password if isinstance(self._password, str) else self._password()
+        answer = self._http.post("/auth/token", json={"username": self._user, "password": password})
+        self._token = str(self._checked(answer)["access_token"])
+
+    def _checked(self, answer: httpx.Response) -> dict[str, Any]:
+        if answer.is_error:
+            raise AirflowRequestFailed(
+                f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:500]}"
+            )
+        found = answer.json() if answer.content else {}
+        return found if isinstance(found, dict) else {"value": found}
+
+
+def _line(entry: Any) -> str:
+    if not isinstance(entry, dict):
+        return str(entry)
+    parts = [str(entry.get("timestamp") or "")[:19], str(entry.get("level") or ""), str(entry.get("event") or "")]
+    return " ".join(part for part in parts if part)

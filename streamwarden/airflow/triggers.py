@@ -1,0 +1,228 @@
+"""The trigger that watches a job while its task holds no slot."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from streamwarden.control import operations
+from streamwarden.control.documents import JobDocuments, Supervision, utc_now
+from streamwarden.control.supervision import Action, Observation, Verdict, current_claim, decide, observe
+from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["SuperviseTrigger"]
+
+# What a person can make of a deferred task so that nobody watches its job any more. A cleared one is none of these: it
+# is scheduled, queued, running or deferred again, and its new try watches the same driver.
+_ENDED = frozenset({"failed", "success", "skipped", "removed", "upstream_failed"})
+_DELETED = "deleted"
+_UNKNOWN = "unknown"
+
+_PROGRESS_EVERY_S = 60.0
+_TOLERABLE_S = 60.0
+"""How long documents may be unreadable before the task is told. A file system that comes back is no news."""
+
+
+class SuperviseTrigger(BaseTrigger):
+    """Fires when a job needs something done: a restart whose back-off has passed, an end, or a failure.
+
+    It only reads: two triggerers may run it at once, and the task that it wakes looks for itself. It does not restart
+    drivers, has no timeout, and does not end because Airflow's parts do.
+
+    Parameters
+    ----------
+    job
+        The job.
+    profile, config, root
+        The place, resolved by the operator: the triggerer's own environment doesn't matter.
+    holder, attempt
+        The claim of the task that defers, see :class:`~streamwarden.control.supervision.Claim`.
+    incarnation
+        The driver that ran when the task deferred.
+    poll_interval
+        Seconds between looks.
+    settle
+        Seconds in which nothing is fired: a trigger that fires while the scheduler has not yet heard that the
+        deferring process ended can fail its task for no reason.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        profile: str,
+        config: str,
+        root: str,
+        holder: str,
+        attempt: int,
+        incarnation: str | None = None,
+        poll_interval: float = 2.0,
+        settle: float = 5.0,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.job = job
+        self.profile = profile
+        self.config = config
+        self.root = root
+        self.holder = holder
+        self.attempt = attempt
+        self.incarnation = incarnation
+        self.poll_interval = poll_interval
+        self.settle = settle
+        self._said = ""
+        self._batch: int | None = None
+        self._progress_at = 0.0
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class's path and the arguments that make this trigger again."""
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "job": self.job,
+                "profile": self.profile,
+                "config": self.config,
+                "root": self.root,
+                "holder": self.holder,
+                "attempt": self.attempt,
+                "incarnation": self.incarnation,
+                "poll_interval": self.poll_interval,
+                "settle": self.settle,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look again and again; yield one event once the task has something to do."""
+        settled = time.monotonic() + self.settle
+        readable = time.monotonic()
+        while True:
+            try:
+                seen, verdict = await asyncio.to_thread(self._look)
+            except (StreamwardenError, OSError) as error:
+                self._say(f"can't read the control documents: {error}")
+                if time.monotonic() - readable > max(_TOLERABLE_S, self.settle):
+                    # The task reads them again, and fails with the error if it is still so; Airflow then retries it.
+                    yield _event("look", str(error), self.incarnation)
+                    return
+            else:
+                readable = time.monotonic()
+                self.incarnation = seen.incarnation
+                self._report(seen, verdict)
+                if _due(verdict) and time.monotonic() >= settled:
+                    yield _event(verdict.action.value, verdict.why, seen.incarnation)
+                    return
+            await asyncio.sleep(self.poll_interval)
+
+    async def on_kill(self) -> None:
+        """Stop the driver last seen, for good, if a person ended the task; do nothing if not.
+
+        Airflow also calls this when a triggerer has lost its triggers to another one, and on a clear, at whose time the
+        task's next try already watches the driver. So the task's state decides, and then the claim: a later run or try
+        that has taken the job over keeps it. The stop is a request to one incarnation, never to a newer one.
+        """
+        state = await self._task_state()
+        if state != _DELETED and state not in _ENDED:
+            self.log.info("the task is %s: driver %s goes on", state or "cleared", self.incarnation)
+            return
+        done = await asyncio.to_thread(self._stop, f"its supervise task was ended by hand ({state})")
+        self.log.info(done)
+
+    def _look(self) -> tuple[Observation, Verdict]:
+        workspace = self._workspace()
+        seen = observe(workspace, self.job)
+        memory = JobDocuments(workspace.storage, self.job).supervision.read() or Supervision()
+        return seen, decide(seen, memory)
+
+    def _stop(self, reason: str) -> str:
+        workspace = self._workspace()
+        claim = current_claim(workspace, self.job)
+        if claim is None or (claim.holder, claim.attempt) != (self.holder, self.attempt):
+            return f"{self.job} is supervised by {claim.holder if claim else 'nobody'} now: nothing stopped"
+        if self.incarnation is None:
+            return f"{self.job}: no driver was seen: nothing to stop"
+        seen = operations.stop(
+            workspace,
+            self.job,
+            by=f"airflow:{self.holder}",
+            reason=reason,
+            incarnation=self.incarnation,
+            timeout=None,
+        )
+        if seen.incarnation != self.incarnation:
+            return f"{self.job} runs as {seen.incarnation} now, not {self.incarnation}: nothing stopped"
+        return f"{self.job}: driver {self.incarnation} is asked to stop: {reason}"
+
+    async def _task_state(self) -> str | None:
+        """Return the state of this trigger's task; None is Airflow's own for a cleared one."""
+        ti = self.task_instance
+        if ti is None:
+            return _UNKNOWN
+        for _ in range(3):
+            try:
+                # In a thread: called from the event loop, the SDK's request would wait for the very loop that answers.
+                states = await asyncio.to_thread(
+                    RuntimeTaskInstance.get_task_states, dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[ti.task_id]
+                )
+            except Exception:
+                # Whatever it is: with the state unknown, a driver is left alone.
+                self.log.exception("can't ask for the state of the task")
+                await asyncio.sleep(1)
+                continue
+            run = states.get(ti.run_id)
+            if run is None:
+                return _DELETED
+            state = next(iter(run.values()), _DELETED)
+            return None if state is None else str(getattr(state, "value", state))
+        return _UNKNOWN
+
+    def _workspace(self) -> Workspace:
+        return open_workspace(self.profile, config=Path(self.config), root=self.root)
+
+    def _report(self, seen: Observation, verdict: Verdict) -> None:
+        if verdict.action is Action.WAIT:
+            self._say(f"{seen.incarnation} is {seen.phase}", detail=seen.reason)
+        else:
+            when = f", not before {verdict.not_before:%H:%M:%S} UTC" if verdict.not_before else ""
+            self._say(f"{seen.incarnation} is {seen.phase} ({seen.reason}): {verdict.action}{when}")
+        last = seen.progress.last if seen.progress else None
+        now = time.monotonic()
+        if last is None or last.batch == self._batch or now - self._progress_at < _PROGRESS_EVERY_S:
+            return
+        self._batch, self._progress_at = last.batch, now
+        lag = "" if last.watermark_lag_s is None else f", watermark lag {last.watermark_lag_s:.0f} s"
+        self.log.info(
+            "batch %d: %d rows in, %.0f rows/s, %d ms%s, %d late, %d state rows",
+            last.batch,
+            last.rows_in,
+            last.rows_per_second,
+            last.duration_ms,
+            lag,
+            last.late_rows,
+            last.state_rows,
+        )
+
+    def _say(self, line: str, *, detail: str = "") -> None:
+        # Once for each change: the detail names the newest batch, and would fill the log.
+        if line != self._said:
+            self._said = line
+            self.log.info("%s%s", line, f" ({detail})" if detail else "")
+
+
+def _event(action: str, why: str, incarnation: str | None) -> TriggerEvent:
+    # The same wherever it is run: of two triggerers' events Airflow drops one.
+    return TriggerEvent({"action": action, "why": why, "incarnation": incarnation})  # type: ignore[no-untyped-call]
+
+
+def _due(verdict: Verdict, now: datetime | None = None) -> bool:
+    if verdict.action is Action.WAIT:
+        return False
+    if verdict.action is Action.RESTART and verdict.not_before is not None:
+        return (now or utc_now()) >= verdict.not_before
+    return True

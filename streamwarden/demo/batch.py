@@ -1,0 +1,447 @@
+"""What the three jobs' tables must hold, computed in one go by DuckDB, and the comparison with what they do hold.
+
+Nothing here shares code with ``spark_jobs/``: the rules are written a second time, in SQL, so that a mistake would have
+to be made twice. Equality is exact. Money is summed in whole cents, which no order of rows can change.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import duckdb
+import pyarrow as pa
+
+__all__ = [
+    "TRIP_KEY",
+    "Difference",
+    "Landed",
+    "Reasons",
+    "compare_card_sessions",
+    "compare_quarantine",
+    "compare_trips",
+    "compare_zone_windows",
+    "expected_card_sessions",
+    "expected_quarantine",
+    "expected_trips",
+    "expected_zone_windows",
+    "read_landed",
+]
+
+Reasons = tuple[str, ...]
+"""All reasons of one quarantined row, in the jobs' order; of a whole file, ``FILE_…`` without its message."""
+
+TRIP_KEY: Final = (
+    "VendorID",
+    "lpep_pickup_datetime",
+    "lpep_dropoff_datetime",
+    "PULocationID",
+    "DOLocationID",
+    "total_amount",
+)
+
+_COLUMNS: Final = {
+    "VendorID": "INTEGER",
+    "lpep_pickup_datetime": "TIMESTAMP",
+    "lpep_dropoff_datetime": "TIMESTAMP",
+    "store_and_fwd_flag": "VARCHAR",
+    "RatecodeID": "INTEGER",
+    "PULocationID": "INTEGER",
+    "DOLocationID": "INTEGER",
+    "passenger_count": "INTEGER",
+    "trip_distance": "DOUBLE",
+    "fare_amount": "DOUBLE",
+    "extra": "DOUBLE",
+    "mta_tax": "DOUBLE",
+    "tip_amount": "DOUBLE",
+    "tolls_amount": "DOUBLE",
+    "ehail_fee": "DOUBLE",
+    "improvement_surcharge": "DOUBLE",
+    "total_amount": "DOUBLE",
+    "payment_type": "INTEGER",
+    "trip_type": "INTEGER",
+    "congestion_surcharge": "DOUBLE",
+    "cbd_congestion_fee": "DOUBLE",
+    "card_id": "VARCHAR",
+}
+_NOT_MONEY: Final = {"trip_distance"}
+_REQUIRED: Final = ("lpep_pickup_datetime", "PULocationID")
+_EXAMPLES: Final = 5
+
+
+@dataclass(frozen=True)
+class Landed:
+    """What landed files hold.
+
+    Parameters
+    ----------
+    trips
+        Valid trips, each once: of several with one key, the first by file and row.
+    quarantine
+        Quarantined rows (a whole file is one) by their reasons.
+    duplicates
+        Valid rows left out of `trips`.
+    """
+
+    trips: pa.Table
+    quarantine: Mapping[Reasons, int]
+    duplicates: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a table differs from what it must hold.
+
+    Parameters
+    ----------
+    table
+        Its name.
+    expected, actual
+        Rows.
+    missing
+        Keys that are expected and not there.
+    extra
+        Keys that are there and not expected, among them second rows of one key.
+    different
+        Keys with other values.
+    examples
+        Up to five of all of these, in words.
+    """
+
+    table: str
+    expected: int
+    actual: int
+    missing: int
+    extra: int
+    different: int
+    examples: tuple[str, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether there is none."""
+        return not (self.missing or self.extra or self.different)
+
+    def __str__(self) -> str:
+        if self.equal:
+            return f"{self.table}: equal, {self.expected:,} rows"
+        head = (
+            f"{self.table}: {self.missing:,} missing, {self.extra:,} extra, {self.different:,} different"
+            f" ({self.expected:,} rows expected, {self.actual:,} found)"
+        )
+        return "\n  ".join([head, *self.examples])
+
+
+def read_landed(files: Iterable[Path], *, earliest: datetime, latest: datetime) -> Landed:
+    """Read landed files and judge their rows.
+
+    Parameters
+    ----------
+    files
+        The files, of any kind. Hidden (``.``, ``_``) and empty ones are left out, as Spark leaves them out.
+    earliest, latest
+        Bounds of the pickup, the second exclusive; UTC where they have no zone.
+    """
+    seen = sorted(path for path in files if not path.name.startswith((".", "_")) and path.stat().st_size)
+    quarantine: Counter[Reasons] = Counter()
+    with _duckdb() as db:
+        columns = ", ".join(f'"{name}" {kind}' for name, kind in _COLUMNS.items())
+        db.execute(f"CREATE TABLE landed ({columns}, source_file VARCHAR, source_row BIGINT, reasons VARCHAR[])")
+        for path in seen:
+            if (reason := _load(db, path, _naive(earliest), _naive(latest))) is not None:
+                quarantine[(reason,)] += 1
+        bad = db.execute("SELECT reasons, count(*) FROM landed WHERE len(reasons) > 0 GROUP BY reasons").fetchall()
+        quarantine.update({tuple(reasons): count for reasons, count in bad})
+        key = ", ".join(f'"{name}"' for name in TRIP_KEY)
+        trips = _table(
+            db,
+            f"""
+            SELECT * EXCLUDE (reasons) FROM landed WHERE len(reasons) = 0
+            QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY source_file, source_row) = 1
+            ORDER BY source_file, source_row
+            """,
+        )
+        valid = db.execute("SELECT count(*) FROM landed WHERE len(reasons) = 0").fetchone()
+        assert valid is not None
+    return Landed(trips, dict(quarantine), int(valid[0]) - trips.num_rows)
+
+
+def expected_trips(files: Iterable[Path], *, earliest: datetime, latest: datetime) -> pa.Table:
+    """Return what ``trips`` must hold; see :func:`read_landed`."""
+    return read_landed(files, earliest=earliest, latest=latest).trips
+
+
+def expected_quarantine(files: Iterable[Path], *, earliest: datetime, latest: datetime) -> Mapping[Reasons, int]:
+    """Return how many rows ``trips_quarantine`` must hold, by their reasons; see :func:`read_landed`."""
+    return read_landed(files, earliest=earliest, latest=latest).quarantine
+
+
+def expected_zone_windows(trips: pa.Table, *, window: timedelta = timedelta(hours=1)) -> pa.Table:
+    """Return what ``zone_windows`` must hold once all trips came in time.
+
+    Parameters
+    ----------
+    trips
+        Rows of ``trips``, expected ones or the table's.
+    window
+        The job's option.
+    """
+    with _duckdb() as db:
+        db.register("trips", _plain(trips))
+        length = window // timedelta(microseconds=1)
+        return _table(
+            db,
+            f"""
+            WITH placed AS (
+                SELECT *, epoch_us(lpep_pickup_datetime) AS micros,
+                       micros - ((micros % {length}) + {length}) % {length} AS start
+                FROM trips
+            )
+            SELECT make_timestamp(start) AS window_start, make_timestamp(start + {length}) AS window_end,
+                   PULocationID AS zone_id, count(*) AS trips,
+                   {_dollars("total_amount")} AS revenue,
+                   CAST(sum({_cents("fare_amount")}) AS DOUBLE) / (nullif(count(fare_amount), 0) * 100.0)
+                       AS average_fare
+            FROM placed GROUP BY start, PULocationID ORDER BY start, PULocationID
+            """,
+        )
+
+
+def expected_card_sessions(trips: pa.Table, *, gap: timedelta = timedelta(minutes=30)) -> pa.Table:
+    """Return what ``card_sessions`` must hold, but for ``status``, which depends on the time of day.
+
+    Parameters
+    ----------
+    trips
+        Rows of ``trips``, expected ones or the table's; those without a card are left out.
+    gap
+        The job's option.
+    """
+    with _duckdb() as db:
+        db.register("trips", _plain(trips))
+        micros = gap // timedelta(microseconds=1)
+        return _table(
+            db,
+            f"""
+            WITH ordered AS (
+                SELECT *, epoch_us(lpep_pickup_datetime)
+                          - lag(epoch_us(lpep_pickup_datetime)) OVER card > {micros} AS begins
+                FROM trips WHERE card_id IS NOT NULL AND lpep_pickup_datetime IS NOT NULL
+                WINDOW card AS (PARTITION BY card_id ORDER BY lpep_pickup_datetime)
+            ), numbered AS (
+                -- Not count_if: it is null up to the first value that is not, the first trip of each card.
+                SELECT *, count(*) FILTER (begins) OVER (
+                    PARTITION BY card_id ORDER BY lpep_pickup_datetime RANGE UNBOUNDED PRECEDING
+                ) AS session
+                FROM ordered
+            )
+            SELECT card_id, min(lpep_pickup_datetime) AS session_start, max(lpep_pickup_datetime) AS session_end,
+                   count(*) AS trips, {_dollars("total_amount")} AS total_amount,
+                   list_sort(list_distinct(list_concat(
+                       list(PULocationID) FILTER (PULocationID IS NOT NULL),
+                       list(DOLocationID) FILTER (DOLocationID IS NOT NULL)
+                   ))) AS zones
+            FROM numbered GROUP BY card_id, session ORDER BY card_id, session_start
+            """,
+        )
+
+
+def compare_trips(expected: pa.Table, actual: pa.Table) -> Difference:
+    """Compare all that a trip says; where it came from (``source_…``) may differ between deliveries of one trip."""
+    return _compare("trips", expected, actual, TRIP_KEY, list(_COLUMNS))
+
+
+def compare_zone_windows(expected: pa.Table, actual: pa.Table) -> Difference:
+    """Compare windows, but for ``is_final``, which depends on when the table is read."""
+    columns = ["window_start", "window_end", "zone_id", "trips", "revenue", "average_fare"]
+    return _compare("zone_windows", expected, actual, ("window_start", "zone_id"), columns)
+
+
+def compare_card_sessions(expected: pa.Table, actual: pa.Table) -> Difference:
+    """Compare sessions, but for ``status``, which depends on when the table is read."""
+    columns = ["card_id", "session_start", "session_end", "trips", "total_amount", "zones"]
+    return _compare("card_sessions", expected, actual, ("card_id", "session_start"), columns)
+
+
+def compare_quarantine(expected: Mapping[Reasons, int], actual: pa.Table) -> Difference:
+    """Compare numbers of quarantined rows by their reasons."""
+    found = Counter(
+        tuple(reason.partition(":")[0] if reason.startswith("FILE_") else reason for reason in reasons)
+        for reasons in actual.column("reasons").to_pylist()
+    )
+    all_reasons = sorted(set(expected) | set(found))
+    off = [(reasons, expected.get(reasons, 0), found[reasons]) for reasons in all_reasons]
+    return Difference(
+        table="trips_quarantine",
+        expected=sum(expected.values()),
+        actual=actual.num_rows,
+        missing=sum(max(want - have, 0) for _, want, have in off),
+        extra=sum(max(have - want, 0) for _, want, have in off),
+        different=0,
+        examples=tuple(
+            f"{' + '.join(reasons)}: {want} expected, {have} found" for reasons, want, have in off if want != have
+        )[:_EXAMPLES],
+    )
+
+
+def _load(db: duckdb.DuckDBPyConnection, path: Path, earliest: datetime, latest: datetime) -> str | None:
+    """Judge a file's rows into ``landed``, or say why the whole file is quarantined."""
+    source = f"read_parquet({_text(str(path))}, file_row_number = true)"
+    try:
+        kinds = {str(row[0]): str(row[1]) for row in db.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
+        if any(name not in kinds for name in _REQUIRED):
+            return "FILE_FOREIGN"
+        typed = {
+            name: _typed(f'"{name}"', kinds[name], kind) if name in kinds else f"CAST(NULL AS {kind})"
+            for name, kind in _COLUMNS.items()
+        }
+        # "was_NAME": whether the file has a value, which may not have survived the conversion.
+        had = {name: f'"{name}" IS NOT NULL' if name in kinds else "false" for name in _COLUMNS}
+        select = ", ".join(f'{typed[name]} AS "{name}", {had[name]} AS "was_{name}"' for name in _COLUMNS)
+        columns = ", ".join(f'"{name}"' for name in _COLUMNS)
+        db.execute(
+            f"""
+            INSERT INTO landed
+            WITH typed AS (SELECT {select}, file_row_number AS source_row FROM {source})
+            SELECT {columns}, {_text(path.name)}, source_row, {_reasons(earliest, latest)} FROM typed
+            """
+        )
+    except duckdb.Error:
+        return "FILE_UNREADABLE"
+    return None
+
+
+def _reasons(earliest: datetime, latest: datetime) -> str:
+    """Return SQL for the list of everything that is wrong with a row."""
+    pickup, dropoff, zone = "lpep_pickup_datetime", "lpep_dropoff_datetime", '"PULocationID"'
+    money = [f'"{name}"' for name, kind in _COLUMNS.items() if kind == "DOUBLE" and name not in _NOT_MONEY]
+    rules = {f"UNPARSABLE:{name}": f'"was_{name}" AND "{name}" IS NULL' for name in _COLUMNS} | {
+        "NO_PICKUP_TIME": f"NOT was_{pickup}",
+        "PICKUP_OUT_OF_BOUNDS": f"{pickup} < TIMESTAMP '{earliest}' OR {pickup} >= TIMESTAMP '{latest}'",
+        "DROPOFF_BEFORE_PICKUP": f"{dropoff} < {pickup}",
+        "NO_PICKUP_ZONE": 'NOT "was_PULocationID"',
+        "ZONE_OUT_OF_RANGE": f'{zone} NOT BETWEEN 1 AND 265 OR "DOLocationID" NOT BETWEEN 1 AND 265',
+        "AMOUNT_NOT_FINITE": " OR ".join(f"NOT isfinite({name})" for name in money),
+        "AMOUNT_OUT_OF_RANGE": " OR ".join(f"(isfinite({name}) AND abs({name}) > 1e9)" for name in money),
+    }
+    cases = ", ".join(f"CASE WHEN {rule} THEN {_text(code)} END" for code, rule in rules.items())
+    return f"list_filter([{cases}], lambda reason: reason IS NOT NULL)"
+
+
+def _typed(column: str, found: str, wanted: str) -> str:
+    """Return SQL that converts a column without loss, or to null."""
+    text = found == "VARCHAR"
+    floating = found in ("FLOAT", "DOUBLE")
+    decimal = found.startswith("DECIMAL")
+    integer = found.endswith("INT") or found.endswith("INTEGER")
+    null = f"CAST(NULL AS {wanted})"
+    if wanted == "INTEGER":
+        whole = {
+            text: f"regexp_full_match(trim({column}), '[+-]?[0-9]+([.]0*)?')",
+            floating: f"isfinite({column}) AND {column} = trunc({column})",
+            decimal: f"{column} = trunc({column})",
+            integer: "true",
+        }.get(True)
+        through = f"TRY_CAST(trim({column}) AS DECIMAL(38, 6))" if text else column
+        return f"CASE WHEN {whole} THEN TRY_CAST({through} AS INTEGER) END" if whole else null
+    if wanted == "DOUBLE":
+        if integer:
+            return f"CASE WHEN {column} BETWEEN -9007199254740992 AND 9007199254740992 THEN {column}::DOUBLE END"
+        return f"TRY_CAST({column} AS DOUBLE)" if text or floating or decimal else null
+    if wanted == "TIMESTAMP":
+        if found == "TIMESTAMP WITH TIME ZONE":
+            return f"make_timestamp(epoch_us({column}))"
+        if found == "TIMESTAMP_NS":
+            return f"CASE WHEN epoch_ns({column}) % 1000 = 0 THEN make_timestamp(epoch_us({column})) END"
+        return f"TRY_CAST({column} AS TIMESTAMP)" if text or found.startswith("TIMESTAMP") or found == "DATE" else null
+    return f"CAST({column} AS VARCHAR)" if text or integer else null
+
+
+def _compare(
+    name: str, expected: pa.Table, actual: pa.Table, keys: Sequence[str], columns: Sequence[str]
+) -> Difference:
+    with _duckdb() as db:
+        # Second rows of one key pair with second rows, so that they are neither hidden nor multiplied.
+        key = ", ".join(f'"{column}"' for column in keys)
+        for side, table in (("expected", expected), ("actual", actual)):
+            db.register(f"{side}_rows", _plain(table.select(list(columns))))
+            order = ", ".join(f'"{column}"' for column in columns)
+            db.execute(
+                f"CREATE TABLE {side} AS SELECT *, row_number() OVER (PARTITION BY {key} ORDER BY {order}) AS nth"
+                f" FROM {side}_rows"
+            )
+        same = " AND ".join(f'e."{column}" IS NOT DISTINCT FROM a."{column}"' for column in (*keys, "nth"))
+        values = [column for column in columns if column not in keys]
+        differs = " OR ".join(f'e."{column}" IS DISTINCT FROM a."{column}"' for column in values) or "false"
+        described = {
+            side: "concat_ws(' ', "
+            + ", ".join(f"""'{column}=' || coalesce({side}."{column}"::VARCHAR, 'null')""" for column in columns)
+            + ")"
+            for side in ("e", "a")
+        }
+        db.execute(
+            f"""
+            CREATE TABLE found AS
+            SELECT CASE WHEN a.nth IS NULL THEN 'missing' WHEN e.nth IS NULL THEN 'extra' ELSE 'different' END AS kind,
+                   {described["e"]} AS wanted, {described["a"]} AS had
+            FROM expected e FULL JOIN actual a ON {same}
+            WHERE a.nth IS NULL OR e.nth IS NULL OR {differs}
+            """
+        )
+        counts = dict(db.execute("SELECT kind, count(*) FROM found GROUP BY kind").fetchall())
+        examples = db.execute(f"SELECT * FROM found ORDER BY kind, wanted, had LIMIT {_EXAMPLES}").fetchall()
+    return Difference(
+        table=name,
+        expected=expected.num_rows,
+        actual=actual.num_rows,
+        missing=counts.get("missing", 0),
+        extra=counts.get("extra", 0),
+        different=counts.get("different", 0),
+        examples=tuple(_example(*found) for found in examples),
+    )
+
+
+def _example(kind: str, wanted: str, had: str) -> str:
+    if kind == "different":
+        return f"different: expected {wanted}; found {had}"
+    return f"{kind}: {wanted if kind == 'missing' else had}"
+
+
+def _cents(amount: str) -> str:
+    return f"coalesce(CAST(round({amount} * 100) AS BIGINT), 0)"
+
+
+def _dollars(amount: str) -> str:
+    # DuckDB divides decimals as doubles; by multiplication they stay decimals.
+    return f"CAST(CAST(sum({_cents(amount)}) AS DECIMAL(18, 0)) * CAST(0.01 AS DECIMAL(3, 2)) AS DECIMAL(18, 2))"
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Take times as plain UTC ones: a time zone would only be in DuckDB's way."""
+    fields = [
+        pa.field(field.name, pa.timestamp("us")) if pa.types.is_timestamp(field.type) else field
+        for field in table.schema
+    ]
+    return table.cast(pa.schema(fields))
+
+
+def _naive(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _table(db: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
+    return db.sql(query).to_arrow_table()
+
+
+@contextmanager
+def _duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect(":memory:", config={"threads": 2}) as db:
+        yield db

@@ -1,0 +1,231 @@
+"""One suite on one DataFrame, by Great Expectations.
+
+Great Expectations turns each metric of each expectation into a Spark job of its own unless it can bundle them, and asks
+for values, rows and keys of failing rows whether or not there are any. So a suite runs twice at most: once for the
+counts, with samples of size zero, which Spark answers without a job; and once more for the expectations that failed,
+for a limited number of failing rows.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.quality.results import ExpectationResult
+from streamwarden.quality.suites import Expectation, Suite
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Checker", "build", "import_great_expectations"]
+
+# Great Expectations' own name for a query that returns the rows that should not be.
+_ROWS = "unexpected_rows_expectation"
+
+
+@cache
+def import_great_expectations() -> Any:
+    """Import Great Expectations and return it; seconds of work the first time."""
+    with _main_has_file():
+        import great_expectations
+        import great_expectations.expectations  # registers the expectations
+
+    return great_expectations
+
+
+@contextmanager
+def _main_has_file() -> Iterator[None]:
+    # PySpark's Connect client, which Great Expectations tries to import, takes a `__main__` without a file (python -c,
+    # a script on stdin) for its own doctests and, where grpcio-status is not installed, ends the process: exit code 0.
+    main = sys.modules["__main__"]
+    if hasattr(main, "__file__"):
+        yield
+        return
+    main.__file__ = "<no file>"
+    try:
+        yield
+    finally:
+        del main.__file__
+
+
+def build(suite: Suite, path: Path) -> Any:
+    """Return the suite as Great Expectations' own object.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SUITE_INVALID``, naming the file and the expectation that Great Expectations does not know or accept. Its
+        own suite loader logs such an expectation and leaves it out.
+    """
+    gx = import_great_expectations()
+    return gx.ExpectationSuite(name=suite.name, expectations=[_build(item, path) for item in suite.expectations])
+
+
+def _build(expectation: Expectation, path: Path) -> Any:
+    from great_expectations.exceptions.exceptions import ExpectationNotFoundError
+    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+
+    try:
+        return ExpectationConfiguration(
+            type=expectation.type,
+            kwargs=dict(expectation.arguments),
+            # Only what finds the expectation again among the results.
+            meta={"id": expectation.meta.id},
+        ).to_domain_obj()
+    except ExpectationNotFoundError as error:
+        raise StreamwardenError(
+            "SUITE_INVALID", f"{path}: {expectation.meta.id}: there is no expectation {expectation.type!r}"
+        ) from error
+    except (ValueError, TypeError) as error:
+        # pydantic's errors are ValueErrors, and of several lines.
+        said = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+        raise StreamwardenError("SUITE_INVALID", f"{path}: {expectation.meta.id}: {said}") from error
+
+
+class Checker:
+    """Great Expectations with an in-memory context; reads no project folder and writes nothing.
+
+    Not for use from several threads: Great Expectations binds SQL queries to one temporary view per session.
+
+    Parameters
+    ----------
+    examples
+        How many failing rows to fetch for a failed expectation.
+    """
+
+    def __init__(self, *, examples: int = 5) -> None:
+        context = import_great_expectations().get_context(mode="ephemeral")
+        context.variables.progress_bars = {"globally": False}
+        self._source = context.data_sources.add_spark("spark", persist=False)
+        self._batches = 0
+        self._examples = examples
+
+    def run(self, suite: Suite, built: Any, frame: DataFrame, rows: int) -> list[ExpectationResult]:
+        """Evaluate a suite, in the suite's order.
+
+        Parameters
+        ----------
+        suite
+            What to expect.
+        built
+            The same suite from :func:`build`.
+        frame
+            The rows. Read many times over, so best persisted.
+        rows
+            How many they are.
+        """
+        # Great Expectations keeps metrics by batch name; a new one makes sure that none is taken from another frame.
+        self._batches += 1
+        asset = self._source.add_dataframe_asset(f"{suite.name}_{self._batches}")
+        batch = asset.add_batch_definition_whole_dataframe("all").get_batch({"dataframe": frame})
+
+        def validate(expectations: Sequence[Any], result_format: dict[str, Any]) -> dict[str, Any]:
+            if not expectations:
+                return {}
+            chosen = import_great_expectations().ExpectationSuite(name=suite.name, expectations=list(expectations))
+            found = batch.validate(chosen, result_format=result_format)
+            return {item.expectation_config.meta["id"]: item for item in found.results}
+
+        counted = validate(built.expectations, {"result_format": "BASIC", "partial_unexpected_count": 0})
+        broken = [item for item in built.expectations if _to_explain(counted[item.meta["id"]])]
+        queries = [item for item in broken if item.expectation_type == _ROWS]
+        # Rows of a query come with COMPLETE only, and then up to Great Expectations' own limit (200), not all.
+        explained = validate(queries, {"result_format": "COMPLETE"}) if self._examples else {}
+        keys = [key for key in suite.meta.keys if key in frame.columns]
+        if self._examples and keys:
+            explained |= validate(
+                [item for item in broken if item.expectation_type != _ROWS],
+                {
+                    "result_format": "SUMMARY",
+                    "partial_unexpected_count": self._examples,
+                    "unexpected_index_column_names": keys,
+                    "return_unexpected_index_query": False,
+                },
+            )
+        return [
+            self._result(item, counted[item.meta.id], explained.get(item.meta.id), rows) for item in suite.expectations
+        ]
+
+    def _result(self, expectation: Expectation, counted: Any, explained: Any, rows: int) -> ExpectationResult:
+        found: Mapping[str, Any] = counted.result or {}
+        error = _error(counted)
+        observed, checked, unexpected, percent = found.get("observed_value"), None, None, None
+        if error is None and expectation.type == _ROWS:
+            # What a query returns are failing rows, though it says so as "observed".
+            observed, checked, unexpected = None, rows, int(observed or 0)
+            percent = 100 * unexpected / rows if rows else None
+        elif error is None and "unexpected_count" in found:
+            unexpected, percent = found["unexpected_count"], found.get("unexpected_percent")
+            checked = found.get("element_count", 0) - (found.get("missing_count") or 0)
+            if expectation.type.endswith("_not_be_null"):
+                checked, percent = rows, 100 * unexpected / rows if rows else None
+        return ExpectationResult(
+            id=expectation.meta.id,
+            type=expectation.type,
+            columns=expectation.columns,
+            severity=expectation.severity,
+            description=expectation.sentence,
+            notes=expectation.notes,
+            arguments=expectation.arguments,
+            success=bool(counted.success) and error is None,
+            observed=jsonable(observed),
+            checked=checked,
+            unexpected_count=unexpected,
+            unexpected_percent=percent,
+            examples=tuple(self._rows(explained)) if explained is not None else (),
+            error=error,
+        )
+
+    def _rows(self, explained: Any) -> Iterator[dict[str, Any]]:
+        found = explained.result or {}
+        rows = found.get("partial_unexpected_index_list") or (found.get("details") or {}).get("unexpected_rows") or ()
+        for row in rows[: self._examples]:
+            yield {str(name): jsonable(value) for name, value in row.items()}
+
+
+def _to_explain(counted: Any) -> bool:
+    return not counted.success and _error(counted) is None
+
+
+def _error(counted: Any) -> str | None:
+    # One exception, or one for each metric that raised.
+    info = counted.exception_info or {}
+    parts = [info] if "raised_exception" in info else [part for part in info.values() if isinstance(part, dict)]
+    said = [str(part.get("exception_message") or "unknown error") for part in parts if part.get("raised_exception")]
+    if not said:
+        return None
+    # Spark's messages go on with the query plan.
+    return said[0].strip().splitlines()[0][:500]
+
+
+def jsonable(value: Any) -> Any:
+    """Return a value of Spark's or Great Expectations' as plain JSON, losing no digit of a decimal.
+
+    Timestamps become UTC: Spark hands them over in the time zone of the machine, whatever the session's.
+    """
+    if isinstance(value, datetime):
+        # A naive one is taken as local time, which is what it is.
+        said = value.astimezone(UTC).isoformat(timespec="microseconds" if value.microsecond else "seconds")
+        return said.replace("+00:00", "Z")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        # JSON has no word for them.
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [jsonable(item) for item in value]
+    return str(value)

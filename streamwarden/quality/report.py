@@ -1,0 +1,86 @@
+"""Pages from results: one file each, with nothing to load. Every value is escaped, wherever it came from."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from streamwarden.quality.results import ExpectationResult, QualityRun, TableResult
+
+__all__ = ["render_index", "render_report"]
+
+_ORDER = {"failed": 0, "no_rows": 0, "not_found": 0, "unreadable": 0, "warned": 1, "passed": 2}
+_STATUS = {
+    "failed": "failed",
+    "no_rows": "no rows",
+    "not_found": "not found",
+    "unreadable": "unreadable",
+    "warned": "passed, with warnings",
+    "passed": "passed",
+}
+# Longer values are cut: a page must stay readable whatever a row holds.
+_LONGEST = 200
+
+
+def render_report(run: QualityRun) -> str:
+    """Return a run as one HTML page: the verdict on top, then the tables, failing ones first."""
+    tables = sorted(run.tables, key=lambda table: _ORDER[table.status])
+    return _environment().get_template("report.html.j2").render(run=run, tables=tables)
+
+
+def render_index(runs: list[QualityRun]) -> str:
+    """Return a list of runs as one HTML page, in the order given, each linked to its report."""
+    return _environment().get_template("index.html.j2").render(runs=runs)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("streamwarden.quality"),
+        # Always, not by file name: table names, messages and examples come from data.
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(cell=_cell, moment=_moment, seconds=_seconds)
+    environment.globals.update(groups=_groups, status_words=_STATUS, tone=_tone, example_columns=_example_columns)
+    return environment
+
+
+def _groups(table: TableResult) -> list[tuple[str, list[ExpectationResult]]]:
+    passed = [item for item in table.expectations if item.success]
+    found = [("failed", table.failures), ("warning", table.warnings), ("passed", passed)]
+    return [(name, items) for name, items in found if items]
+
+
+def _tone(status: str) -> str:
+    return {0: "bad", 1: "warn", 2: "good"}[_ORDER[status]]
+
+
+def _example_columns(item: ExpectationResult) -> list[str]:
+    return list(dict.fromkeys(name for row in item.examples for name in row))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "null"
+    if value == "":
+        return "(empty text)"
+    text = ", ".join(str(part) for part in value) if isinstance(value, list) else str(value)
+    if isinstance(value, list) and not text:
+        return "(empty list)"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _moment(value: str | None) -> str:
+    if value is None:
+        return "-"
+    return f"{datetime.fromisoformat(value):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s"

@@ -1,0 +1,216 @@
+"""One run: every suite on its table at a fixed Delta version, in one Spark session."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamwarden.quality import engine
+from streamwarden.quality.documents import write_run
+from streamwarden.quality.results import QualityRun, TableResult, TableStatus
+from streamwarden.quality.suites import Suite, load_suites
+from streamwarden.storage import LocalStorage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["check"]
+
+# Good for a check, whose jobs are many and small: the session of a streaming job would do, more slowly.
+_SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    # The tables of a stream are many small files. At Spark's 4 MB a file they would spread over dozens of tasks.
+    "spark.sql.files.openCostInBytes": "65536",
+}
+# A check lives for seconds: the second compiler would spend more time than its code gives back.
+_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
+
+
+def check(
+    *,
+    tables_dir: str | Path,
+    expectations_dir: Path,
+    results_dir: Path,
+    tables: Iterable[str] | None = None,
+    spark: SparkSession | None = None,
+    versions: Mapping[str, int] | None = None,
+    master: str = "local[2]",
+    memory: str = "1g",
+    settings: Mapping[str, str] | None = None,
+    examples: int = 5,
+) -> QualityRun:
+    """Run suites over tables, and write ``RUN_ID/results.json``, ``RUN_ID/report.html`` and ``index.html``.
+
+    A table that is missing, empty or unreadable fails, and the others are still checked. It returns for a failed run
+    as for a passed one: :meth:`QualityRun.raise_for_failures` makes an error of it. It does not change, publish or
+    quarantine anything, and does not look at tables that have no suite.
+
+    Parameters
+    ----------
+    tables_dir
+        Folder or URI that holds the Delta tables.
+    expectations_dir
+        Folder that holds the suites, ``TABLE.json``.
+    results_dir
+        Folder where results go.
+    tables
+        Which tables; default all that have a suite.
+    spark
+        A session to use and leave running. Default: one of its own, stopped at the end. It must have Delta.
+    versions
+        TABLE: Delta version to check; for others the latest. What is committed later does not disturb.
+    master, memory, settings
+        For a session of its own: Spark master, heap, further Spark settings.
+    examples
+        How many failing rows to keep for a failed expectation.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SUITE_INVALID``, before Spark starts where that can be told; ``JAVA_MISSING`` or ``JAR_MISSING``.
+    """
+    began = time.monotonic()
+    started = datetime.now(UTC)
+    suites = load_suites(expectations_dir, tables)
+    asked = dict(versions or {})
+    # The JVM starts in a process of its own, and then reads its first Delta log; neither needs this process, which
+    # can import meanwhile. That is five seconds of some twenty on a small machine.
+    importing = threading.Thread(target=engine.import_great_expectations, name="import-great-expectations")
+    importing.start()
+    own = spark is None
+    try:
+        session = spark or _own_session(master, memory, {**_SETTINGS, **(settings or {})})
+    except BaseException:
+        importing.join()
+        raise
+    ready = time.monotonic()
+    try:
+        root = str(tables_dir).rstrip("/")
+        # All versions are taken close together, before the first table is looked into.
+        opened = [_open(session, suite, f"{root}/{suite.name}", asked.get(suite.name)) for suite in suites]
+        # If it failed, the next call of the import says why.
+        importing.join()
+        built = [engine.build(suite, expectations_dir / f"{suite.name}.json") for suite in suites]
+        checker = engine.Checker(examples=examples)
+        found = [_judge(checker, suite, made, table) for suite, made, table in zip(suites, built, opened, strict=True)]
+        run = QualityRun(
+            # Sorts by time; two runs may start in one second.
+            run_id=f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+            started=_moment(started),
+            ended=_moment(datetime.now(UTC)),
+            seconds=round(time.monotonic() - began, 3),
+            seconds_to_spark=round(ready - began, 3),
+            tables_dir=root,
+            great_expectations=str(engine.import_great_expectations().__version__),
+            spark=session.version,
+            tables=tuple(found),
+        )
+        # Before Spark stops, which can fail, and does not concern what was found.
+        write_run(LocalStorage(results_dir.parent), results_dir.name, run)
+    finally:
+        importing.join()
+        if own:
+            session.stop()
+    return run
+
+
+def _own_session(master: str, memory: str, settings: dict[str, str]) -> SparkSession:
+    from streamwarden.spark.session import build_session
+
+    options = _JAVA_OPTIONS if master.startswith("local") else ""
+    return build_session("streamwarden-check", master=master, memory=memory, settings=settings, java_options=options)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table at its version, not read yet, or why there is none."""
+
+    seconds: float
+    version: int | None = None
+    version_time: str | None = None
+    frame: DataFrame | None = None
+    status: TableStatus = "unreadable"
+    code: str | None = None
+    what: str | None = None
+
+
+def _open(spark: SparkSession, suite: Suite, path: str, version: int | None) -> _Table:
+    from delta.tables import DeltaTable
+    from pyspark.errors import PySparkException
+
+    began = time.monotonic()
+
+    def missing(what: str) -> _Table:
+        seconds = time.monotonic() - began
+        return _Table(seconds, version=version, status="not_found", code="TABLE_NOT_FOUND", what=what)
+
+    version_time: str | None = None
+    try:
+        if not DeltaTable.isDeltaTable(spark, path):
+            return missing(f"{suite.name}: no Delta table at {path}")
+        if version is None:
+            row = DeltaTable.forPath(spark, path).history(1).select("version", "timestamp").collect()[0]
+            version, version_time = int(row["version"]), str(engine.jsonable(row["timestamp"]))
+        # By number, so that every pass over the table sees the same rows while its job goes on writing.
+        frame = spark.read.format("delta").option("versionAsOf", version).load(path)
+    except PySparkException as error:
+        said = _first_line(error)
+        if "VERSION" in (error.getCondition() or "") or "Cannot time travel" in said:
+            return missing(f"{suite.name}: no version {version} at {path}: {said}")
+        return _Table(time.monotonic() - began, version=version, what=f"the table cannot be read: {said}")
+    return _Table(time.monotonic() - began, version=version, version_time=version_time, frame=frame)
+
+
+def _judge(checker: engine.Checker, suite: Suite, built: Any, table: _Table) -> TableResult:
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    began = time.monotonic()
+
+    def result(status: TableStatus, **fields: Any) -> TableResult:
+        return TableResult(
+            table=suite.name,
+            status=status,
+            version=table.version,
+            version_time=table.version_time,
+            seconds=round(table.seconds + time.monotonic() - began, 3),
+            notes=suite.notes,
+            **fields,
+        )
+
+    if table.frame is None:
+        return result(table.status, code=table.code, what=table.what)
+    frame = table.frame.persist()
+    try:
+        rows = frame.count()
+        if rows == 0:
+            # Most expectations hold for no rows at all; a table without rows is a job that does not work.
+            return result("no_rows", rows=0, what="the table has no rows at this version; nothing was judged")
+        found = tuple(checker.run(suite, built, frame, rows))
+    except (PySparkException, Py4JJavaError) as error:
+        # PySpark has an exception of its own for most, but not for all that the JVM throws.
+        return result("unreadable", what=f"the table cannot be read: {_first_line(error)}")
+    finally:
+        frame.unpersist()
+    if any(item.fails_table for item in found):
+        return result("failed", rows=rows, expectations=found)
+    if any(not item.success for item in found):
+        return result("warned", rows=rows, expectations=found)
+    return result("passed", rows=rows, expectations=found)
+
+
+def _first_line(error: Exception) -> str:
+    # Spark's messages go on with plans and stack traces; Py4J's begin with its own affairs.
+    thrown = getattr(error, "java_exception", None)
+    lines = str(error if thrown is None else thrown.getMessage()).strip().splitlines()
+    return lines[0][:500] if lines else type(error).__name__
+
+
+def _moment(value: datetime) -> str:
+    return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")

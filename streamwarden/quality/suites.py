@@ -1,0 +1,178 @@
+"""Expectation suites as files: one Great Expectations suite a table, in Great Expectations' own JSON.
+
+Reading them needs neither Great Expectations nor Spark, so a wrong suite is refused before a JVM starts. What only
+Great Expectations can judge (is there such an expectation, does it take these arguments) is judged when it builds them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from streamwarden.control.config import describe_validation
+from streamwarden.errors import StreamwardenError
+from streamwarden.quality.results import Severity
+
+__all__ = ["Expectation", "ExpectationMeta", "Suite", "SuiteMeta", "load_suite", "load_suites"]
+
+_QUERY = "unexpected_rows_query"
+
+
+class _Document(BaseModel):
+    # Great Expectations writes fields of its own when it saves a suite; they are no mistake.
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class ExpectationMeta(_Document):
+    """What Streamwarden needs to know of an expectation beyond Great Expectations' own fields."""
+
+    id: str = Field(
+        min_length=1,
+        description="Stable name, unique in the suite; results of many runs are compared by it. Not the field `id` of"
+        " Great Expectations, which must be a UUID.",
+    )
+    columns: tuple[str, ...] = Field(
+        default=(), description="The columns it is about, where its arguments do not say it: SQL queries."
+    )
+
+
+class Expectation(_Document):
+    """One expectation of a suite."""
+
+    type: str
+    arguments: dict[str, Any] = Field(default_factory=dict, validation_alias=AliasChoices("kwargs"))
+    severity: Severity = Field(description="critical: its failure fails the table. warning and info: it is reported.")
+    description: str = Field(
+        default="", description="What is expected, as a sentence a reader of the report understands."
+    )
+    notes: str = Field(default="", description="Why it is expected.")
+    meta: ExpectationMeta
+
+    @field_validator("notes", mode="before")
+    @classmethod
+    def _joined(cls, value: Any) -> Any:
+        return "\n".join(str(line) for line in value) if isinstance(value, list) else value or ""
+
+    @field_validator("description", mode="before")
+    @classmethod
+    def _text(cls, value: Any) -> Any:
+        return value or ""
+
+    @field_validator("arguments")
+    @classmethod
+    def _bound_query(cls, value: dict[str, Any]) -> dict[str, Any]:
+        # Great Expectations only prints a hint, and the query would then read whatever it names, at any version.
+        if _QUERY in value and "{batch}" not in str(value[_QUERY]):
+            raise ValueError(f"{_QUERY} must read from {{batch}}, the table at the version under check")
+        return value
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns it is about; empty where it is about the table as a whole."""
+        if self.meta.columns:
+            return self.meta.columns
+        names: list[str] = []
+        for key in ("column", "column_A", "column_B"):
+            if key in self.arguments:
+                names.append(str(self.arguments[key]))
+        for name in self.arguments.get("column_list", ()):
+            names.append(str(name))
+        return tuple(names)
+
+    @property
+    def sentence(self) -> str:
+        """The description, else one made from the type and its arguments."""
+        if self.description:
+            return self.description
+        words = self.type.removeprefix("expect_").replace("_", " ")
+        said = ", ".join(f"{key} = {value}" for key, value in self.arguments.items())
+        return f"Expect {words}{f' ({said})' if said else ''}."
+
+
+class SuiteMeta(_Document):
+    """What Streamwarden needs to know of a table."""
+
+    keys: tuple[str, ...] = Field(min_length=1, description="Columns that lead a person to a failing row.")
+
+
+class Suite(_Document):
+    """The expectations for one output table."""
+
+    name: str = Field(description="The table; also the file's stem.")
+    notes: str = ""
+    meta: SuiteMeta
+    expectations: tuple[Expectation, ...]
+
+    @field_validator("expectations")
+    @classmethod
+    def _not_empty(cls, value: tuple[Expectation, ...]) -> tuple[Expectation, ...]:
+        # A suite that expects nothing passes whatever the table holds.
+        if not value:
+            raise ValueError("the suite expects nothing")
+        seen: set[str] = set()
+        for expectation in value:
+            if expectation.meta.id in seen:
+                raise ValueError(f"meta.id {expectation.meta.id!r} is given twice")
+            seen.add(expectation.meta.id)
+        return value
+
+
+def load_suite(path: Path) -> Suite:
+    """Load one suite.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SUITE_INVALID``, with file and field.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise StreamwardenError("SUITE_INVALID", f"{path}: not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise StreamwardenError("SUITE_INVALID", f"{path}: must be an object")
+    try:
+        suite = Suite.model_validate(raw)
+    except ValidationError as error:
+        raise StreamwardenError("SUITE_INVALID", f"{path}: {describe_validation(error)}") from error
+    if suite.name != path.stem:
+        raise StreamwardenError("SUITE_INVALID", f"{path}: name: is {suite.name!r}, but the file is {path.name}")
+    return suite
+
+
+def load_suites(folder: Path, tables: Iterable[str] | None = None) -> list[Suite]:
+    """Load the suites of a folder, sorted by table, or those of some tables in the order given.
+
+    It does not look at the tables, nor at Great Expectations.
+
+    Parameters
+    ----------
+    folder
+        Holds one ``TABLE.json`` a table.
+    tables
+        Which; default all.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SUITE_INVALID``: no suite at all, none for a table asked for, or one that cannot be used.
+    """
+    known = sorted(path.stem for path in folder.glob("*.json"))
+    if not known:
+        raise StreamwardenError("SUITE_INVALID", f"{folder}: no suite (TABLE.json) in this folder")
+    wanted = known if tables is None else list(dict.fromkeys(tables))
+    if not wanted:
+        # An empty choice would pass without having looked at anything.
+        raise StreamwardenError("SUITE_INVALID", f"no table was named (suites: {', '.join(known)})")
+    for table in wanted:
+        if table not in known:
+            raise StreamwardenError(
+                "SUITE_INVALID",
+                f"{folder / f'{table}.json'}: no suite for table {table!r} (suites: {', '.join(known)})",
+                remedy="Name one of these tables, or write a suite for this one; docs/quality.md says how.",
+            )
+    return [load_suite(folder / f"{table}.json") for table in wanted]

@@ -1,0 +1,163 @@
+"""Airflow in this process on a database of its own, and jobs whose driver is a stand-in without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+# Before anything imports airflow: it reads its configuration once, at import.
+_HOME = Path(tempfile.mkdtemp(prefix="streamwarden-airflow-"))
+for _key in [key for key in os.environ if key.startswith("AIRFLOW")]:
+    del os.environ[_key]
+os.environ |= {
+    "AIRFLOW_HOME": str(_HOME),
+    "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    "AIRFLOW__CORE__DAGS_FOLDER": str(Path(__file__).resolve().parents[2] / "dags"),
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{_HOME / 'airflow.db'}",
+    "AIRFLOW__DATABASE__LOAD_DEFAULT_CONNECTIONS": "False",
+}
+
+from streamwarden.airflow.triggers import SuperviseTrigger  # noqa: E402
+from streamwarden.control import operations  # noqa: E402
+from streamwarden.control.documents import JobDocuments  # noqa: E402
+from streamwarden.control.processes import kill  # noqa: E402
+from streamwarden.control.supervision import Observation, Phase, observe  # noqa: E402
+from streamwarden.control.workspace import Workspace, open_workspace  # noqa: E402
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STANDIN = "tests.airflow.standin_driver"
+
+
+def pytest_sessionfinish() -> None:
+    shutil.rmtree(_HOME, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def airflow_database() -> None:
+    from airflow.utils.db import initdb
+
+    initdb()
+
+
+@dataclass
+class Run:
+    """What an operator needs of a DAG run, without one."""
+
+    run_id: str = "manual__1"
+    attempt: int = 1
+    granted: int = 1000
+    states: dict[str, Any] = field(default_factory=lambda: {"supervise": "running"})
+    dag_id: str = "job_lamp"
+
+    def context(self, task: str = "supervise") -> Any:
+        from airflow.sdk import timezone
+
+        pushed: dict[str, Any] = {}
+        ti = SimpleNamespace(
+            dag_id=self.dag_id,
+            run_id=self.run_id,
+            task_id=task,
+            try_number=self.attempt,
+            max_tries=self.granted,
+            xcom_push=lambda key, value: pushed.update({key: value}),
+            get_task_states=lambda **_: {self.run_id: dict(self.states)},
+            pushed=pushed,
+        )
+        return {"ti": ti, "dag_run": SimpleNamespace(run_after=timezone.utcnow()), "params": {}}
+
+
+class Place:
+    """A configuration, a root, and what tests do with the job ``lamp`` there."""
+
+    job = "lamp"
+
+    def __init__(self, folder: Path) -> None:
+        self.config = folder / "config"
+        (self.config / "jobs").mkdir(parents=True)
+        (self.config / "profiles").mkdir()
+        profile = {"name": "test", "root": str(folder / "root"), "heartbeat": "300ms", "lease": "4s"}
+        (self.config / "profiles" / "test.yaml").write_text(yaml.safe_dump(profile))
+        self.write_job()
+        self.workspace: Workspace = open_workspace("test", config=self.config)
+
+    def write_job(self, name: str = "lamp", *, restarts: dict[str, Any] | None = None, **options: Any) -> None:
+        spec = {
+            "name": name,
+            "description": "A stand-in. It has a second sentence.",
+            "module": "spark_jobs.none",
+            "source": {"kind": "files", "path": "landing"},
+            "sinks": [{"table": name, "mode": "append"}],
+            "restarts": {"max": 3, "backoff": "200ms", **(restarts or {})},
+            "options": options,
+        }
+        (self.config / "jobs" / f"{name}.yaml").write_text(yaml.safe_dump(spec))
+
+    def place(self) -> dict[str, str]:
+        return {"profile": "test", "config": str(self.config), "root": str(self.workspace.root)}
+
+    def deploy(self) -> Observation:
+        operations.deploy(self.workspace, self.job, by="test")
+        return self.until(lambda seen: seen.phase is Phase.RUNNING)
+
+    def seen(self) -> Observation:
+        return observe(self.workspace, self.job)
+
+    def until(self, condition: Callable[[Observation], bool], *, timeout: float = 30) -> Observation:
+        return operations.wait_for(self.workspace, self.job, condition, timeout=timeout, what="the test", poll=0.05)
+
+    def end(self) -> None:
+        for launch in (self.workspace.root / "control").glob("*/incarnations/*/launch.json"):
+            job, incarnation = launch.parts[-4], launch.parts[-2]
+            document = JobDocuments(self.workspace.storage, job).launch(incarnation).read()
+            if document is not None and document.process is not None:
+                kill(document.process)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setenv("STREAMWARDEN_DRIVER_MODULE", STANDIN)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("STREAMWARDEN_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("STREAMWARDEN_PROFILE", "test")
+    monkeypatch.delenv("STREAMWARDEN_ROOT", raising=False)
+    made = Place(tmp_path)
+    yield made
+    made.end()
+
+
+def reborn(trigger: SuperviseTrigger, run: Run) -> SuperviseTrigger:
+    """Return the trigger as a triggerer makes it of its serialised form."""
+    path, arguments = trigger.serialize()
+    assert path == "streamwarden.airflow.triggers.SuperviseTrigger"
+    again = SuperviseTrigger(**arguments)
+    again.task_instance = SimpleNamespace(dag_id=run.dag_id, run_id=run.run_id, task_id="supervise")
+    # No scheduler here that could be too slow to notice a deferral.
+    again.settle, again.poll_interval = 0.0, 0.1
+    return again
+
+
+def fired(trigger: SuperviseTrigger, *, within: float = 30) -> dict[str, Any] | None:
+    """Run a trigger until it fires and return its payload, or None if it does not."""
+
+    async def first() -> Any:
+        async for event in trigger.run():
+            return event.payload
+        return None
+
+    async def bounded() -> Any:
+        return await asyncio.wait_for(first(), within)
+
+    try:
+        return asyncio.run(bounded())
+    except TimeoutError:
+        return None

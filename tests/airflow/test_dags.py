@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from streamwarden.control import operations
+from streamwarden.control.config import job_names
+from streamwarden.control.supervision import Phase
+from tests.airflow.conftest import REPOSITORY, Place
+
+pytestmark = pytest.mark.airflow
+
+DAGS = REPOSITORY / "dags"
+
+
+def load(path: Path):  # type: ignore[no-untyped-def]
+    from airflow.dag_processing.dagbag import DagBag
+
+    return DagBag(str(path))
+
+
+def test_all_files_load(airflow_database: None) -> None:
+    bag = load(DAGS)
+    assert not bag.import_errors
+    assert set(bag.dag_ids) == {*(f"job_{name}" for name in job_names()), "stop", "quality"}
+    for dag in bag.dags.values():
+        dag.check_cycle()
+        assert dag.doc_md and dag.description and "streamwarden" in dag.tags
+        assert dag.schedule is None
+
+
+def test_job_dags_are_wired_alike(airflow_database: None) -> None:
+    bag = load(DAGS / "jobs.py")
+    for dag in bag.dags.values():
+        assert dag.max_active_runs == 1
+        assert {task.task_id: sorted(task.downstream_task_ids) for task in dag.tasks} == {
+            "deploy": ["supervise"],
+            "supervise": ["release"],
+            "release": [],
+        }
+        assert dag.get_task("release").is_teardown, "its success must not hide a failed supervise"
+        assert dag.get_task("supervise").execution_timeout is None and dag.dagrun_timeout is None
+
+
+def test_parse_is_quick_and_without_spark() -> None:
+    script = textwrap.dedent(
+        """
+        import airflow.sdk, runpy, sys, time
+        for path in sys.argv[1:]:
+            began = time.process_time()
+            runpy.run_path(path)
+            print(path, time.process_time() - began)
+        for name in ("pyspark", "great_expectations", "pandas", "pyarrow"):
+            assert name not in sys.modules, name
+        """
+    )
+    files = [str(path) for path in sorted(DAGS.glob("*.py"))]
+    assert len(files) == 3
+    run = subprocess.run([sys.executable, "-c", script, *files], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    for line in run.stdout.splitlines():
+        if line.startswith("/"):
+            path, seconds = line.split()
+            assert float(seconds) < 1, path
+
+
+def test_new_yaml_adds_a_dag_and_a_broken_one_harms_no_other(place: Place, airflow_database: None) -> None:
+    (place.config / "jobs" / "torn.yaml").write_text("name: [")
+    (place.config / "jobs" / "odd name!.yaml").write_text("just text")
+    place.write_job("second")
+    bag = load(DAGS / "jobs.py")
+    assert not bag.import_errors
+    assert set(bag.dag_ids) == {"job_lamp", "job_second", "job_torn", "job_odd_name_"}
+    assert "torn.yaml cannot be read" in bag.dags["job_torn"].doc_md
+    assert bag.dags["job_lamp"].description == "A stand-in."
+
+
+def test_stop_form_offers_the_jobs(place: Place, airflow_database: None) -> None:
+    dag = load(DAGS / "operations.py").dags["stop"]
+    param = dag.params.get_param("job")
+    assert param.schema["enum"] == ["lamp", "all"] and not param.has_value
+
+
+def test_runs_in_airflow_from_deploy_to_stop(place: Place, airflow_database: None) -> None:
+    dag = load(DAGS / "jobs.py").dags["job_lamp"]
+    stop = load(DAGS / "operations.py").dags["stop"]
+
+    def stop_later() -> None:
+        place.until(lambda seen: seen.phase is Phase.RUNNING and (seen.heartbeat.batch or 0) > 10, timeout=120)  # type: ignore[union-attr]
+        operations.stop(place.workspace, "lamp", by="test")
+
+    thread = threading.Thread(target=stop_later, daemon=True)
+    thread.start()
+    run = dag.test()
+    thread.join(10)
+    states = {ti.task_id: str(ti.state) for ti in run.get_task_instances()}
+    assert states == {"deploy": "success", "supervise": "success", "release": "success"}
+    assert place.seen().phase is Phase.STOPPED
+
+    place.deploy()
+    run = stop.test(run_conf={"job": "lamp", "reason": "the test is over"})
+    assert str(run.state) == "success"
+    seen = place.seen()
+    assert seen.phase is Phase.STOPPED and seen.desired is not None and seen.desired.note == "the test is over"
+
+
+def test_broken_yaml_fails_its_deploy_task(place: Place, airflow_database: None) -> None:
+    path = place.config / "jobs" / "lamp.yaml"
+    path.write_text(path.read_text() + "colour: green\n")
+    run = load(DAGS / "jobs.py").dags["job_lamp"].test()
+    states = {ti.task_id: str(ti.state) for ti in run.get_task_instances()}
+    assert states["deploy"] == "failed" and states["supervise"] == "upstream_failed"
+    assert str(run.state) == "failed"
+
+
+def test_standalone_and_client_import_no_airflow() -> None:
+    script = "import sys, streamwarden.airflow.standalone; assert 'airflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ}, timeout=60)

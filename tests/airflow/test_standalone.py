@@ -1,0 +1,110 @@
+"""Airflow itself, as `make up` starts it, with drivers that are stand-ins."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streamwarden.airflow.standalone import COMPONENTS, Standalone, StandaloneError
+from streamwarden.control.supervision import Phase
+from tests.airflow.conftest import REPOSITORY, STANDIN, Place
+
+pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
+
+DAG = "job_lamp"
+
+
+@pytest.fixture
+def airflow(place: Place, tmp_path: Path) -> Iterator[Standalone]:
+    env = {
+        "STREAMWARDEN_PROFILE": "test",
+        "STREAMWARDEN_CONFIG": str(place.config),
+        "STREAMWARDEN_ROOT": str(place.workspace.root),
+        "STREAMWARDEN_DRIVER_MODULE": STANDIN,
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    home = tmp_path / "airflow"
+    with Standalone(home=home, port=0, env=env) as running:
+        running.wait_for_dags([DAG, "stop", "quality"])
+        yield running
+    left = [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["cmdline", "environ"])
+        if (process.info["environ"] or {}).get("AIRFLOW_HOME") == str(home) and STANDIN not in process.info["cmdline"]
+    ]
+    assert not left, "something of Airflow outlived its stop"
+
+
+def test_supervises_through_kills_and_restarts(place: Place, airflow: Standalone) -> None:
+    client = airflow.client
+    assert client.import_errors() == []
+    run = client.trigger_dag(DAG)
+    client.wait_for_task(DAG, run, "supervise", ("deferred",), timeout=90)
+    pool = client.request("GET", "/pools/default_pool")
+    assert pool["deferred_slots"] == 1 and pool["occupied_slots"] == 0
+    first = place.seen()
+    assert first.phase is Phase.RUNNING and client.xcom(DAG, run, "deploy", "incarnation") == first.incarnation
+
+    # Killed while the triggerer is away: seen once there is one again.
+    airflow.stop_component("triggerer", how=signal.SIGKILL)
+    assert first.heartbeat is not None
+    os.kill(first.heartbeat.process.pid, signal.SIGKILL)
+    airflow.start_component("triggerer")
+    second = place.until(
+        lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != first.incarnation, timeout=120
+    )
+    client.wait_for_task(DAG, run, "supervise", ("deferred",), timeout=60)
+
+    # Cleared: the next try watches the same driver.
+    client.clear_task(DAG, run, "supervise")
+    deadline = time.monotonic() + 60
+    while client.tasks(DAG, run)["supervise"]["try_number"] < 2 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    client.wait_for_task(DAG, run, "supervise", ("deferred",), timeout=60)
+    place.until(lambda _: "driver" in client.task_log(DAG, run, "supervise"))
+    time.sleep(5)
+    assert place.seen().incarnation == second.incarnation and place.seen().phase is Phase.RUNNING
+
+    # Marked failed: the trigger stops the driver. (The wait above made sure that it runs.)
+    place.until(lambda _: "starting" in client.task_log(DAG, run, "supervise"))
+    client.set_task_state(DAG, run, "supervise", "failed")
+    stopped = place.until(lambda seen: seen.phase is Phase.STOPPED, timeout=90)
+    assert stopped.desired is not None and stopped.desired.state == "suspended"
+    assert "its supervise task" in stopped.desired.note
+    log = client.task_log(DAG, run, "supervise")
+    assert "Trigger cancelled by user action" in log and "asked to stop" in log
+    assert client.wait_for_run(DAG, run, timeout=60) == "failed"
+
+    # And back, and to its proper end.
+    again = client.trigger_dag(DAG)
+    client.wait_for_task(DAG, again, "supervise", ("deferred",), timeout=90)
+    stop = client.trigger_dag("stop", {"job": "lamp"})
+    assert client.wait_for_run("stop", stop, timeout=90) == "success"
+    assert client.wait_for_run(DAG, again, timeout=90) == "success"
+    assert client.xcom(DAG, again, "supervise")["phase"] == "stopped"
+    log = client.task_log(DAG, run, "supervise", attempt=1)
+    assert "restarted as" in log and "DRIVER_DIED" in log
+
+
+def test_taken_port_is_said_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(StandaloneError, match=f"port {port} is taken"):
+            Standalone(home=tmp_path / "home", port=port).start()
+
+
+def test_component_that_ends_is_said_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMPONENTS, "scheduler", ("no-such-command",))
+    airflow = Standalone(home=tmp_path / "home", port=0)
+    with pytest.raises(StandaloneError, match=r"scheduler ended with(?s:.)*no-such-command"):
+        airflow.start()
+    assert not airflow.running()

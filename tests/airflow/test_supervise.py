@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+from streamwarden.airflow.operators import DeployOperator, ReleaseOperator, StopOperator, SuperviseOperator
+from streamwarden.airflow.triggers import SuperviseTrigger
+from streamwarden.control import operations
+from streamwarden.control.documents import JobDocuments
+from streamwarden.control.processes import is_alive
+from streamwarden.control.supervision import Observation, Phase
+from tests.airflow.conftest import Place, Run, fired, reborn
+
+pytestmark = pytest.mark.airflow
+
+
+def supervise(place: Place, **kwargs: Any) -> SuperviseOperator:
+    return SuperviseOperator(task_id="supervise", job="lamp", **place.place(), **kwargs)
+
+
+def deferred(call: Any, run: Run) -> SuperviseTrigger:
+    with pytest.raises(TaskDeferred) as raised:
+        call()
+    assert raised.value.method_name == "resume"
+    trigger = raised.value.trigger
+    assert isinstance(trigger, SuperviseTrigger)
+    return reborn(trigger, run)
+
+
+def pid_of(seen: Observation) -> int:
+    assert seen.heartbeat is not None
+    return seen.heartbeat.process.pid
+
+
+def set_state(monkeypatch: pytest.MonkeyPatch, run: Run, state: str | None) -> None:
+    """What the API server would say of the task."""
+    monkeypatch.setattr(
+        RuntimeTaskInstance, "get_task_states", staticmethod(lambda **_: {run.run_id: {"supervise": state}})
+    )
+
+
+def test_attaches_and_waits_while_the_driver_runs(place: Place) -> None:
+    run, first = Run(), place.deploy()
+    trigger = deferred(lambda: supervise(place).execute(run.context()), run)
+    assert trigger.incarnation == first.incarnation
+    assert fired(trigger, within=1) is None
+
+
+def test_killed_driver_is_restarted_after_its_back_off_and_goes_on(place: Place) -> None:
+    run, first, operator = Run(), place.deploy(), supervise(place)
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    os.kill(pid_of(first), signal.SIGKILL)
+    event = fired(trigger)
+    assert event is not None and event["action"] == "restart" and event["incarnation"] == first.incarnation
+    again = deferred(lambda: operator.resume(run.context(), event), run)
+    second = place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != first.incarnation)
+    assert again.incarnation == second.incarnation
+    assert first.heartbeat and second.heartbeat and second.heartbeat.batch > (first.heartbeat.batch or 0)  # type: ignore[operator]
+    memory = JobDocuments(place.workspace.storage, "lamp").supervision.read()
+    assert memory is not None and [entry.after for entry in memory.restarts] == [first.incarnation]
+    launched = second.launch.at if second.launch else None
+    assert launched is not None and (launched - first.heartbeat.at).total_seconds() >= 0.2 * 0.8
+
+
+def test_silent_driver_is_killed_and_restarted(place: Place) -> None:
+    run, first, operator = Run(), place.deploy(), supervise(place)
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    os.kill(pid_of(first), signal.SIGSTOP)
+    event = fired(trigger)
+    assert event is not None and event["action"] == "restart" and "no heartbeat" in event["why"]
+    deferred(lambda: operator.resume(run.context(), event), run)
+    place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != first.incarnation)
+    assert first.heartbeat is not None and not is_alive(first.heartbeat.process)
+
+
+def test_spent_budget_fails_with_the_last_error(place: Place) -> None:
+    place.write_job(restarts={"max": 2, "backoff": "100ms"}, standin_fail="BATCH_FAILED")
+    run, operator = Run(), supervise(place)
+    operations.deploy(place.workspace, "lamp", by="test")
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    for _ in range(2):
+        event = fired(trigger)
+        assert event is not None and event["action"] == "restart"
+        trigger = deferred(lambda event=event: operator.resume(run.context(), event), run)  # type: ignore[misc]
+    event = fired(trigger)
+    assert event is not None and event["action"] == "fail"
+    with pytest.raises(AirflowFailException) as raised:
+        operator.resume(run.context(), event)
+    text = str(raised.value)
+    assert "RESTART_BUDGET_SPENT" in text and "2 restarts within" in text and "BATCH_FAILED: as it was told" in text
+    assert "What to do" in text
+
+
+def test_error_that_cannot_pass_fails_at_once_with_the_log(place: Place) -> None:
+    place.write_job(standin_fail="SINK_SCHEMA_MISMATCH", standin_after=3)
+    run, operator = Run(), supervise(place)
+    operations.deploy(place.workspace, "lamp", by="test")
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    event = fired(trigger)
+    assert event is not None and event["action"] == "fail"
+    said: list[str] = []
+    operator.log.error = lambda text, *args: said.append(text % args)  # type: ignore[method-assign]
+    with pytest.raises(AirflowFailException, match="SINK_SCHEMA_MISMATCH"):
+        operator.resume(run.context(), event)
+    assert "Restore the job's earlier columns" in said[0]
+    assert "Traceback: of the stand-in" in said[0]
+    assert "console.log" in said[0] and "stand-in fails as it was told" in said[0]
+    memory = JobDocuments(place.workspace.storage, "lamp").supervision.read()
+    assert memory is not None and not memory.restarts and memory.decisions[-1].what == "fail"
+
+
+def test_clean_stop_ends_in_success(place: Place) -> None:
+    run, operator, first = Run(), supervise(place), place.deploy()
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    stop = StopOperator(task_id="stop", job="all", timeout=20, **place.place())
+    stopped = stop.execute(Run(dag_id="stop").context("stop"))
+    assert stopped["lamp"]["phase"] == "stopped"
+    event = fired(trigger)
+    assert event is not None and event["action"] == "finish"
+    summary = operator.resume(run.context(), event)
+    assert summary["incarnation"] == first.incarnation and summary["phase"] == "stopped" and summary["batch"] > 0
+
+
+def test_retry_after_a_lost_trigger_attaches_to_the_same_driver(place: Place) -> None:
+    run, first = Run(), place.deploy()
+    deferred(lambda: supervise(place).execute(run.context()), run)
+    again = deferred(lambda: supervise(place).execute(Run(attempt=2).context()), run)
+    assert again.incarnation == first.incarnation and again.attempt == 2
+    assert place.seen().phase is Phase.RUNNING
+    assert len(JobDocuments(place.workspace.storage, "lamp").incarnations()) == 1
+
+
+def test_two_supervisors_restart_once(place: Place) -> None:
+    run, first, operator = Run(), place.deploy(), supervise(place)
+    triggers = [deferred(lambda: operator.execute(run.context()), run) for _ in range(2)]
+    os.kill(pid_of(first), signal.SIGKILL)
+    events = [fired(trigger) for trigger in triggers]
+    assert events[0] == events[1], "two triggerers must say the same, or Airflow can't drop one"
+    for event in events:
+        deferred(lambda event=event: operator.resume(run.context(), event), run)  # type: ignore[misc]
+    assert len(JobDocuments(place.workspace.storage, "lamp").incarnations()) == 2
+
+
+@pytest.mark.parametrize("state", ["failed", "success"])
+def test_ended_by_hand_stops_that_driver_for_good(place: Place, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    run = Run()
+    place.deploy()
+    trigger = deferred(lambda: supervise(place).execute(run.context()), run)
+    fired(trigger, within=0.5)
+    set_state(monkeypatch, run, state)
+    asyncio.run(trigger.on_kill())
+    seen = place.until(lambda now: now.phase is Phase.STOPPED)
+    assert seen.desired is not None and seen.desired.state == "suspended" and state in seen.desired.note
+    assert supervise(place).resume(run.context())["phase"] == "stopped"
+
+
+@pytest.mark.parametrize("state", ["deferred", "running", "queued", "scheduled", "up_for_retry", None])
+def test_lost_triggers_and_clears_leave_the_driver_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch, state: str | None
+) -> None:
+    run = Run()
+    place.deploy()
+    trigger = deferred(lambda: supervise(place).execute(run.context()), run)
+    set_state(monkeypatch, run, state)
+    asyncio.run(trigger.on_kill())
+    seen = place.seen()
+    assert seen.desired is not None and seen.desired.state == "running" and seen.incarnation is not None
+    assert not JobDocuments(place.workspace.storage, "lamp").open_requests(seen.incarnation)
+
+
+def test_unknown_state_leaves_the_driver_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run()
+    place.deploy()
+    trigger = deferred(lambda: supervise(place).execute(run.context()), run)
+
+    def broken(**_: Any) -> None:
+        raise ConnectionError("the API server is away")
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(broken))
+    monkeypatch.setattr("streamwarden.airflow.triggers.asyncio.sleep", lambda _: asyncio.wait_for(_nothing(), 1))
+    asyncio.run(trigger.on_kill())
+    seen = place.seen()
+    assert seen.desired is not None and seen.desired.state == "running"
+
+
+async def _nothing() -> None: ...
+
+
+def test_late_kill_does_not_hit_a_newer_driver(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, first = Run(), place.deploy()
+    trigger = deferred(lambda: supervise(place).execute(run.context()), run)
+    place.write_job(standin_stop_s=0.1)
+    operations.deploy(place.workspace, "lamp", by="test")
+    second = place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != first.incarnation)
+    set_state(monkeypatch, run, "failed")
+    asyncio.run(trigger.on_kill())
+    seen = place.seen()
+    assert seen.incarnation == second.incarnation and seen.desired is not None and seen.desired.state == "running"
+    assert not JobDocuments(place.workspace.storage, "lamp").open_requests(str(second.incarnation))
+
+
+def test_late_kill_does_not_hit_a_newer_run_of_the_same_driver(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = Run(), Run(run_id="manual__2")
+    first = place.deploy()
+    trigger = deferred(lambda: supervise(place).execute(old.context()), old)
+    done = DeployOperator(task_id="deploy", job="lamp", **place.place()).execute(new.context("deploy"))
+    assert done == {"job": "lamp", "incarnation": first.incarnation, "launched": False}
+    set_state(monkeypatch, old, "failed")
+    asyncio.run(trigger.on_kill())
+    seen = place.seen()
+    assert seen.desired is not None and seen.desired.state == "running"
+    assert not JobDocuments(place.workspace.storage, "lamp").open_requests(str(first.incarnation))
+
+
+def test_cleared_task_brings_back_a_job_that_is_down(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, first = Run(), place.deploy()
+    trigger = deferred(lambda: supervise(place).execute(run.context()), run)
+    set_state(monkeypatch, run, "failed")
+    asyncio.run(trigger.on_kill())
+    # At once, with the driver not yet down: Airflow raises the granted tries at a clear.
+    cleared = Run(attempt=2, granted=1001)
+    again = deferred(lambda: supervise(place).execute(cleared.context()), cleared)
+    assert again.incarnation != first.incarnation
+    seen = place.until(lambda now: now.phase is Phase.RUNNING)
+    assert seen.desired is not None and seen.desired.state == "running"
+
+
+def test_retry_does_not_bring_back_a_job_that_was_stopped(place: Place) -> None:
+    run = Run()
+    place.deploy()
+    deferred(lambda: supervise(place).execute(run.context()), run)
+    operations.stop(place.workspace, "lamp", by="test")
+    assert supervise(place).execute(Run(attempt=2).context())["phase"] == "stopped"
+
+
+def test_marked_failed_while_a_restart_holds_a_slot(place: Place) -> None:
+    run, first, operator = Run(), place.deploy(), supervise(place)
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    os.kill(pid_of(first), signal.SIGKILL)
+    event = fired(trigger)
+    run.states["supervise"] = "failed"
+    with pytest.raises(AirflowFailException, match="marked failed"):
+        operator.resume(run.context(), event)
+    seen = place.until(lambda now: now.phase is Phase.STOPPED)
+    assert seen.desired is not None and seen.desired.state == "suspended"
+
+
+@pytest.mark.parametrize("state, stopped", [("failed", True), ("success", True), ("deferred", False), (None, False)])
+def test_release_stops_what_no_trigger_stopped(place: Place, state: str | None, stopped: bool) -> None:
+    run = Run()
+    place.deploy()
+    deferred(lambda: supervise(place).execute(run.context()), run)
+    run.states["supervise"] = state
+    ReleaseOperator(task_id="release", job="lamp", **place.place()).execute(run.context("release"))
+    seen = place.seen()
+    assert seen.desired is not None and (seen.desired.state == "suspended") is stopped
+    if stopped:
+        place.until(lambda now: now.phase is Phase.STOPPED)
+
+
+def test_release_leaves_another_runs_driver_alone(place: Place) -> None:
+    old, new = Run(states={"supervise": "failed"}), Run(run_id="manual__2")
+    place.deploy()
+    deferred(lambda: supervise(place).execute(new.context()), new)
+    ReleaseOperator(task_id="release", job="lamp", **place.place()).execute(old.context("release"))
+    seen = place.seen()
+    assert seen.desired is not None and seen.desired.state == "running"
+
+
+def test_deploy_launches_and_tells_the_incarnation(place: Place) -> None:
+    context = Run().context("deploy")
+    done = DeployOperator(task_id="deploy", job="lamp", **place.place()).execute(context)
+    assert done["launched"] and context["ti"].pushed == {"incarnation": done["incarnation"]}
+    assert place.seen().phase is Phase.RUNNING
+
+
+def test_deploy_shows_an_error_of_the_start(place: Place) -> None:
+    place.write_job(standin_fail="JOB_MODULE_INVALID")
+    with pytest.raises(AirflowFailException, match=r"JOB_MODULE_INVALID(?s:.)*What to do"):
+        DeployOperator(task_id="deploy", job="lamp", **place.place()).execute(Run().context("deploy"))
+
+
+def test_deploy_names_file_and_field_of_a_wrong_yaml(place: Place) -> None:
+    path = place.config / "jobs" / "lamp.yaml"
+    path.write_text(path.read_text() + "colour: green\n")
+    with pytest.raises(AirflowFailException, match=r"CONFIG_INVALID(?s:.)*lamp\.yaml: colour: unknown key"):
+        DeployOperator(task_id="deploy", job="lamp", **place.place()).execute(Run().context("deploy"))
+
+
+def test_run_that_waited_does_not_undo_a_later_stop(place: Place) -> None:
+    place.deploy()
+    waiting = Run(run_id="manual__2").context("deploy")
+    operations.stop(place.workspace, "lamp", by="somebody")
+    waiting["ti"].max_tries = 2
+    deploy = DeployOperator(task_id="deploy", job="lamp", **place.place())
+    with pytest.raises(AirflowSkipException, match="stopped by somebody"):
+        deploy.execute(waiting)
+    assert place.seen().phase is Phase.STOPPED
+    later = Run(run_id="manual__3", granted=2).context("deploy")
+    assert deploy.execute(later)["launched"]
+
+
+def test_operators_say_what_they_will_do_about_airflows_own_faults(place: Place) -> None:
+    operator = supervise(place)
+    assert operator.retries == 1000 and operator.retry_delay.total_seconds() == 10
+    assert operator.execution_timeout is None
+    assert supervise(place, retries=3).retries == 3

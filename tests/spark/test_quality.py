@@ -1,0 +1,530 @@
+"""Every expectation that is shipped is broken on purpose, and must be named; then whole runs over Delta tables."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from spark_jobs.schemas import TRIPS
+from streamwarden.errors import StreamwardenError
+from streamwarden.quality import check, engine, load_suites
+from streamwarden.quality.documents import read_run
+from streamwarden.storage import LocalStorage
+
+pytestmark = pytest.mark.spark
+
+EXPECTATIONS = Path(__file__).resolve().parents[2] / "expectations"
+SUITES = {suite.name: suite for suite in load_suites(EXPECTATIONS)}
+NAN, INFINITY = float("nan"), float("inf")
+
+
+def at(text):
+    return datetime.fromisoformat(f"2023-03-06T{text}+00:00")
+
+
+def trip(number, **over):
+    """A valid trip; every second one is a reversal, every eighth lacks the optional columns."""
+    optional = number % 8 != 0
+    sign = -1.0 if number % 2 else 1.0
+    return {
+        "VendorID": 2,
+        "lpep_pickup_datetime": at("08:00:00") + timedelta(minutes=number),
+        "lpep_dropoff_datetime": at("08:00:00") + timedelta(minutes=number + number % 3),
+        "store_and_fwd_flag": "N" if optional else None,
+        "RatecodeID": 1 if optional else None,
+        "PULocationID": 74 + number % 100,
+        "DOLocationID": 265,
+        "passenger_count": 1 if optional else None,
+        "trip_distance": 1.5,
+        "fare_amount": 10.0 * sign,
+        "extra": 0.5,
+        "mta_tax": 0.5,
+        "tip_amount": 0.0,
+        "tolls_amount": 0.0,
+        "ehail_fee": None,
+        "improvement_surcharge": 0.3,
+        "total_amount": 11.3 * sign,
+        "payment_type": 1 if optional else None,
+        "trip_type": 1 if optional else None,
+        "congestion_surcharge": 0.0 if optional else None,
+        "cbd_congestion_fee": None,
+        "card_id": f"card-{number:02d}",
+        "source_file": "trips-1.parquet",
+        "source_row": number,
+        **over,
+    }
+
+
+def window(number, **over):
+    start = at("08:00:00") + timedelta(hours=number)
+    return {
+        "window_start": start,
+        "window_end": start + timedelta(hours=1),
+        "zone_id": 74,
+        "trips": 3,
+        "revenue": Decimal("-1.20"),
+        "average_fare": 9.5,
+        "is_final": number < 3,
+        **over,
+    }
+
+
+def session(number, **over):
+    start = at("08:00:00") + timedelta(minutes=41 * number)
+    return {
+        "card_id": "card-1",
+        "session_start": start,
+        "session_end": start + timedelta(minutes=10),
+        "trips": 2,
+        "total_amount": Decimal("-1.20"),
+        "zones": [1, 265],
+        "status": "closed" if number else "open",
+        **over,
+    }
+
+
+SCHEMAS: dict[str, Any] = {
+    "trips": TRIPS,
+    "zone_windows": (
+        "window_start timestamp, window_end timestamp, zone_id int, trips bigint, revenue decimal(18,2),"
+        " average_fare double, is_final boolean"
+    ),
+    "card_sessions": (
+        "card_id string, session_start timestamp, session_end timestamp, trips bigint, total_amount decimal(18,2),"
+        " zones array<int>, status string"
+    ),
+}
+GOOD = {
+    "trips": [trip(number) for number in range(16)],
+    "zone_windows": [window(number) for number in range(4)],
+    "card_sessions": [session(number) for number in range(4)],
+}
+
+
+def frame_of(spark, table, rows):
+    names = [column.name for column in spark.createDataFrame([], SCHEMAS[table]).schema]
+    # One partition: tasks are most of the cost of small frames.
+    return spark.createDataFrame([tuple(row[name] for name in names) for row in rows], SCHEMAS[table]).coalesce(1)
+
+
+@dataclass
+class Bad:
+    """Rows that are bad in one way, and how many rows each expectation must find in them; no other may find any."""
+
+    fails: dict[str, int]
+    rows: list[dict[str, Any]]
+
+
+def bad(expectation, *changes, also=()):
+    return Bad({expectation: len(changes), **{name: len(changes) for name in also}}, list(changes))
+
+
+def twice(expectation, change, also=None):
+    """The same row twice, the second time with other values outside the key."""
+    return Bad({expectation: 2, **(also or {})}, [{}, {"number": 0, **change}])
+
+
+BEFORE = at("07:00:00")
+# Without the two that another expectation watches too.
+AMOUNTS = [
+    "extra",
+    "mta_tax",
+    "tip_amount",
+    "tolls_amount",
+    "ehail_fee",
+    "improvement_surcharge",
+    "total_amount",
+    "congestion_surcharge",
+    "cbd_congestion_fee",
+]
+BAD_ROWS = {
+    "trips": [
+        twice("trips.key.unique", {"source_row": 1}),
+        twice("trips.origin.unique", {"total_amount": 1.0}),
+        *(
+            bad(f"trips.{column}.not_null", {column: None})
+            for column in [
+                "VendorID",
+                "lpep_pickup_datetime",
+                "lpep_dropoff_datetime",
+                "PULocationID",
+                "DOLocationID",
+                "total_amount",
+                "card_id",
+                "source_file",
+                "source_row",
+            ]
+        ),
+        bad("trips.PULocationID.zone", *({"PULocationID": zone} for zone in (0, 266, -1))),
+        bad("trips.DOLocationID.zone", *({"DOLocationID": zone} for zone in (0, 266, -1))),
+        bad("trips.dropoff.after_pickup", {"lpep_dropoff_datetime": BEFORE}),
+        bad("trips.amounts.finite", *({column: -INFINITY} for column in AMOUNTS)),
+        bad("trips.amounts.finite", {"fare_amount": NAN}, also=["trips.fare_amount.plausible"]),
+        bad("trips.amounts.finite", {"trip_distance": INFINITY}, also=["trips.trip_distance.plausible"]),
+        bad("trips.lpep_pickup_datetime.plausible", {"lpep_pickup_datetime": datetime(2009, 1, 1, tzinfo=UTC)}),
+        bad("trips.VendorID.known", {"VendorID": 3}),
+        bad("trips.RatecodeID.known", {"RatecodeID": 7}),
+        bad("trips.payment_type.known", {"payment_type": 7}),
+        bad("trips.trip_type.known", {"trip_type": 3}),
+        bad("trips.store_and_fwd_flag.known", {"store_and_fwd_flag": "n"}),
+        bad("trips.passenger_count.plausible", {"passenger_count": 10}),
+        bad("trips.trip_distance.plausible", {"trip_distance": 100.5}, {"trip_distance": -0.5}),
+        bad("trips.fare_amount.plausible", {"fare_amount": -500.5}, {"fare_amount": 500.5}),
+    ],
+    "zone_windows": [
+        twice("zone_windows.key.unique", {"trips": 5}),
+        *(
+            bad(f"zone_windows.{column}.not_null", {column: None})
+            for column in ["window_start", "window_end", "zone_id", "trips", "revenue", "average_fare", "is_final"]
+        ),
+        bad("zone_windows.zone_id.zone", {"zone_id": 0}, {"zone_id": 266}),
+        bad("zone_windows.trips.positive", {"trips": 0}),
+        bad("zone_windows.window.one_hour", {"window_end": at("23:00:00")}),
+        bad("zone_windows.window.on_the_hour", {"window_start": at("05:30:00"), "window_end": at("06:30:00")}),
+        bad("zone_windows.average_fare.finite", {"average_fare": NAN}, {"average_fare": -INFINITY}),
+    ],
+    "card_sessions": [
+        twice("card_sessions.key.unique", {"trips": 5}, {"card_sessions.gap": 1}),
+        *(
+            bad(f"card_sessions.{column}.not_null", {column: None})
+            for column in ["card_id", "session_start", "session_end", "trips", "total_amount", "status"]
+        ),
+        bad("card_sessions.end.after_start", {"session_end": BEFORE}),
+        bad("card_sessions.trips.positive", {"trips": 0}),
+        bad("card_sessions.status.known", {"status": "Open"}),
+        bad("card_sessions.zones.valid", *({"zones": zones} for zones in ([], None, [1, 266], [None]))),
+        # The next session of the card starts 30 minutes after this one's end, or before it.
+        Bad({"card_sessions.gap": 1}, [{"session_end": at("08:11:00"), "number": 0}, {"number": 1}]),
+        Bad({"card_sessions.gap": 1}, [{"session_end": at("09:00:00"), "number": 0}, {"number": 1}]),
+    ],
+}
+
+
+def bad_rows(table):
+    rows = list(GOOD[table])
+    for group, case in enumerate(BAD_ROWS[table], 1):
+        for index, change in enumerate(case.rows):
+            number = change.get("number", index)
+            values = {name: value for name, value in change.items() if name != "number"}
+            if table == "card_sessions":
+                # Cards of their own: sessions of one card are compared with each other.
+                rows.append(session(number, **{"card_id": f"card-{group}-{number if case.rows[0] else 0}", **values}))
+            else:
+                rows.append({"trips": trip, "zone_windows": window}[table](100 * group + number, **values))
+    return rows
+
+
+@dataclass
+class Change:
+    """What is wrong with a table as a whole, and what must fail for it. Those that then can't be evaluated say so."""
+
+    fails: set[str]
+    columns: dict[str, Any] = field(default_factory=dict)
+    drop: str | None = None
+    unevaluated: set[str] = field(default_factory=set)
+
+    @property
+    def table(self):
+        return next(iter(self.fails)).split(".")[0]
+
+
+OPTIONAL = ["passenger_count", "payment_type", "RatecodeID"]
+CHANGES = [
+    Change({"trips.columns"}, drop="ehail_fee", unevaluated={"trips.amounts.finite"}),
+    Change(
+        {"trips.lpep_pickup_datetime.type", "trips.lpep_dropoff_datetime.type"},
+        {"lpep_pickup_datetime": "timestamp_ntz", "lpep_dropoff_datetime": "timestamp_ntz"},
+    ),
+    Change({f"trips.{name}.not_null" for name in OPTIONAL}, dict.fromkeys(OPTIONAL)),
+    Change({"zone_windows.columns"}, drop="is_final", unevaluated={"zone_windows.is_final.not_null"}),
+    Change(
+        {"zone_windows.window_start.type", "zone_windows.revenue.type"},
+        {"window_start": "timestamp_ntz", "revenue": "double"},
+    ),
+    Change(
+        {"card_sessions.columns"},
+        drop="status",
+        unevaluated={"card_sessions.status.known", "card_sessions.status.not_null"},
+    ),
+    Change(
+        {"card_sessions.session_start.type", "card_sessions.total_amount.type"},
+        {"session_start": "timestamp_ntz", "total_amount": "double"},
+    ),
+]
+
+ROW_EXPECTATIONS = sorted({name for cases in BAD_ROWS.values() for case in cases for name in case.fails})
+
+
+@pytest.fixture(scope="module")
+def judge(spark):
+    checker = engine.Checker(examples=3)
+    built = {name: engine.build(suite, EXPECTATIONS / f"{name}.json") for name, suite in SUITES.items()}
+
+    def run(table, frame, rows):
+        frame = frame.persist()
+        try:
+            return checker.run(SUITES[table], built[table], frame, rows)
+        finally:
+            frame.unpersist()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def judged(spark, judge):
+    """All bad rows of a table judged at once: ID to (result, number of rows)."""
+    found = {}
+    for table in BAD_ROWS:
+        rows = bad_rows(table)
+        found |= {item.id: (item, len(rows)) for item in judge(table, frame_of(spark, table, rows), len(rows))}
+    return found
+
+
+def test_every_shipped_expectation_is_broken_below():
+    shipped = {item.meta.id for suite in SUITES.values() for item in suite.expectations}
+    assert set(ROW_EXPECTATIONS) | {name for change in CHANGES for name in change.fails} == shipped
+
+
+@pytest.mark.parametrize("table", sorted(GOOD))
+def test_good_rows_meet_every_expectation(spark, judge, table):
+    results = judge(table, frame_of(spark, table, GOOD[table]), len(GOOD[table]))
+    assert [item.summary() for item in results if not item.success] == []
+    # In the suite's order.
+    assert [item.id for item in results] == [item.meta.id for item in SUITES[table].expectations]
+
+
+@pytest.mark.parametrize("expectation", ROW_EXPECTATIONS)
+def test_an_expectation_finds_its_bad_rows_and_no_others(judged, expectation):
+    found, rows = judged[expectation]
+    table = expectation.split(".")[0]
+    assert not found.success
+    assert found.error is None
+    assert found.unexpected_count == sum(case.fails.get(expectation, 0) for case in BAD_ROWS[table])
+    assert found.unexpected_percent == pytest.approx(100 * found.unexpected_count / found.checked)
+    assert found.checked <= rows
+    # What failed can be found again.
+    assert len(found.examples) == min(found.unexpected_count, 3)
+    if "unexpected_rows_query" not in found.arguments:
+        for name in (*SUITES[table].meta.keys, *found.columns):
+            assert name in found.examples[0]
+
+
+def test_bad_rows_fail_no_other_expectation(judged):
+    assert {name for name, (found, _) in judged.items() if not found.success} == set(ROW_EXPECTATIONS)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: "-".join(sorted(change.fails)))
+def test_a_wrong_table_fails_exactly_its_expectations(spark, judge, change):
+    frame = frame_of(spark, change.table, GOOD[change.table])
+    if change.drop:
+        frame = frame.drop(change.drop)
+    for name, kind in change.columns.items():
+        values = F.lit(None).cast("int") if kind is None else F.col(name).cast(kind)
+        frame = frame.withColumn(name, values)
+    results = {item.id: item for item in judge(change.table, frame, len(GOOD[change.table]))}
+    assert {name for name, item in results.items() if not item.success} == change.fails | change.unevaluated
+    assert {name for name, item in results.items() if item.error is not None} == change.unevaluated
+
+
+def test_an_example_holds_keys_and_the_value_in_question(spark, judge):
+    rows = [*GOOD["trips"], trip(20, PULocationID=300)]
+    results = {item.id: item for item in judge("trips", frame_of(spark, "trips", rows), len(rows))}
+    found = results["trips.PULocationID.zone"]
+    assert found.examples == (
+        {
+            "source_file": "trips-1.parquet",
+            "source_row": 20,
+            "lpep_pickup_datetime": "2023-03-06T08:20:00Z",
+            "PULocationID": 300,
+        },
+    )
+    assert (found.checked, found.unexpected_count, found.unexpected_percent) == (17, 1, pytest.approx(100 / 17))
+
+
+def test_nulls_are_no_unexpected_values_but_a_share_of_them_is_counted(spark, judge):
+    results = {item.id: item for item in judge("trips", frame_of(spark, "trips", GOOD["trips"]), 16)}
+    share = results["trips.passenger_count.not_null"]
+    assert share.success
+    assert (share.checked, share.unexpected_count, share.unexpected_percent) == (16, 2, 12.5)
+    values = results["trips.passenger_count.plausible"]
+    assert (values.checked, values.unexpected_count) == (14, 0)
+
+
+def test_failing_rows_are_fetched_up_to_a_limit(spark):
+    rows = [window(number, zone_id=0) for number in range(8)]
+    suite = SUITES["zone_windows"]
+    built = engine.build(suite, EXPECTATIONS)
+    frame = frame_of(spark, "zone_windows", rows)
+    for limit in (0, 2):
+        results = {item.id: item for item in engine.Checker(examples=limit).run(suite, built, frame, 8)}
+        found = results["zone_windows.zone_id.zone"]
+        assert (found.unexpected_count, len(found.examples)) == (8, limit)
+
+
+# Whole runs
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "tables", tmp_path / "quality"
+
+
+@pytest.fixture(scope="module")
+def good_tables(spark, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("good")
+    for table, rows in GOOD.items():
+        frame_of(spark, table, rows).write.format("delta").save(str(folder / table))
+    return folder
+
+
+def run_check(spark, place, **over):
+    tables_dir, results_dir = place
+    options = {"tables_dir": tables_dir, "expectations_dir": EXPECTATIONS, "results_dir": results_dir, "spark": spark}
+    return check(**{**options, **over})
+
+
+def statuses(run):
+    return {table.table: table.status for table in run.tables}
+
+
+def test_a_whole_run_over_good_tables(spark, place, good_tables):
+    run = run_check(spark, place, tables_dir=good_tables)
+    run.raise_for_failures()
+    assert statuses(run) == {"card_sessions": "passed", "trips": "passed", "zone_windows": "passed"}
+    assert {(table.table, table.version, table.rows) for table in run.tables} == {
+        ("card_sessions", 0, 4),
+        ("trips", 0, 16),
+        ("zone_windows", 0, 4),
+    }
+    assert all(table.version_time for table in run.tables)
+    results = place[1]
+    assert read_run(LocalStorage(results.parent), results.name, run.run_id) == run
+    assert (results / run.run_id / "report.html").is_file()
+    assert run.run_id in (results / "index.html").read_text(encoding="utf-8")
+    # A session that was given goes on, without what the check had cached.
+    assert spark.range(1).count() == 1
+    assert spark._jsparkSession.sharedState().cacheManager().isEmpty()
+
+
+def test_a_version_is_checked_as_it_was(spark, place):
+    path = str(place[0] / "card_sessions")
+    frame_of(spark, "card_sessions", GOOD["card_sessions"]).write.format("delta").save(path)
+    frame_of(spark, "card_sessions", [session(9, status="ajar")]).write.format("delta").mode("append").save(path)
+    latest = run_check(spark, place, tables=["card_sessions"])
+    assert (latest.tables[0].status, latest.tables[0].version, latest.tables[0].rows) == ("failed", 1, 5)
+    with pytest.raises(StreamwardenError) as caught:
+        latest.raise_for_failures()
+    assert caught.value.code == "EXPECTATIONS_FAILED"
+    assert (
+        "card_sessions@1: card_sessions.status.known [expect_column_values_to_be_in_set] on status: 1 of 5 rows"
+        in str(caught.value)
+    )
+    before = run_check(spark, place, tables=["card_sessions"], versions={"card_sessions": 0})
+    assert (before.tables[0].status, before.tables[0].version, before.tables[0].rows) == ("passed", 0, 4)
+    beyond = run_check(spark, place, tables=["card_sessions"], versions={"card_sessions": 7})
+    assert beyond.tables[0].status == "not_found"
+    assert "no version 7" in beyond.tables[0].what
+
+
+def test_one_bad_table_does_not_hide_the_others(spark, place, good_tables):
+    shutil.copytree(good_tables / "card_sessions", place[0] / "card_sessions")
+    frame_of(spark, "trips", []).write.format("delta").save(str(place[0] / "trips"))
+    run = run_check(spark, place)
+    assert statuses(run) == {"card_sessions": "passed", "trips": "no_rows", "zone_windows": "not_found"}
+    assert not run.success
+    by_name = {table.table: table for table in run.tables}
+    assert by_name["zone_windows"].code == "TABLE_NOT_FOUND"
+    assert by_name["trips"].rows == 0
+    with pytest.raises(StreamwardenError) as caught:
+        run.raise_for_failures()
+    assert caught.value.code == "EXPECTATIONS_FAILED"
+    assert "trips: the table has no rows" in caught.value.what
+    assert "no Delta table" in caught.value.what
+    report = (place[1] / run.run_id / "report.html").read_text(encoding="utf-8")
+    assert "no rows" in report
+    assert "not found" in report
+
+
+def test_missing_tables_are_said_as_such(spark, place):
+    with pytest.raises(StreamwardenError) as caught:
+        run_check(spark, place, tables=["trips"]).raise_for_failures()
+    assert caught.value.code == "TABLE_NOT_FOUND"
+
+
+def test_a_table_that_lost_a_file_is_unreadable(spark, place, good_tables):
+    shutil.copytree(good_tables / "zone_windows", place[0] / "zone_windows")
+    for path in (place[0] / "zone_windows").glob("*.parquet"):
+        path.unlink()
+    run = run_check(spark, place, tables=["zone_windows"])
+    assert statuses(run) == {"zone_windows": "unreadable"}
+    assert not run.success
+
+
+def test_warnings_are_reported_and_pass(spark, place):
+    rows = [*GOOD["trips"], trip(20, VendorID=9, store_and_fwd_flag="<script>alert('x')</script>")]
+    frame_of(spark, "trips", rows).write.format("delta").save(str(place[0] / "trips"))
+    run = run_check(spark, place, tables=["trips"])
+    run.raise_for_failures()
+    assert statuses(run) == {"trips": "warned"}
+    assert {item.id for item in run.tables[0].warnings} == {"trips.VendorID.known", "trips.store_and_fwd_flag.known"}
+    report = (place[1] / run.run_id / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in report
+    assert "&lt;script&gt;" in report
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        ({"type": "expect_wonders"}, "there is no expectation 'expect_wonders'"),
+        ({"kwargs": {"colum": "trips"}}, "z.a"),
+        ({"kwargs": {"column": "trips", "mostly": 3}}, "z.a"),
+    ],
+)
+def test_what_great_expectations_refuses_is_named(spark, place, good_tables, tmp_path, over, said):
+    item = {
+        "type": "expect_column_values_to_not_be_null",
+        "kwargs": {"column": "trips"},
+        "severity": "critical",
+        "meta": {"id": "z.a"},
+        **over,
+    }
+    suite = {"name": "zone_windows", "meta": {"keys": ["zone_id"]}, "expectations": [item]}
+    path = tmp_path / "zone_windows.json"
+    path.write_text(json.dumps(suite), encoding="utf-8")
+    with pytest.raises(StreamwardenError) as caught:
+        run_check(spark, place, tables_dir=good_tables, expectations_dir=tmp_path)
+    assert caught.value.code == "SUITE_INVALID"
+    assert str(path) in caught.value.what
+    assert said in caught.value.what
+    assert not place[1].exists()
+
+
+@pytest.mark.slow
+def test_a_check_with_a_session_of_its_own(place, good_tables):
+    # `python -c` on purpose: PySpark's Connect client would end such a process silently; see quality/engine.py.
+    code = (
+        "import sys, pathlib; from streamwarden.quality import check\n"
+        "run = check(tables_dir=sys.argv[1], expectations_dir=pathlib.Path(sys.argv[2]),"
+        " results_dir=pathlib.Path(sys.argv[3]))\n"
+        "print(run.run_id, run.success)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(good_tables), str(EXPECTATIONS), str(place[1])],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    # Nothing else on stdout: a command that writes JSON there relies on it.
+    run_id, success = ran.stdout.split()
+    assert success == "True"
+    assert (place[1] / run_id / "results.json").is_file()

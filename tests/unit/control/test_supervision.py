@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from streamwarden.control.documents import (
+    Desired,
+    DriverState,
+    ErrorInfo,
+    Exit,
+    Heartbeat,
+    JobDocuments,
+    Launch,
+    Lease,
+    Restart,
+    Supervision,
+    utc_now,
+)
+from streamwarden.control.processes import ProcessRef, current_process
+from streamwarden.control.spec import JobSpec
+from streamwarden.control.supervision import (
+    Action,
+    Claim,
+    Observation,
+    Phase,
+    claim,
+    current_claim,
+    decide,
+    observe,
+    record_decision,
+    restart,
+)
+from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.errors import StreamwardenError
+
+pytestmark = pytest.mark.unit
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+JOB = "lamp"
+
+
+def spec(**restarts: Any) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "name": JOB,
+            "module": "spark_jobs.none",
+            "source": {"kind": "files", "path": "landing"},
+            "sinks": [{"table": JOB, "mode": "append"}],
+            "restarts": {"max": 3, "window": "10m", "backoff": "2s", "backoff_max": "8s", **restarts},
+        }
+    )
+
+
+def desired(state: str = "running", **restarts: Any) -> Desired:
+    found = spec(**restarts)
+    return Desired(
+        job=JOB,
+        state=state,  # type: ignore[arg-type]
+        spec=found,
+        digest=found.digest(),
+        profile="test",
+        updated_at=NOW,
+        updated_by="test",
+    )
+
+
+def error(code: str) -> ErrorInfo:
+    return ErrorInfo.of(StreamwardenError(code, "for the test"), traceback="Traceback")
+
+
+def seen(phase: Phase, *, wanted: str = "running", code: str | None = None, **restarts: Any) -> Observation:
+    return Observation(
+        job=JOB,
+        phase=phase,
+        reason=f"it is {phase}",
+        since=NOW,
+        desired=desired(wanted, **restarts),
+        incarnation="i1",
+        error=error(code) if code else None,
+    )
+
+
+def memory(*ages: timedelta) -> Supervision:
+    return Supervision(restarts=[Restart(at=NOW - age, after=f"old{age}", reason="") for age in ages])
+
+
+def test_never_deployed_fails() -> None:
+    verdict = decide(Observation(JOB, Phase.NOT_DEPLOYED, "nothing", NOW), Supervision(), now=NOW)
+    assert verdict.action is Action.FAIL and verdict.error is not None and verdict.error.code == "NOT_DEPLOYED"
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase.alive])
+@pytest.mark.parametrize("wanted", ["running", "suspended"])
+def test_waits_while_a_driver_lives(phase: Phase, wanted: str) -> None:
+    assert decide(seen(phase, wanted=wanted), Supervision(), now=NOW).action is Action.WAIT
+
+
+@pytest.mark.parametrize("phase", [Phase.STOPPED, Phase.FAILED, Phase.DEAD, Phase.SILENT])
+def test_finishes_however_a_job_ended_that_is_to_be_down(phase: Phase) -> None:
+    assert decide(seen(phase, wanted="suspended"), Supervision(), now=NOW).action is Action.FINISH
+
+
+@pytest.mark.parametrize(
+    "phase, code",
+    [(Phase.STOPPED, None), (Phase.FAILED, "BATCH_FAILED"), (Phase.DEAD, "DRIVER_DIED"), (Phase.SILENT, "LEASE_LOST")],
+)
+def test_restarts_what_may_pass(phase: Phase, code: str | None) -> None:
+    verdict = decide(seen(phase, code=code), Supervision(), now=NOW)
+    assert verdict.action is Action.RESTART
+    assert verdict.not_before is not None
+    assert timedelta(seconds=1.6) <= verdict.not_before - NOW <= timedelta(seconds=2.4)
+
+
+def test_fails_at_once_on_what_cannot_pass() -> None:
+    verdict = decide(seen(Phase.FAILED, code="SINK_SCHEMA_MISMATCH"), Supervision(), now=NOW)
+    assert verdict.action is Action.FAIL and verdict.error is not None
+    assert verdict.error.code == "SINK_SCHEMA_MISMATCH" and verdict.error.traceback == "Traceback"
+
+
+def test_back_off_doubles_up_to_its_limit_and_is_the_same_for_all_supervisors() -> None:
+    waits = []
+    for count in range(3):
+        verdict = decide(seen(Phase.DEAD, code="DRIVER_DIED", max=9), memory(*[timedelta(minutes=1)] * count), now=NOW)
+        again = decide(seen(Phase.DEAD, code="DRIVER_DIED", max=9), memory(*[timedelta(minutes=1)] * count), now=NOW)
+        assert verdict == again and verdict.not_before is not None
+        waits.append((verdict.not_before - NOW).total_seconds())
+    assert waits[1] == pytest.approx(2 * waits[0]) and waits[2] == pytest.approx(4 * waits[0])
+    verdict = decide(seen(Phase.DEAD, code="DRIVER_DIED", max=9), memory(*[timedelta(minutes=1)] * 8), now=NOW)
+    assert verdict.not_before is not None and verdict.not_before - NOW <= timedelta(seconds=8 * 1.2)
+
+
+def test_spent_budget_fails_with_the_last_error() -> None:
+    spent = memory(*[timedelta(minutes=minutes) for minutes in (1, 2, 3)])
+    verdict = decide(seen(Phase.FAILED, code="BATCH_FAILED"), spent, now=NOW)
+    assert verdict.action is Action.FAIL and verdict.error is not None
+    assert verdict.error.code == "RESTART_BUDGET_SPENT" and "BATCH_FAILED: for the test" in verdict.error.what
+    assert verdict.error.traceback == "Traceback"
+
+
+def test_old_restarts_are_forgiven() -> None:
+    spent = memory(timedelta(minutes=1), timedelta(minutes=2), timedelta(minutes=11))
+    assert decide(seen(Phase.DEAD, code="DRIVER_DIED"), spent, now=NOW).action is Action.RESTART
+
+
+# -- on documents ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    (tmp_path / "config" / "profiles").mkdir(parents=True)
+    profile = {"name": "test", "root": "root", "heartbeat": "1s", "lease": "5s"}
+    (tmp_path / "config" / "profiles" / "test.yaml").write_text(yaml.safe_dump(profile))
+    opened = open_workspace("test", config=tmp_path / "config")
+    JobDocuments(opened.storage, JOB).desired.write(desired())
+    return opened
+
+
+def launched(workspace: Workspace, name: str, *, process: ProcessRef | None = None, code: str | None = None) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    documents.launch(name).write(
+        Launch(incarnation=name, at=utc_now(), by="test", reason="", digest="", process=process)
+    )
+    if code is not None:
+        info = error(code) if code != "stopped" else None
+        outcome = "stopped" if info is None else "failed"
+        documents.exit(name).write(
+            Exit(incarnation=name, at=utc_now(), outcome=outcome, error=info, batch=7)  # type: ignore[arg-type]
+        )
+
+
+def beats(workspace: Workspace, name: str, process: ProcessRef, *, age: float = 0) -> None:
+    at = utc_now() - timedelta(seconds=age)
+    JobDocuments(workspace.storage, JOB).heartbeat(name).write(
+        Heartbeat(incarnation=name, at=at, started_at=at, state=DriverState.RUNNING, process=process)
+    )
+
+
+GONE = current_process().model_copy(update={"started": 1.0})
+
+
+def test_observes_a_living_a_dead_a_silent_and_an_ended_driver(workspace: Workspace) -> None:
+    assert observe(workspace, JOB).phase is Phase.NOT_DEPLOYED
+    launched(workspace, "a1", process=current_process())
+    assert observe(workspace, JOB).phase is Phase.STARTING
+    beats(workspace, "a1", current_process())
+    assert observe(workspace, JOB).phase is Phase.RUNNING
+    beats(workspace, "a1", current_process(), age=9)
+    silent = observe(workspace, JOB)
+    assert silent.phase is Phase.SILENT and silent.error is not None and silent.error.code == "DRIVER_SILENT"
+    beats(workspace, "a1", GONE)
+    dead = observe(workspace, JOB)
+    assert dead.phase is Phase.DEAD and dead.error is not None and dead.error.code == "DRIVER_DIED"
+    launched(workspace, "a1", process=GONE, code="stopped")
+    assert observe(workspace, JOB).phase is Phase.STOPPED
+
+
+def test_driver_that_was_refused_is_not_the_job(workspace: Workspace) -> None:
+    launched(workspace, "a1", process=GONE)
+    beats(workspace, "a1", GONE)
+    launched(workspace, "a2", process=GONE, code="LEASE_HELD")
+    found = observe(workspace, JOB)
+    assert found.incarnation == "a1" and found.phase is Phase.DEAD
+    assert decide(found, Supervision()).action is Action.RESTART
+
+
+def test_holder_of_the_lease_is_the_current_driver(workspace: Workspace) -> None:
+    launched(workspace, "a1", process=current_process())
+    beats(workspace, "a1", current_process())
+    launched(workspace, "a2", process=current_process())
+    now = utc_now()
+    JobDocuments(workspace.storage, JOB).lease.write(
+        Lease(
+            job=JOB,
+            incarnation="a1",
+            process=current_process(),
+            epoch=1,
+            acquired_at=now,
+            expires_at=now + timedelta(seconds=60),
+        )
+    )
+    assert observe(workspace, JOB).incarnation == "a1"
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    calls: list[str] = []
+
+    def launch(workspace: Workspace, desired: Desired, *, by: str, reason: str) -> str:
+        calls.append(reason)
+        launched(workspace, f"b{len(calls)}", process=current_process())
+        return f"b{len(calls)}"
+
+    monkeypatch.setattr("streamwarden.control.supervision.launch_driver", launch)
+    return calls
+
+
+def test_restart_is_done_once_for_each_ended_driver(workspace: Workspace, launches: list[str]) -> None:
+    launched(workspace, "a1", process=GONE, code="BATCH_FAILED")
+    found = observe(workspace, JOB)
+    assert restart(workspace, found, by="one") == "b1"
+    assert restart(workspace, found, by="another") is None
+    assert len(launches) == 1 and launches[0].startswith("restart: BATCH_FAILED")
+
+
+def test_restart_is_taken_over_from_a_supervisor_that_died_in_it(workspace: Workspace, launches: list[str]) -> None:
+    launched(workspace, "a1", process=GONE, code="BATCH_FAILED")
+    documents = JobDocuments(workspace.storage, JOB)
+    begun = Restart(at=utc_now() - timedelta(seconds=5), after="a1", reason="")
+    documents.supervision.write(Supervision(restarts=[begun]))
+    assert restart(workspace, observe(workspace, JOB), by="another") is None, "it may be about to launch"
+    documents.supervision.write(
+        Supervision(restarts=[begun.model_copy(update={"at": utc_now() - timedelta(minutes=2)})])
+    )
+    assert restart(workspace, observe(workspace, JOB), by="another") == "b1"
+    found = documents.supervision.read()
+    assert found is not None and len(found.restarts) == 1, "it counts once"
+
+
+def test_no_restart_of_a_job_that_was_stopped_meanwhile(workspace: Workspace, launches: list[str]) -> None:
+    launched(workspace, "a1", process=GONE, code="BATCH_FAILED")
+    found = observe(workspace, JOB)
+    JobDocuments(workspace.storage, JOB).desired.write(desired("suspended"))
+    assert restart(workspace, found, by="test") is None
+    assert not launches
+
+
+def test_no_restart_over_a_driver_deployed_meanwhile(workspace: Workspace, launches: list[str]) -> None:
+    launched(workspace, "a1", process=GONE, code="BATCH_FAILED")
+    found = observe(workspace, JOB)
+    launched(workspace, "a2", process=current_process())
+    assert restart(workspace, found, by="test") is None
+    assert not launches
+
+
+def test_newest_claim_holds(workspace: Workspace) -> None:
+    first, second = (Claim(holder=name, attempt=1, granted=5, at=utc_now()) for name in ("first", "second"))
+    assert claim(workspace, JOB, first) is None
+    assert claim(workspace, JOB, first.model_copy(update={"attempt": 0}), over_own=False) == first
+    assert current_claim(workspace, JOB) == first
+    assert claim(workspace, JOB, second, over_own=False) == first
+    assert current_claim(workspace, JOB) == second
+
+
+def test_decisions_are_kept_to_a_number(workspace: Workspace) -> None:
+    for number in range(60):
+        record_decision(workspace, JOB, f"decision {number}", "test")
+    found = JobDocuments(workspace.storage, JOB).supervision.read()
+    assert found is not None and len(found.decisions) == 50 and found.decisions[-1].what == "decision 59"
