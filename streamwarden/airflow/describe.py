@@ -17,8 +17,8 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _GUIDE = (
     "Described in `config/jobs/{file}`. Triggering this DAG deploys the job and supervises it until it is stopped (DAG"
     " `stop`). While it is deferred, `supervise` holds no worker slot. A dead or silent driver is restarted from its"
-    " checkpoint within the job's failure budget. Marking `supervise` failed stops the driver; clearing it does not, and"
-    " deploys a job that is down."
+    " checkpoint within the job's failure budget. Marking `supervise` failed stops the driver; clearing it does not,"
+    " and deploys a job that is down."
 )
 
 

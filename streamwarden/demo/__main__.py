@@ -214,14 +214,8 @@ class Demo:
             restarts = len(memory.restarts if (memory := documents.supervision.read()) else [])
             assert totals is not None
             jobs[job] = {**totals.model_dump(), "restarts": restarts}
-            cells = (
-                totals.batches,
-                totals.rows_in,
-                totals.rows_out,
-                totals.rows_quarantined,
-                totals.late_rows,
-                restarts,
-            )
+            rows = (totals.rows_in, totals.rows_out, totals.rows_quarantined, totals.late_rows)
+            cells = (totals.batches, *rows, restarts)
             shown.add_row(job, *(f"{cell:,}" for cell in cells))
         self.figures |= {
             "equal_to_batch": equal,
@@ -358,10 +352,8 @@ def _run(workspace: Workspace, trips: Path | None, keep: bool, port: int) -> int
         if keep:
             kept = True
             _out.print(f"Airflow: {airflow.url}   user {airflow.user}   password {airflow.password}", markup=False)
-            _out.print(
-                "It stays up until the next `make demo`, or: python -m streamwarden.airflow down --home", end=" "
-            )
-            _out.print(f"{root / 'airflow'}", markup=False)
+            stop = f".venv/bin/python -m streamwarden.airflow down --home {root / 'airflow'}"
+            _out.print(f"It stays up until the next `make demo`, or: {stop}", markup=False, soft_wrap=True)
     except (DemoError, StandaloneError, AirflowRequestFailed, StreamwardenError) as error:
         _out.print(f"[red]the demo failed[/red]: {error}", markup=True)
         _out.print(f"logs: {root / 'logs'}, {root / 'airflow' / 'logs'}", markup=False)

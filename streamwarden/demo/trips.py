@@ -23,9 +23,10 @@ def densest_week(trips: pa.Table) -> datetime:
     days = pc.floor_temporal(pc.drop_null(trips[PICKUP].combine_chunks()), unit="day")
     counted = {entry["values"].as_py(): entry["counts"].as_py() for entry in pc.value_counts(days)}
     starts = sorted(counted)
-    return max(
+    first: datetime = max(
         starts, key=lambda start: (sum(counted.get(start + timedelta(days=n), 0) for n in range(7)), -start.timestamp())
     )
+    return first
 
 
 def write_week(source: Path | None, target: Path) -> tuple[int, datetime]:

@@ -117,7 +117,7 @@ class Driver:
         _check_fixed(spec, checkpoint)
         self._batch = checkpoint.last_commit()
         session = self._start_session(spec)
-        self._await_source(session, spec)
+        self._await_source(spec)
         if self._stop.is_set():
             return
         application = f"streamwarden/{spec.name}/g{reference.generation}"
@@ -206,10 +206,9 @@ class Driver:
             self._lease.renew(jvm=jvm)
         return self._session
 
-    def _await_source(self, session: SparkSession, spec: JobSpec) -> None:
-        while (missing := missing_source(session, self._workspace, spec)) is not None:
+    def _await_source(self, spec: JobSpec) -> None:
+        while (missing := missing_source(self._workspace, spec)) is not None:
             if self._state is not DriverState.WAITING:
-                _log.info("waiting: %s", missing)
                 self._say(DriverState.WAITING, missing)
             if self._stop.wait(0.5):
                 return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
@@ -16,15 +15,19 @@ __all__ = ["missing_source", "open_source"]
 _BINARY_FILE = "path string, modificationTime timestamp, length bigint, content binary"
 
 
-def missing_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -> str | None:
+def missing_source(workspace: Workspace, spec: JobSpec) -> str | None:
     """Say what a job still waits for before its source can be opened, or None.
 
     A table that another job will make is waited for: jobs may be deployed in any order. A local folder is made.
     """
     if isinstance(spec.source, DeltaSource):
-        path = workspace.table(spec.source.table)
-        ready = DeltaTable.isDeltaTable(session, str(path))
-        return None if ready else f"source table {spec.source.table} does not exist yet"
+        # Looked for without Delta: asked while a table is being made, Delta remembers that there is none.
+        log = workspace.storage.list(f"tables/{spec.source.table}/_delta_log")
+        return (
+            None
+            if any(key.endswith(".json") for key in log)
+            else f"source table {spec.source.table} does not exist yet"
+        )
     path_text = workspace.source_path(spec.source.path)
     if "://" not in path_text:
         Path(path_text).mkdir(parents=True, exist_ok=True)

@@ -147,7 +147,7 @@ AMOUNTS = [
 ]
 BAD_ROWS = {
     "trips": [
-        twice("trips.key.unique", {"source_row": 1}),
+        twice("trips.key.unique", {"source_row": 0, "source_file": "trips-2.parquet"}),
         twice("trips.origin.unique", {"total_amount": 1.0}),
         *(
             bad(f"trips.{column}.not_null", {column: None})
@@ -211,14 +211,19 @@ BAD_ROWS = {
 def bad_rows(table):
     rows = list(GOOD[table])
     for group, case in enumerate(BAD_ROWS[table], 1):
+        related = any("number" in change for change in case.rows)
         for index, change in enumerate(case.rows):
             number = change.get("number", index)
             values = {name: value for name, value in change.items() if name != "number"}
-            if table == "card_sessions":
-                # Cards of their own: sessions of one card are compared with each other.
-                rows.append(session(number, **{"card_id": f"card-{group}-{number if case.rows[0] else 0}", **values}))
+            if table == "trips":
+                # Never a multiple of 8: the optional columns are there.
+                rows.append(trip(1000 * group + 8 * number + 1, **values))
+            elif table == "zone_windows":
+                rows.append(window(100 * group + number, **values))
             else:
-                rows.append({"trips": trip, "zone_windows": window}[table](100 * group + number, **values))
+                # Sessions of one card are compared with each other.
+                card = f"bad-{group}" if related else f"bad-{group}-{index}"
+                rows.append(session(number, **{"card_id": card, **values}))
     return rows
 
 

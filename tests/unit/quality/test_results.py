@@ -64,6 +64,7 @@ def test_what_was_found_in_words(over, words):
 def test_the_brief_holds_what_an_operator_needs():
     found = run(table("failed", expectation("t.a", success=False)), table("not_found", name="v", what="gone")).brief()
     assert found["success"] is False
+    assert [one["success"] for one in found["tables"]] == [False, False]
     assert found["tables"][0]["failures"] == [
         {"expectation": "t.a", "column": "a", "severity": "critical", "detail": "3 of 100 rows fail (3.00 %)"}
     ]
