@@ -161,7 +161,6 @@ class QualityRun(_Record):
                     "table": table.table,
                     "success": table.success,
                     "status": table.status,
-                    "success": table.success,
                     "version": table.version,
                     "rows": table.rows,
                     "expectations": len(table.expectations),
