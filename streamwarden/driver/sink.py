@@ -151,11 +151,11 @@ class DeltaSink:
         return rows.join(known, _all(F.col(k).eqNullSafe(F.col(f"_known_{k}")) for k in keys), "left_anti")
 
     def _upsert(self, batch: DataFrame, batch_id: int, watermark_ms: int, guard: Callable[[], None]) -> Written:
-        changes = batch if DELETED in batch.columns else batch.withColumn(DELETED, F.lit(False))
+        changes = batch
         final = self._spec.final_when_passed
         if final:
             changes = changes.withColumn(IS_FINAL, F.col(final) <= _timestamp(watermark_ms))
-        changes = changes.select(*self._columns.fieldNames(), DELETED)
+        changes = changes.select(*self._columns.fieldNames(), *(DELETED for name in batch.columns if name == DELETED))
         arrived = self._measure(changes)
         if arrived.rows == 0 and not (final and watermark_ms > self._finalised_ms):
             return Written(0, 0)
@@ -185,10 +185,13 @@ class DeltaSink:
                 DeltaTable.forPath(session, self._path)
                 .alias("t")
                 .merge(changes.alias("s"), matched & measured.within("t."))
-                .whenMatchedDelete(F.col(f"s.{DELETED}"))
-                .whenMatchedUpdate(set=values)
-                .whenNotMatchedInsert(~F.col(f"s.{DELETED}"), values=values)
             )
+            if DELETED in changes.columns:
+                gone = F.col(f"s.{DELETED}")
+                merge = merge.whenMatchedDelete(gone).whenMatchedUpdate(set=values)
+                merge = merge.whenNotMatchedInsert(~gone, values=values)
+            else:
+                merge = merge.whenMatchedUpdate(set=values).whenNotMatchedInsert(values=values)
             if self._spec.final_when_passed and watermark_ms > self._finalised_ms:
                 end = F.col(f"t.{self._spec.final_when_passed}")
                 passed = ~F.col(f"t.{IS_FINAL}") & (end <= _timestamp(watermark_ms))
