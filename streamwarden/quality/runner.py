@@ -62,7 +62,8 @@ def check(
     tables
         Which tables; default all that have a suite.
     spark
-        A session to use and leave running. Default: one of its own, stopped at the end. It must have Delta.
+        A session to use and leave running; it must have Delta. Default: the active one, else one of its own, stopped
+        at the end.
     versions
         TABLE: Delta version to check; for others the latest. What is committed later does not disturb.
     master, memory, settings
@@ -79,6 +80,11 @@ def check(
     started = datetime.now(UTC)
     suites = load_suites(expectations_dir, tables)
     asked = dict(versions or {})
+    # Before the thread, so that two threads don't import its modules at the same time.
+    from pyspark.sql import SparkSession
+
+    # A session that is there already is not ours to stop, and a JVM has room for one only.
+    spark = spark or SparkSession.getActiveSession()
     # The JVM starts in a process of its own, and then reads its first Delta log; neither needs this process, which
     # can import meanwhile. That is five seconds of some twenty on a small machine.
     importing = threading.Thread(target=engine.import_great_expectations, name="import-great-expectations")

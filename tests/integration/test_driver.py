@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -13,7 +14,11 @@ from streamwarden.control.documents import DriverState, utc_now
 from streamwarden.control.launcher import launch_driver
 from streamwarden.control.processes import current_process, is_alive
 from streamwarden.control.supervision import Phase, observe
+from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
+from streamwarden.demo.verify import read_table
 from streamwarden.driver.checkpoint import CheckpointReader
+from streamwarden.trips.generator import GeneratorOptions, generate
+from streamwarden.trips.replay import Replay, ReplayOptions
 from tests.integration.conftest import BY, Place, log_of
 
 pytestmark = pytest.mark.integration
@@ -146,3 +151,30 @@ def test_what_cannot_run_says_so_and_why(place: Place, fields: dict[str, object]
     ended = place.wait("numbers", lambda seen: not seen.phase.alive, "the refusal")
     assert ended.error is not None and ended.error.code == code and not ended.error.retryable
     assert words in ended.error.what
+
+
+def test_what_a_checkpoint_has_fixed_cannot_be_changed_by_a_restart(place: Place) -> None:
+    place.job("zone_windows", state={"backend": "memory"})
+    place.job("ingest_trips")
+    trips = generate(GeneratorOptions(start=datetime(2023, 3, 6), end=datetime(2023, 3, 7)))
+    Replay(trips, place.workspace.root / "landing", ReplayOptions(speed="max", file_every=timedelta(hours=6))).run()
+    operations.deploy(place.workspace, "ingest_trips", by=BY)
+    place.wait("ingest_trips", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 0), "batch 0")
+    operations.stop(place.workspace, "ingest_trips", by=BY)
+    # On the memory backend, which no job of ours uses by default, it does the same.
+    operations.deploy(place.workspace, "zone_windows", by=BY)
+    place.wait("zone_windows", lambda seen: (seen.heartbeat.batch or 0) >= 1 if seen.heartbeat else False, "batch 1")
+    assert operations.stop(place.workspace, "zone_windows", by=BY).phase is Phase.STOPPED
+    expected = expected_zone_windows(read_table(place.workspace, "trips"))
+    assert compare_zone_windows(expected, read_table(place.workspace, "zone_windows")).equal
+
+    for state, code in (
+        ({"backend": "rocksdb"}, "STATE_BACKEND_FIXED"),
+        ({"backend": "memory"}, "STATE_PARTITIONS_FIXED"),
+    ):
+        place.job("zone_windows", state=state)
+        if code == "STATE_PARTITIONS_FIXED":
+            place.profile(jobs={"interval": "500ms", "partitions": 5})
+        operations.deploy(place.workspace, "zone_windows", by=BY)
+        ended = place.wait("zone_windows", lambda seen: not seen.phase.alive, "the refusal")
+        assert ended.error is not None and ended.error.code == code and not ended.error.retryable
