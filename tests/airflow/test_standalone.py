@@ -72,14 +72,13 @@ def test_supervises_through_kills_and_restarts(place: Place, airflow: Standalone
     time.sleep(5)
     assert place.seen().incarnation == second.incarnation and place.seen().phase is Phase.RUNNING
 
-    # Marked failed: the trigger stops the driver. (The wait above made sure that it runs.)
+    # Marked failed: the driver is stopped. (The wait above made sure that it runs.)
     place.until(lambda _: "starting" in client.task_log(DAG, run, "supervise"))
     client.set_task_state(DAG, run, "supervise", "failed")
     stopped = place.until(lambda seen: seen.phase is Phase.STOPPED, timeout=90)
     assert stopped.desired is not None and stopped.desired.state == "suspended"
     assert "its supervise task" in stopped.desired.note
-    log = client.task_log(DAG, run, "supervise")
-    assert "Trigger cancelled by user action" in log and "asked to stop" in log
+    # By the trigger's on_kill, or, where Airflow does not call that soon after a triggerer's start, by `release`.
     assert client.wait_for_run(DAG, run, timeout=60) == "failed"
 
     # And back, and to its proper end.
