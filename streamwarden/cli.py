@@ -120,7 +120,7 @@ def deploy(
 @app.command()
 @_reported
 def stop(
-    job: JobArgument,
+    job: Annotated[str, typer.Argument(help="A name in config/jobs, or all.", show_default=False)],
     profile: ProfileOption = None,
     root: RootOption = None,
     reason: ReasonOption = "",
@@ -129,11 +129,20 @@ def stop(
 ) -> None:
     """Suspend a job: its driver finishes the batch in flight and ends."""
     workspace = open_workspace(profile, root=root)
-    seen = operations.stop(workspace, job, by=_who(), reason=reason, timeout=timeout)
+    every = job == "all"
+    names = job_names(workspace.config) if every else [job]
+    if every:
+        names = [name for name in names if observe(workspace, name).desired is not None]
+        # All of them at once, so that nobody waits for another's batch.
+        for name in names:
+            operations.stop(workspace, name, by=_who(), reason=reason, timeout=None)
+    seen = {name: operations.stop(workspace, name, by=_who(), reason=reason, timeout=timeout) for name in names}
     if as_json:
-        _print_json(operations.status(workspace, job))
+        found = [operations.status(workspace, name) for name in names]
+        _print_json(found if every else found[0])
     else:
-        _out.print(f"{job}: {seen.phase} ({seen.reason})")
+        for name, now in seen.items():
+            _out.print(f"{name}: {now.phase} ({now.reason})", markup=False)
 
 
 @app.command()
@@ -201,9 +210,7 @@ def logs(
         raise StreamwardenError("NOT_DEPLOYED", job)
     path = workspace.log_dir(job, chosen) / f"{source}.log"
     if not path.is_file():
-        raise StreamwardenError(
-            "CONFIG_NOT_FOUND", f"log file {path}", remedy="Give --source driver, spark or console, and an incarnation."
-        )
+        raise StreamwardenError("LOG_NOT_FOUND", str(path))
     with path.open(encoding="utf-8", errors="replace") as stream:
         for line in stream.readlines()[-lines:]:
             sys.stdout.write(line)

@@ -101,6 +101,10 @@ CATALOGUE: dict[str, ErrorKind] = {
         "It hangs, is suspended, or cannot reach the control documents; `streamwarden logs JOB` has its last words.",
         retryable=True,
     ),
+    "LOG_NOT_FOUND": ErrorKind(
+        "there is no such log file",
+        "Give --source driver, spark or console, and an incarnation that `streamwarden status JOB --json` shows.",
+    ),
     "NOT_DEPLOYED": ErrorKind(
         "the job was never deployed here",
         "Deploy it: `streamwarden deploy JOB`, or trigger its DAG.",
@@ -121,7 +125,12 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "BATCH_FAILED": ErrorKind(
         "a batch failed more often than is tolerated",
-        "The error of the last try is below; correct its cause. Nothing of the batch was committed.",
+        "The error of the last try is below; correct its cause. The batch is not committed; it will be tried whole, and writes nothing twice.",
+        retryable=True,
+    ),
+    "DRIVER_FAILED": ErrorKind(
+        "the driver failed outside of a batch",
+        "Its log has the whole trace: `streamwarden logs JOB`.",
         retryable=True,
     ),
     "STOP_UNCLEAN": ErrorKind(

@@ -1,7 +1,7 @@
 """The control documents: what they hold, and typed access to them.
 
 ``ROOT/control/JOB/`` holds ``desired.json``, ``checkpoint.json``, ``lease.json``, ``totals.json``,
-``supervision.json``; an incarnation's ``incarnations/ID/{launch,heartbeat,progress,exit}.json``; requests in
+``supervision.json``, ``supervisor.json``; an incarnation's ``incarnations/ID/{launch,heartbeat,progress,exit}.json``; requests in
 ``requests/INCARNATION/ID.json`` and their results in ``results/ID.json``. The control side writes desired state,
 launches, requests and supervision; the driver writes the rest.
 """
@@ -158,7 +158,9 @@ class BatchProgress(_Record):
     at: datetime
     duration_ms: int
     rows_in: int
-    rows_out: int | None = Field(default=None, description="Rows written to the main table; None: unknown, a replay.")
+    rows_out: int | None = Field(
+        default=None, description="Rows written to the main table; None: unknown. A batch tried again counts anew."
+    )
     rows_quarantined: int = 0
     rows_duplicate: int = 0
     rows_per_second: float = 0.0

@@ -37,6 +37,7 @@ _OWNED_SETTINGS = {
     "spark.sql.shuffle.partitions": "state.partitions",
     "spark.sql.streaming.stateStore.providerClass": "state.backend",
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "state.changelog",
+    "spark.sql.streaming.minBatchesToRetain": "state.min_batches_to_retain",
     "spark.sql.streaming.checkpointLocation": "the job's generation",
     "spark.sql.session.timeZone": "nothing: Streamwarden runs in UTC",
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Observation
 
 from streamwarden.control.spec import JobSpec
 from streamwarden.driver.checkpoint import CheckpointReader
@@ -70,6 +70,8 @@ class BatchWriter:
         self._sinks = sinks
         self._checkpoint = checkpoint
         self._guard = guard
+        # The table that takes every row as it is, where there is one.
+        self._whole = next(iter(sinks.values())) if len(sinks) == 1 and not hasattr(job, "outputs") else None
         self._counts: dict[int, BatchCounts] = {}
         self._ended_at = 0.0
         self.hurry = threading.Event()
@@ -111,11 +113,21 @@ class BatchWriter:
 
         # Kept, because every output reads it, and because computing it twice would commit its state twice. As a local
         # checkpoint and not by persist(): MERGE refuses a source that is cached, unless it keeps it once more itself.
-        kept = batch.localCheckpoint(eager=False)
+        whole = self._whole
+        measured: Mapping[str, Any] | None = None
+        if whole is None:
+            kept = batch.localCheckpoint(eager=False)
+        else:
+            # One output: it can be measured on the way, in the job that computes the batch.
+            observation = Observation()
+            kept = batch.observe(observation, *whole.measures()).localCheckpoint(eager=True)
+            measured = observation.get
         try:
             for output, rows in split_outputs(self._job, kept).items():
                 if output in self._sinks:
-                    written[output] = self._sinks[output].write(rows, batch_id, watermark_ms, guard=guard)
+                    written[output] = self._sinks[output].write(
+                        rows, batch_id, watermark_ms, guard=guard, measured=measured
+                    )
             sink_ms = round((time.monotonic() - commits_from[0]) * 1000) if commits_from else 0
         finally:
             _release(kept)

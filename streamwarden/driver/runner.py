@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import psutil
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from streamwarden.control.documents import (
@@ -95,7 +96,7 @@ class Driver:
         except StreamwardenError as raised:
             error = ErrorInfo.of(raised, traceback=shortened(traceback.format_exc()))
         except Exception as raised:
-            wrapped = StreamwardenError("BATCH_FAILED", headline(raised))
+            wrapped = StreamwardenError("DRIVER_FAILED", headline(raised))
             error = ErrorInfo.of(wrapped, traceback=shortened(traceback.format_exc()))
         self._finish(error)
         return 1 if error else 0
@@ -141,7 +142,11 @@ class Driver:
         )
         path = str(self._workspace.root / reference.path)
         while True:
-            rows = module.transform(open_source(session, self._workspace, spec), settings)
+            try:
+                source = open_source(session, self._workspace, spec)
+            except AnalysisException as error:
+                raise StreamwardenError("SOURCE_INVALID", f"{spec.name}: {headline(error)}") from error
+            rows = module.transform(source, settings)
             query = RunningQuery(spec, rows, writer, path, checkpoint)
             self._say(DriverState.RUNNING, "batches every trigger interval")
             failure = self._watch(query)

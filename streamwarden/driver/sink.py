@@ -94,10 +94,20 @@ class DeltaSink:
         own = [column for column in schema.fields if column.name != IS_FINAL]
         final = [StructField(IS_FINAL, BooleanType())] if spec.final_when_passed else []
         self._columns = StructType([*own, *final])
+        timed = (TimestampType, DateType)
+        self._timed = [key for key in spec.keys if isinstance(self._columns[key].dataType, timed)]
         self._finalised_ms = -1
         self._ensure_table(session)
 
-    def write(self, batch: DataFrame, batch_id: int, watermark_ms: int, *, guard: Callable[[], None]) -> Written:
+    def write(
+        self,
+        batch: DataFrame,
+        batch_id: int,
+        watermark_ms: int,
+        *,
+        guard: Callable[[], None],
+        measured: Mapping[str, Any] | None = None,
+    ) -> Written:
         """Write one batch.
 
         Parameters
@@ -111,14 +121,16 @@ class DeltaSink:
             The watermark that it began with, milliseconds since the epoch.
         guard
             Called right before the commit; raises if this driver may not write any more.
+        measured
+            The values of :meth:`measures` over the batch, where they are known already.
         """
+        arrived = self._measured(batch, measured)
         if self._spec.mode == "append":
-            return self._append(batch, batch_id, guard)
-        return self._upsert(batch, batch_id, watermark_ms, guard)
+            return self._append(batch, arrived, batch_id, guard)
+        return self._upsert(batch, arrived, batch_id, watermark_ms, guard)
 
-    def _append(self, batch: DataFrame, batch_id: int, guard: Callable[[], None]) -> Written:
+    def _append(self, batch: DataFrame, arrived: _Measured, batch_id: int, guard: Callable[[], None]) -> Written:
         rows = batch.select(*self._columns.fieldNames())
-        arrived = self._measure(rows)
         if arrived.rows == 0:
             return Written(0, 0)
         fresh = self._without_duplicates(rows, arrived).persist() if self._spec.keys else rows
@@ -150,13 +162,14 @@ class DeltaSink:
         known = known.where(measured.within()).select(*(F.col(key).alias(f"_known_{key}") for key in keys))
         return rows.join(known, _all(F.col(k).eqNullSafe(F.col(f"_known_{k}")) for k in keys), "left_anti")
 
-    def _upsert(self, batch: DataFrame, batch_id: int, watermark_ms: int, guard: Callable[[], None]) -> Written:
+    def _upsert(
+        self, batch: DataFrame, arrived: _Measured, batch_id: int, watermark_ms: int, guard: Callable[[], None]
+    ) -> Written:
         changes = batch
         final = self._spec.final_when_passed
         if final:
             changes = changes.withColumn(IS_FINAL, F.col(final) <= _timestamp(watermark_ms))
         changes = changes.select(*self._columns.fieldNames(), *(DELETED for name in batch.columns if name == DELETED))
-        arrived = self._measure(changes)
         if arrived.rows == 0 and not (final and watermark_ms > self._finalised_ms):
             return Written(0, 0)
         guard()
@@ -206,20 +219,24 @@ class DeltaSink:
         # Nothing is said of a batch that the table has already.
         return int(done["num_affected_rows"]) if done is not None else measured.rows
 
-    def _measure(self, rows: DataFrame) -> _Measured:
-        """Count rows and find the bounds of their timestamp keys, in one go."""
-        timed = [key for key in self._spec.keys if isinstance(self._columns[key].dataType, TimestampType | DateType)]
-        found = rows.agg(
+    def measures(self) -> list[Column]:
+        """Return the aggregates by which rows of this table are measured: their number, and their keys' bounds."""
+        return [
             F.count(F.lit(1)).alias("rows"),
-            *(F.min(key).alias(f"min_{key}") for key in timed),
-            *(F.max(key).alias(f"max_{key}") for key in timed),
-            *(F.count(key).alias(f"count_{key}") for key in timed),
-        ).first()
-        assert found is not None
+            *(F.min(key).alias(f"min_{key}") for key in self._timed),
+            *(F.max(key).alias(f"max_{key}") for key in self._timed),
+            *(F.count(key).alias(f"count_{key}") for key in self._timed),
+        ]
+
+    def _measured(self, rows: DataFrame, found: Mapping[str, Any] | None) -> _Measured:
+        if found is None:
+            row = rows.agg(*self.measures()).first()
+            assert row is not None
+            found = row.asDict()
         return _Measured(
             rows=found["rows"],
-            bounds={key: (found[f"min_{key}"], found[f"max_{key}"]) for key in timed},
-            nulls=frozenset(key for key in timed if found[f"count_{key}"] < found["rows"]),
+            bounds={key: (found[f"min_{key}"], found[f"max_{key}"]) for key in self._timed},
+            nulls=frozenset(key for key in self._timed if found[f"count_{key}"] < found["rows"]),
         )
 
     def _ensure_table(self, session: SparkSession) -> None:
