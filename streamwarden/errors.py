@@ -125,7 +125,7 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "BATCH_FAILED": ErrorKind(
         "a batch failed more often than is tolerated",
-        "The error of the last try is below; correct its cause. The batch is not committed; it will be tried whole, and writes nothing twice.",
+        "The error of the last try is below; correct its cause. The batch will be tried whole, and nothing is twice.",
         retryable=True,
     ),
     "DRIVER_FAILED": ErrorKind(

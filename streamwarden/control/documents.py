@@ -1,7 +1,8 @@
 """The control documents: what they hold, and typed access to them.
 
 ``ROOT/control/JOB/`` holds ``desired.json``, ``checkpoint.json``, ``lease.json``, ``totals.json``,
-``supervision.json``, ``supervisor.json``; an incarnation's ``incarnations/ID/{launch,heartbeat,progress,exit}.json``; requests in
+``supervision.json``, ``supervisor.json``; an incarnation's
+``incarnations/ID/{launch,heartbeat,progress,exit}.json``; requests in
 ``requests/INCARNATION/ID.json`` and their results in ``results/ID.json``. The control side writes desired state,
 launches, requests and supervision; the driver writes the rest.
 """

@@ -166,9 +166,10 @@ class StateSpec(_Strict):
     backend: Literal["rocksdb", "memory"] = Field(
         default="rocksdb", description="rocksdb: survives state larger than the heap, and can be rescaled."
     )
-    changelog: bool = Field(
-        default=True,
-        description="Write changelogs each batch and snapshots now and then (rocksdb only): small commits.",
+    changelog: bool | None = Field(
+        default=None,
+        description="Write changelogs each batch and snapshots now and then: small commits. By default on with rocksdb,"
+        " the only backend that has it.",
     )
     partitions: int = Field(
         default=4,
@@ -186,11 +187,16 @@ class StateSpec(_Strict):
         if self.backend == "memory":
             if self.ttl is not None:
                 raise ValueError("ttl needs backend rocksdb: Spark keeps a time to live only there")
-            if "changelog" in self.model_fields_set and self.changelog:
+            if self.changelog:
                 raise ValueError("changelog needs backend rocksdb: the memory backend has none to switch on")
         if self.ttl is not None and self.ttl < timedelta(seconds=1):
             raise ValueError("ttl must be at least 1s")
         return self
+
+    @property
+    def changelog_enabled(self) -> bool:
+        """Whether changelogs are written, the default resolved."""
+        return self.backend == "rocksdb" and self.changelog is not False
 
 
 class ResourceSpec(_Strict):

@@ -195,7 +195,7 @@ class Driver:
         }
         if spec.state.backend == "rocksdb":
             changelog = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
-            settings[changelog] = str(spec.state.changelog).lower()
+            settings[changelog] = str(spec.state.changelog_enabled).lower()
         if "spark://" in profile.master:
             settings["spark.cores.max"] = str(spec.resources.cores)
         self._session = build_session(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from streamwarden.control.config import job_names, load_job, load_profile
 from streamwarden.control.durations import format_duration, parse_duration
+from streamwarden.control.spec import JobSpec
 from streamwarden.errors import StreamwardenError
 
 pytestmark = pytest.mark.unit
@@ -44,7 +45,7 @@ def test_a_sound_job_loads_with_defaults(tmp_path: Path) -> None:
     spec = load_job("windows", config=tmp_path)
     assert spec.trigger.interval == timedelta(seconds=60)
     assert spec.failures.tolerable_consecutive == 3
-    assert spec.state.backend == "rocksdb" and spec.state.changelog
+    assert spec.state.backend == "rocksdb" and spec.state.changelog_enabled
     assert job_names(tmp_path) == ["windows"]
     assert load_job("windows", config=tmp_path).digest() == spec.digest()
 
@@ -110,6 +111,14 @@ def test_an_unknown_job_says_which_there_are(tmp_path: Path) -> None:
     with pytest.raises(StreamwardenError) as caught:
         load_job("nothing", config=tmp_path)
     assert caught.value.code == "JOB_UNKNOWN" and "windows" in caught.value.what
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "memory"])
+def test_a_spec_survives_being_written_as_json(tmp_path: Path, backend: str) -> None:
+    _write(tmp_path, {**SOUND, "state": {"backend": backend}})
+    spec = load_job("windows", config=tmp_path)
+    again = JobSpec.model_validate_json(spec.model_dump_json())
+    assert again == spec and again.digest() == spec.digest()
 
 
 def test_spark_settings_become_text(tmp_path: Path) -> None:
