@@ -70,15 +70,24 @@ def deploy(workspace: Workspace, job: str, *, by: str, note: str = "", stop_time
     spec = workspace.job(job)
     documents = JobDocuments(workspace.storage, job)
     digest = spec.digest()
+    desired = Desired(
+        job=job,
+        state="running",
+        spec=spec,
+        digest=digest,
+        profile=workspace.profile.name,
+        updated_at=utc_now(),
+        updated_by=by,
+        note=note,
+    )
     seen = observe(workspace, job)
     same = seen.launch is not None and seen.launch.digest == digest
     if seen.phase.alive and same and not _stops(documents, seen):
         if seen.desired is None or seen.desired.state != "running":
-            documents.desired.write(_desired(workspace, job, "running", by, note))
+            documents.desired.write(desired)
         assert seen.incarnation is not None
         return Deployment(job, seen.incarnation, launched=False)
     # Before the old driver ends: a supervisor that sees it end, and restarts the job, then starts it with this spec.
-    desired = _desired(workspace, job, "running", by, note)
     documents.desired.write(desired)
 
     def forgive(memory: Supervision | None) -> Supervision:
@@ -217,7 +226,7 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
         "incarnation": seen.incarnation,
         "pid": heartbeat.process.pid if heartbeat and is_alive(heartbeat.process) else None,
         "checkpoint": dump(documents.checkpoint.read()),
-        "batch": (seen.exit.batch if seen.exit else None) or (heartbeat.batch if heartbeat else None),
+        "batch": seen.exit.batch if seen.exit else heartbeat.batch if heartbeat else None,
         "progress": dump(seen.progress.last) if seen.progress else None,
         "totals": dump(documents.totals.read()),
         "restarts": [dump(entry) for entry in memory.restarts],
@@ -232,17 +241,3 @@ def _stops(documents: JobDocuments, seen: Observation) -> bool:
         return True
     # Asked already, but not yet aware of it: it is not a driver to leave alone.
     return seen.incarnation is not None and any(r.kind == "stop" for r in documents.open_requests(seen.incarnation))
-
-
-def _desired(workspace: Workspace, job: str, state: str, by: str, note: str) -> Desired:
-    spec = workspace.job(job)
-    return Desired(
-        job=job,
-        state="running" if state == "running" else "suspended",
-        spec=spec,
-        digest=spec.digest(),
-        profile=workspace.profile.name,
-        updated_at=utc_now(),
-        updated_by=by,
-        note=note,
-    )

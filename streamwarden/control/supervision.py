@@ -17,7 +17,6 @@ from streamwarden.control.documents import (
     Decision,
     Desired,
     Document,
-    DriverState,
     ErrorInfo,
     Exit,
     Heartbeat,
@@ -355,13 +354,8 @@ def _conclude(
         return Phase.SILENT, f"no heartbeat for {age.total_seconds():.0f} s", last_sign, ErrorInfo.of(silent)
     if heartbeat is None:
         return Phase.STARTING, "launched, no heartbeat yet", last_sign, None
-    phase = {
-        DriverState.STARTING: Phase.STARTING,
-        DriverState.WAITING: Phase.WAITING,
-        DriverState.RUNNING: Phase.RUNNING,
-        DriverState.RETRYING: Phase.RETRYING,
-        DriverState.STOPPING: Phase.STOPPING,
-    }[heartbeat.state]
+    # A driver's own states are phases of its job, by the same names.
+    phase = Phase(heartbeat.state.value)
     return phase, heartbeat.reason or phase.value, heartbeat.at, None
 
 

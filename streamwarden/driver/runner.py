@@ -311,7 +311,6 @@ class Driver:
     def _finish(self, error: ErrorInfo | None) -> None:
         if self._session is not None:
             # Before the lease goes back: until then nobody else may write.
-            self._session.stop()
             _end_jvm(self._session)
         self._ended.set()
         now: datetime = utc_now()
@@ -356,9 +355,17 @@ def _jvm_of(process: ProcessRef) -> ProcessRef | None:
 
 
 def _end_jvm(session: SparkSession) -> None:
-    gateway: Any = session.sparkContext._gateway
-    process = getattr(gateway, "proc", None)
-    if process is not None:
-        # The JVM ends when its standard input does.
-        process.stdin.close()
-        process.wait(timeout=30)
+    """Stop Spark and its JVM, whatever state they are in: a JVM that died is often why the driver ends."""
+    context: Any = session.sparkContext
+    process = getattr(context._gateway, "proc", None)
+    try:
+        session.stop()
+        if process is not None:
+            # The JVM ends when its standard input does.
+            process.stdin.close()
+            process.wait(timeout=30)
+    except Exception:
+        _log.warning("Spark did not stop in order", exc_info=True)
+        if process is not None:
+            process.kill()
+            process.wait()
