@@ -129,17 +129,13 @@ def stop(
 ) -> None:
     """Suspend a job: its driver finishes the batch in flight and ends."""
     workspace = open_workspace(profile, root=root)
-    every = job == "all"
-    names = job_names(workspace.config) if every else [job]
-    if every:
-        names = [name for name in names if observe(workspace, name).desired is not None]
-        # All of them at once, so that nobody waits for another's batch.
-        for name in names:
-            operations.stop(workspace, name, by=_who(), reason=reason, timeout=None)
-    seen = {name: operations.stop(workspace, name, by=_who(), reason=reason, timeout=timeout) for name in names}
+    if job == "all":
+        seen = operations.stop_all(workspace, job_names(workspace.config), by=_who(), reason=reason, timeout=timeout)
+    else:
+        seen = {job: operations.stop(workspace, job, by=_who(), reason=reason, timeout=timeout)}
     if as_json:
-        found = [operations.status(workspace, name) for name in names]
-        _print_json(found if every else found[0])
+        found = [operations.status(workspace, name) for name in seen]
+        _print_json(found if job == "all" else found[0])
     else:
         for name, now in seen.items():
             _out.print(f"{name}: {now.phase} ({now.reason})", markup=False)

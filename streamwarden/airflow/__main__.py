@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
 
 from rich.console import Console
@@ -86,25 +85,15 @@ def _down(home: Path, *, keep_jobs: bool, timeout: float) -> int:
 
 
 def _stop_jobs(workspace: Workspace, timeout: float) -> int:
-    deadline = time.monotonic() + timeout
     alive = [name for name in job_names(workspace.config) if observe(workspace, name).phase.alive]
-    for name in alive:
-        operations.stop(workspace, name, by=_BY, timeout=None)
-    code = 0
-    for name in alive:
-        try:
-            seen = operations.wait_for(
-                workspace,
-                name,
-                lambda now: not now.phase.alive,
-                timeout=max(deadline - time.monotonic(), 0),
-                what="the driver to stop",
-            )
+    try:
+        for name, seen in operations.stop_all(workspace, alive, by=_BY, timeout=timeout).items():
             _out.print(f"{name}: {seen.phase} ({seen.reason})", markup=False)
-        except StreamwardenError as error:
-            _err.print(str(error), markup=False, style="red", soft_wrap=True)
-            code = 1
-    return code
+    except StreamwardenError as error:
+        # Airflow is to go down all the same.
+        _err.print(str(error), markup=False, style="red", soft_wrap=True)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

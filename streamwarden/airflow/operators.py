@@ -375,31 +375,22 @@ class StopOperator(_JobOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Ask all, then wait for each."""
         workspace = self.open()
-        by = f"airflow:{_holder(context)}"
-        deadline = time.monotonic() + float(self.timeout)
-        names = job_names(workspace.config) if self.job == ALL_JOBS else [self.job]
-        asked = []
+        by, timeout = f"airflow:{_holder(context)}", float(self.timeout)
         try:
-            for name in names:
-                if self.job == ALL_JOBS and observe(workspace, name).phase is Phase.NOT_DEPLOYED:
-                    self.log.info("%s was never deployed", name)
-                    continue
-                operations.stop(workspace, name, by=by, reason=self.reason, timeout=None)
-                asked.append(name)
-            stopped = {}
-            for name in asked:
-                seen = operations.wait_for(
-                    workspace,
-                    name,
-                    lambda now: not now.phase.alive,
-                    timeout=max(deadline - time.monotonic(), 0),
-                    what="the driver to stop",
-                )
-                self.log.info("%s is %s: %s", name, seen.phase, seen.reason)
-                stopped[name] = _summary(workspace, seen)
+            if self.job == ALL_JOBS:
+                names = job_names(workspace.config)
+                ended = operations.stop_all(workspace, names, by=by, reason=self.reason, timeout=timeout)
+                for name in names:
+                    if name not in ended:
+                        self.log.info("%s was never deployed", name)
+            else:
+                seen = operations.stop(workspace, self.job, by=by, reason=self.reason, timeout=timeout)
+                ended = {self.job: seen}
         except StreamwardenError as error:
             raise self.fail(error) from error
-        return stopped
+        for name, seen in ended.items():
+            self.log.info("%s is %s: %s", name, seen.phase, seen.reason)
+        return {name: _summary(workspace, seen) for name, seen in ended.items()}
 
 
 class CheckOperator(BaseOperator):

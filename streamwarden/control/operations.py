@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from streamwarden.control.supervision import Observation, Phase, kill_silent, ob
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["Deployment", "deploy", "request_stop", "status", "stop", "wait_for"]
+__all__ = ["Deployment", "deploy", "request_stop", "status", "stop", "stop_all", "wait_for"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ def deploy(workspace: Workspace, job: str, *, by: str, note: str = "", stop_time
             lambda now: now.incarnation != old or not now.phase.alive,
             timeout=stop_timeout,
             what="the old driver to stop",
+            code="STOP_TIMED_OUT",
         )
         if seen.phase.alive and seen.incarnation is not None and seen.launch and seen.launch.digest == digest:
             return Deployment(job, seen.incarnation, launched=True)
@@ -170,7 +171,42 @@ def stop(
     kill_silent(seen)
     if not asked or timeout is None:
         return observe(workspace, job)
-    return wait_for(workspace, job, lambda now: not now.phase.alive, timeout=timeout, what="the driver to stop")
+    return _await_stop(workspace, job, timeout)
+
+
+def stop_all(
+    workspace: Workspace, jobs: Iterable[str], *, by: str, reason: str = "", timeout: float = 300
+) -> dict[str, Observation]:
+    """Suspend several jobs at once, so that none waits for another's batch; return how each ended.
+
+    Jobs that were never deployed are passed over.
+
+    Parameters
+    ----------
+    timeout
+        Seconds for all of them together.
+
+    Raises
+    ------
+    StreamwardenError
+        ``STOP_TIMED_OUT`` for the first that doesn't end in time; all have been asked by then.
+    """
+    deadline = time.monotonic() + timeout
+    asked = [job for job in jobs if JobDocuments(workspace.storage, job).desired.read() is not None]
+    for job in asked:
+        stop(workspace, job, by=by, reason=reason, timeout=None)
+    return {job: _await_stop(workspace, job, max(deadline - time.monotonic(), 0)) for job in asked}
+
+
+def _await_stop(workspace: Workspace, job: str, timeout: float) -> Observation:
+    return wait_for(
+        workspace,
+        job,
+        lambda now: not now.phase.alive,
+        timeout=timeout,
+        what="the driver to stop",
+        code="STOP_TIMED_OUT",
+    )
 
 
 def wait_for(
@@ -180,6 +216,7 @@ def wait_for(
     *,
     timeout: float,
     what: str,
+    code: str = "DRIVER_DID_NOT_START",
     poll: float = 0.25,
 ) -> Observation:
     """Observe a job until a condition holds.
@@ -190,13 +227,13 @@ def wait_for(
         Of the observation.
     timeout, poll
         Seconds.
-    what
-        What is waited for, for the error.
+    what, code
+        What is waited for, and the error's code if it does not come.
 
     Raises
     ------
     StreamwardenError
-        ``STOP_TIMED_OUT`` when waiting for a stop, else ``DRIVER_DID_NOT_START``.
+        With `code`, when the time is over.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -204,7 +241,6 @@ def wait_for(
         if condition(seen):
             return seen
         if time.monotonic() >= deadline:
-            code = "STOP_TIMED_OUT" if "stop" in what else "DRIVER_DID_NOT_START"
             raise StreamwardenError(
                 code, f"{job}: waited {timeout:.0f} s for {what}; it is {seen.phase} ({seen.reason})"
             )
