@@ -8,6 +8,9 @@ UV_VERSION := 0.13.8
 UV := .tools/bin/uv
 BIN := .venv/bin
 export UV_PYTHON_DOWNLOADS := never
+ifdef TRIPS
+export STREAMWARDEN_TEST_DATA := $(abspath $(dir $(TRIPS)))
+endif
 
 .PHONY: help setup demo test test-fast check format up down docs bench-overhead clean
 
@@ -38,7 +41,7 @@ up: setup ## Airflow with its UI on loopback, until `make down`
 down: setup ## Stop what `make up` started, jobs included
 	@$(BIN)/python -m streamwarden.airflow down
 
-test: setup ## All tests
+test: setup ## All tests (TRIPS=file.parquet: with the real trips of its folder)
 	@$(BIN)/pytest
 
 test-fast: setup ## The tests that take under half a minute each, without JVM or Airflow

@@ -118,6 +118,26 @@ CATALOGUE: dict[str, ErrorKind] = {
         "the job failed more often than its restart budget allows",
         "Read the last error, remove its cause, then deploy the job again.",
     ),
+    # Airflow on one machine
+    "AIRFLOW_PORT_TAKEN": ErrorKind(
+        "Airflow's port is in use",
+        "Stop what listens there (an Airflow of another folder?), or choose another port.",
+    ),
+    "AIRFLOW_DID_NOT_START": ErrorKind(
+        "Airflow did not come up",
+        "Its components' logs are in logs/ of its home; what ended says why in its own.",
+        retryable=True,
+    ),
+    "AIRFLOW_REQUEST_FAILED": ErrorKind(
+        "Airflow refused a request, or what was waited for did not come",
+        "The server's words are above; the task's log has more.",
+        retryable=True,
+    ),
+    "DEMO_FAILED": ErrorKind(
+        "the demo did not go as it must",
+        "Read the logs that it names; run it again on a machine with less to do if something took too long.",
+        retryable=True,
+    ),
     # Driver
     "SOURCE_INVALID": ErrorKind(
         "the job's source cannot be read",

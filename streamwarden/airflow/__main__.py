@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from streamwarden.airflow.standalone import Standalone, StandaloneError
+from streamwarden.airflow.standalone import Standalone
 from streamwarden.control import operations
 from streamwarden.control.config import job_names
 from streamwarden.control.supervision import observe
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         if given.command == "up":
             return _up(given.home, given.port, given.profile)
         return _down(given.home, keep_jobs=given.keep_jobs, timeout=given.timeout)
-    except (StandaloneError, StreamwardenError) as error:
+    except StreamwardenError as error:
         _err.print(str(error), markup=False, style="red", soft_wrap=True)
         return 2
 

@@ -8,13 +8,18 @@ from typing import Any
 
 import httpx
 
+from streamwarden.errors import StreamwardenError
+
 __all__ = ["AirflowClient", "AirflowRequestFailed"]
 
 _ENDED = ("success", "failed")
 
 
-class AirflowRequestFailed(Exception):
+class AirflowRequestFailed(StreamwardenError):
     """Airflow refused a request, or something that was waited for did not come."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__("AIRFLOW_REQUEST_FAILED", what)
 
 
 class AirflowClient:

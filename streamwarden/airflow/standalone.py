@@ -27,6 +27,7 @@ import psutil
 
 from streamwarden.airflow.rest import AirflowClient, AirflowRequestFailed
 from streamwarden.control.processes import ProcessRef, is_alive, process_of
+from streamwarden.errors import StreamwardenError
 
 __all__ = ["COMPONENTS", "Standalone", "StandaloneError"]
 
@@ -45,8 +46,11 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
 """What runs, and how it is called."""
 
 
-class StandaloneError(Exception):
-    """Airflow did not start. Says what to do."""
+class StandaloneError(StreamwardenError):
+    """Airflow did not start."""
+
+    def __init__(self, what: str, *, code: str = "AIRFLOW_DID_NOT_START") -> None:
+        super().__init__(code, what)
 
 
 class Standalone:
@@ -324,8 +328,7 @@ class Standalone:
                 probe.bind((_HOST, self._port))
             except OSError as error:
                 raise StandaloneError(
-                    f"port {self._port} is taken ({error.strerror}). Stop what listens there (an Airflow of another"
-                    " folder?), or choose another port."
+                    f"port {self._port} is taken ({error.strerror})", code="AIRFLOW_PORT_TAKEN"
                 ) from error
             self._port = int(probe.getsockname()[1])
         self._write_state({})

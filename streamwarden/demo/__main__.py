@@ -29,8 +29,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.table import Table
 
-from streamwarden.airflow.rest import AirflowRequestFailed
-from streamwarden.airflow.standalone import Standalone, StandaloneError
+from streamwarden.airflow.standalone import Standalone
 from streamwarden.control.config import config_dir, job_names
 from streamwarden.control.documents import JobDocuments
 from streamwarden.control.processes import is_alive, kill
@@ -51,8 +50,11 @@ FILE_EVERY = "3h"
 _out = Console(highlight=False)
 
 
-class DemoError(Exception):
+class DemoError(StreamwardenError):
     """Something did not go as it must."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__("DEMO_FAILED", what)
 
 
 @dataclass
@@ -65,13 +67,12 @@ class Demo:
         Where.
     trips
         A TLC file, or None for generated trips.
-    keep
-        Whether Airflow stays up at the end.
+    airflow
+        The Airflow to use, not started yet.
     """
 
     workspace: Workspace
     trips: Path | None
-    keep: bool
     airflow: Standalone
     began: float = field(default_factory=time.monotonic)
     figures: dict[str, Any] = field(default_factory=dict)
@@ -347,15 +348,15 @@ def _run(workspace: Workspace, trips: Path | None, keep: bool, port: int) -> int
     root.mkdir(parents=True)
     code, kept = 1, False
     try:
-        demo = Demo(workspace, trips.resolve() if trips else None, keep, airflow)
+        demo = Demo(workspace, trips.resolve() if trips else None, airflow)
         code = 0 if demo.run() else 1
         if keep:
             kept = True
             _out.print(f"Airflow: {airflow.url}   user {airflow.user}   password {airflow.password}", markup=False)
             stop = f".venv/bin/python -m streamwarden.airflow down --home {root / 'airflow'}"
             _out.print(f"It stays up until the next `make demo`, or: {stop}", markup=False, soft_wrap=True)
-    except (DemoError, StandaloneError, AirflowRequestFailed, StreamwardenError) as error:
-        _out.print(f"[red]the demo failed[/red]: {error}", markup=True)
+    except StreamwardenError as error:
+        _out.print(str(error), markup=False, style="red")
         _out.print(f"logs: {root / 'logs'}, {root / 'airflow' / 'logs'}", markup=False)
     except KeyboardInterrupt as stop:
         _out.print(f"interrupted {stop}: stopping what was started", markup=False)

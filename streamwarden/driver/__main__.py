@@ -16,12 +16,12 @@ def main() -> int:
     given = parser.parse_args()
 
     from streamwarden.control.workspace import open_workspace
-    from streamwarden.driver.logs import configure_logging
+    from streamwarden.driver.logs import configure_logging, rotate_console
 
     workspace = open_workspace(given.profile, config=Path(given.config), root=given.root)
-    configure_logging(
-        workspace.log_dir(given.job, given.incarnation), given.job, given.incarnation, workspace.profile.logs
-    )
+    folder = workspace.log_dir(given.job, given.incarnation)
+    configure_logging(folder, given.job, given.incarnation, workspace.profile.logs)
+    rotate_console(folder, workspace.profile.logs)
     # After the log is there: what goes wrong while Spark is imported shall be in it.
     from streamwarden.driver.runner import Driver
 

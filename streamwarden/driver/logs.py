@@ -1,15 +1,17 @@
-"""Log files of one incarnation: ``driver.log`` (ours) and ``spark.log`` (the JVM's), both rotated."""
+"""Log files of one incarnation: ``driver.log`` (ours), ``spark.log`` (the JVM's), ``console.log`` (prints); rotated."""
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from streamwarden.control.profile import LogSpec
 
-__all__ = ["configure_logging", "write_log4j"]
+__all__ = ["configure_logging", "rotate_console", "write_log4j"]
 
 # WARN, as PySpark's own default; Delta says at WARN what is of no concern on small tables.
 _LOG4J = """\
@@ -49,6 +51,28 @@ def configure_logging(folder: Path, job: str, incarnation: str, spec: LogSpec) -
     root.setLevel(logging.INFO)
     # py4j logs every broken connection of a stopping JVM as if it were news.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+
+
+def rotate_console(folder: Path, spec: LogSpec) -> None:
+    """Send what this process, its JVM and its Python workers print to ``console.log``, rotated, from now on.
+
+    The launcher has opened that file for what is printed before. A stray print in a job would otherwise fill a disk
+    within weeks. What is printed in the very moment of a kill may be lost.
+    """
+    handler = RotatingFileHandler(folder / "console.log", maxBytes=spec.max_bytes, backupCount=spec.backups)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    read_end, write_end = os.pipe()
+    for standard in (1, 2):
+        # Inheritable: the JVM and, by it, the workers print into the same pipe.
+        os.dup2(write_end, standard, inheritable=True)
+    os.close(write_end)
+
+    def pump() -> None:
+        with open(read_end, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                handler.emit(logging.makeLogRecord({"msg": line.rstrip("\n")}))
+
+    threading.Thread(target=pump, name="console", daemon=True).start()
 
 
 def write_log4j(folder: Path, spec: LogSpec) -> str:

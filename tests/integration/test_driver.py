@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 import pytest
 
 from streamwarden.control import operations
-from streamwarden.control.documents import DriverState, utc_now
+from streamwarden.control.documents import DriverState, Supervision, utc_now
 from streamwarden.control.launcher import launch_driver
 from streamwarden.control.processes import current_process, is_alive
-from streamwarden.control.supervision import Phase, observe
+from streamwarden.control.supervision import Action, Phase, decide, observe, restart
 from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
 from streamwarden.demo.verify import read_table
 from streamwarden.driver.checkpoint import CheckpointReader
@@ -151,6 +151,44 @@ def test_what_cannot_run_says_so_and_why(place: Place, fields: dict[str, object]
     ended = place.wait("numbers", lambda seen: not seen.phase.alive, "the refusal")
     assert ended.error is not None and ended.error.code == code and not ended.error.retryable
     assert words in ended.error.what
+
+
+def test_a_driver_whose_jvm_is_killed_says_so_and_is_started_again(place: Place) -> None:
+    place.numbers()
+    place.land("a.txt")
+    operations.deploy(place.workspace, "numbers", by=BY)
+    place.wait("numbers", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 0), "batch 0")
+    documents = place.documents("numbers")
+    lease = documents.lease.read()
+    assert lease is not None and lease.jvm is not None
+    # As the kernel does it to the largest process when memory is short.
+    os.kill(lease.jvm.pid, signal.SIGKILL)
+    ended = place.wait("numbers", lambda seen: not seen.phase.alive, "the end")
+    assert ended.phase is Phase.FAILED, log_of(place, "numbers")
+    assert ended.error is not None and ended.error.retryable
+    released = documents.lease.read()
+    assert released is not None and released.released
+    verdict = decide(ended, documents.supervision.read() or Supervision())
+    assert verdict.action is Action.RESTART
+    place.land("b.txt")
+    assert restart(place.workspace, ended, by=BY) is not None
+    place.wait("numbers", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 1), "batch 1")
+    assert sorted(row["file"] for row in place.rows("numbers")) == ["a.txt", "b.txt"]
+
+
+def test_logs_are_rotated_also_what_a_job_prints(place: Place) -> None:
+    place.profile(logs={"max_bytes": 10_000, "backups": 2}, jobs={"interval": "200ms"})
+    place.numbers(options={"chatter": 200})
+    for number in range(6):
+        place.land(f"{number}.txt")
+    deployed = operations.deploy(place.workspace, "numbers", by=BY)
+    place.wait("numbers", lambda seen: (seen.heartbeat.batch or 0) >= 5 if seen.heartbeat else False, "batch 5")
+    operations.stop(place.workspace, "numbers", by=BY)
+    folder = place.workspace.log_dir("numbers", deployed.incarnation)
+    consoles = sorted(path.name for path in folder.glob("console.log*"))
+    assert consoles == ["console.log", "console.log.1", "console.log.2"]
+    for path in folder.glob("*.log*"):
+        assert path.stat().st_size <= 11_000, path
 
 
 def test_what_a_checkpoint_has_fixed_cannot_be_changed_by_a_restart(place: Place) -> None:

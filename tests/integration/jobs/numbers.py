@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ OUTPUTS = {"main": StructType([StructField("file", StringType()), StructField("b
 class Options(JobOptions):
     slow: float = 0.0
     fail_while: str | None = None
+    chatter: int = 0
 
 
 _options = Options()
@@ -31,6 +33,9 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
 
 
 def outputs(batch: DataFrame) -> dict[str, DataFrame]:
+    for number in range(_options.chatter):
+        sys.stdout.write(f"line {number} of what a job's author forgot to remove\n")
+    sys.stdout.flush()
     time.sleep(_options.slow)
     if _options.fail_while and Path(_options.fail_while).exists():
         raise ValueError("the marker file is there")
