@@ -68,7 +68,7 @@ def rotate_console(folder: Path, spec: LogSpec) -> None:
     os.close(write_end)
 
     def pump() -> None:
-        with open(read_end, encoding="utf-8", errors="replace") as lines:
+        with os.fdopen(read_end, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 handler.emit(logging.makeLogRecord({"msg": line.rstrip("\n")}))
 
