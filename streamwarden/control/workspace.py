@@ -9,7 +9,7 @@ from pathlib import Path
 from streamwarden.control.config import config_dir, load_job, load_profile
 from streamwarden.control.profile import Profile
 from streamwarden.control.spec import JobSpec
-from streamwarden.storage import LocalStorage, Storage
+from streamwarden.storage import FileStore, LocalFiles, LocalStorage, Storage
 
 __all__ = ["Workspace", "open_workspace"]
 
@@ -28,24 +28,34 @@ class Workspace:
     profile
         The profile in force.
     root
-        The folder that holds ``control/ checkpoints/ tables/ landing/ logs/ quality/``.
+        The folder on this machine that holds ``landing/ logs/ quality/``, and everything else where no bucket does.
     storage
-        Control documents, with keys relative to `root`.
+        Control documents.
+    files
+        Checkpoints and savepoints, under the same root as the documents.
+    base
+        That root as Spark writes it: a folder, or ``s3a://bucket/prefix``.
     """
 
     config: Path
     profile: Profile
     root: Path
     storage: Storage
+    files: FileStore
+    base: str
 
     @property
-    def tables(self) -> Path:
-        """The folder of the Delta tables."""
-        return self.root / "tables"
+    def tables(self) -> str:
+        """The folder of the Delta tables, as Spark reads it."""
+        return self.uri("tables")
 
-    def table(self, name: str) -> Path:
-        """Return the folder of one Delta table."""
-        return self.tables / name
+    def table(self, name: str) -> str:
+        """Return the folder of one Delta table, as Spark reads it."""
+        return self.uri(f"tables/{name}")
+
+    def uri(self, key: str) -> str:
+        """Return a key of `files` or `storage` as Spark reads it."""
+        return f"{self.base}/{key}"
 
     def source_path(self, path: str) -> str:
         """Return a file source's folder as Spark reads it: relative ones count from the root."""
@@ -83,4 +93,11 @@ def open_workspace(
     loaded = load_profile(profile or os.environ.get(PROFILE_ENV) or "local", config=folder)
     chosen = Path(root or os.environ.get(ROOT_ENV) or loaded.root)
     resolved = chosen if chosen.is_absolute() else (folder.parent / chosen).resolve()
-    return Workspace(config=folder, profile=loaded, root=resolved, storage=LocalStorage(resolved))
+    return Workspace(
+        config=folder,
+        profile=loaded,
+        root=resolved,
+        storage=LocalStorage(resolved),
+        files=LocalFiles(resolved),
+        base=str(resolved),
+    )

@@ -293,7 +293,7 @@ class Demo:
 
 
 def _tables(workspace: Workspace) -> list[str]:
-    return [path.name for path in workspace.tables.iterdir() if path.is_dir()]
+    return workspace.files.folders("tables")
 
 
 def kill_drivers(workspace: Workspace) -> None:

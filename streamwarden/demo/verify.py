@@ -27,7 +27,7 @@ __all__ = ["read_table", "verify_outputs"]
 
 def read_table(workspace: Workspace, name: str) -> pa.Table:
     """Return a Delta table's newest version, read without Spark."""
-    return DeltaTable(str(workspace.table(name))).to_pyarrow_table()
+    return DeltaTable(workspace.table(name)).to_pyarrow_table()
 
 
 def verify_outputs(workspace: Workspace, *, finished: bool = True) -> list[Difference]:

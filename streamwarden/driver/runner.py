@@ -124,7 +124,7 @@ class Driver:
         application = f"streamwarden/{spec.name}/g{reference.generation}"
         sinks = {
             sink.output: DeltaSink(
-                session, str(self._workspace.table(sink.table)), sink, module.OUTPUTS[sink.output], application
+                session, self._workspace.table(sink.table), sink, module.OUTPUTS[sink.output], application
             )
             for sink in spec.sinks
         }
@@ -140,7 +140,7 @@ class Driver:
                 files=isinstance(spec.source, FileSource),
             )
         )
-        path = str(self._workspace.root / reference.path)
+        path = self._workspace.uri(reference.path)
         while True:
             try:
                 source = open_source(session, self._workspace, spec)

@@ -46,5 +46,5 @@ def open_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -> D
     return (
         session.readStream.format("delta")
         .option("maxFilesPerTrigger", spec.source.max_files_per_batch)
-        .load(str(workspace.table(spec.source.table)))
+        .load(workspace.table(spec.source.table))
     )

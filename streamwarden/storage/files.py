@@ -1,0 +1,251 @@
+"""Trees of large immutable files, checkpoints and savepoints: copied, hashed and removed many files at once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from typing_extensions import override
+
+__all__ = ["FileInfo", "FileStore", "Hashed", "LocalFiles"]
+
+_CHUNK = 1 << 20
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """A file in a store.
+
+    Parameters
+    ----------
+    key
+        Its key, relative to the store's root.
+    size
+        Bytes.
+    links
+        How many names its bytes have: more than 1 means that they are shared with another tree. Always 1 on S3.
+    """
+
+    key: str
+    size: int
+    links: int = 1
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """What reading a whole file gave: its bytes' number and SHA-256 (hexadecimal)."""
+
+    size: int
+    sha256: str
+
+
+class FileStore(ABC):
+    """Files under keys like ``checkpoints/JOB/g000001/offsets/0``, relative to one root.
+
+    For files that are never changed once they are there. Says :class:`FileNotFoundError` for a file that is gone, and
+    :class:`OSError` or a :class:`~streamwarden.errors.StreamwardenError` for a store that can't be reached.
+
+    Parameters
+    ----------
+    workers
+        How many files are worked on at once.
+    """
+
+    def __init__(self, *, workers: int) -> None:
+        self._workers = workers
+
+    @abstractmethod
+    def walk(self, prefix: str) -> Iterator[FileInfo]:
+        """Yield every file below a folder-like prefix, hidden ones too, sorted by key; none where there is none."""
+
+    @abstractmethod
+    def folders(self, prefix: str) -> list[str]:
+        """Return the names of the folders right below a prefix, sorted."""
+
+    @abstractmethod
+    def read(self, key: str) -> bytes:
+        """Return a small file's bytes."""
+
+    @abstractmethod
+    def write(self, key: str, data: bytes) -> None:
+        """Write a small file: whole or not at all, over whatever stands there."""
+
+    @abstractmethod
+    def copy(self, source: str, target: str) -> None:
+        """Give a file's bytes a second name: a hard link, a server-side copy, or a byte copy where neither is possible.
+
+        An existing target is replaced.
+        """
+
+    @abstractmethod
+    def hash(self, key: str) -> Hashed:
+        """Read a whole file and return size and SHA-256 of what was read."""
+
+    @abstractmethod
+    def delete_tree(self, prefix: str) -> int:
+        """Remove every file below a prefix, and return how many; no error where there is none. May be repeated."""
+
+    @abstractmethod
+    def free_bytes(self) -> int | None:
+        """Return how many bytes fit in yet, or None where there is no such limit."""
+
+    def copy_many(self, pairs: Iterable[tuple[str, str]], *, done: Callable[[int], None] | None = None) -> None:
+        """Copy many files at once.
+
+        Parameters
+        ----------
+        pairs
+            Source and target of each.
+        done
+            Called with the number of files copied so far, from several threads.
+
+        Raises
+        ------
+        FileNotFoundError
+            If a source is gone. What is copied by then stays.
+        """
+        self._each(lambda pair: self.copy(*pair), list(pairs), done)
+
+    def hash_many(self, keys: Iterable[str], *, done: Callable[[int], None] | None = None) -> dict[str, Hashed]:
+        """Hash many files at once; `done` as for :meth:`copy_many`."""
+        chosen = list(keys)
+        return dict(zip(chosen, self._each(self.hash, chosen, done), strict=True))
+
+    def _each(self, work: Callable[[Any], T], items: list[Any], done: Callable[[int], None] | None) -> list[T]:
+        finished = 0
+        with ThreadPoolExecutor(self._workers, thread_name_prefix="files") as pool:
+            futures = [pool.submit(work, item) for item in items]
+            try:
+                pending = set(futures)
+                while pending:
+                    ready, pending = wait(pending, timeout=0.5, return_when=FIRST_EXCEPTION)
+                    for future in ready:
+                        future.result()
+                    finished += len(ready)
+                    if done is not None:
+                        done(finished)
+            finally:
+                # After an error, what is queued is not begun; what runs is waited for.
+                pool.shutdown(cancel_futures=True)
+        return [future.result() for future in futures]
+
+
+class LocalFiles(FileStore):
+    """Files below a root folder; copies are hard links within one file system.
+
+    A hard link shares the bytes with the file that was copied: safe, because Spark never changes a checkpoint's file
+    but puts another one in its place.
+
+    Parameters
+    ----------
+    root
+        The folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        # Hashing is what takes time, and releases the interpreter's lock.
+        super().__init__(workers=min(4, os.cpu_count() or 1))
+        self.root = root
+
+    @override
+    def walk(self, prefix: str) -> Iterator[FileInfo]:
+        found = []
+        pending = [self._path(prefix)]
+        while pending:
+            try:
+                with os.scandir(pending.pop()) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(Path(entry.path))
+                        else:
+                            status = entry.stat()
+                            key = Path(entry.path).relative_to(self.root).as_posix()
+                            found.append(FileInfo(key, status.st_size, status.st_nlink))
+            except (FileNotFoundError, NotADirectoryError):
+                # A checkpoint is listed while Spark removes old files from it.
+                continue
+        yield from sorted(found, key=lambda info: info.key)
+
+    @override
+    def folders(self, prefix: str) -> list[str]:
+        try:
+            with os.scandir(self._path(prefix)) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    @override
+    def read(self, key: str) -> bytes:
+        return self._path(key).read_bytes()
+
+    @override
+    def write(self, key: str, data: bytes) -> None:
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+
+    @override
+    def copy(self, source: str, target: str) -> None:
+        origin, path = self._path(source), self._path(target)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        try:
+            path.hardlink_to(origin)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            # Another file system, or one without hard links.
+            temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
+            shutil.copyfile(origin, temporary)
+            temporary.replace(path)
+
+    @override
+    def hash(self, key: str) -> Hashed:
+        digest, size = hashlib.sha256(), 0
+        with self._path(key).open("rb", buffering=0) as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+        return Hashed(size, digest.hexdigest())
+
+    @override
+    def delete_tree(self, prefix: str) -> int:
+        number = 0
+        for info in list(self.walk(prefix)):
+            self._path(info.key).unlink(missing_ok=True)
+            number += 1
+        root = self._path(prefix)
+        for folder, _, _ in sorted(os.walk(root), reverse=True):
+            try:
+                Path(folder).rmdir()
+            except OSError:
+                # Somebody writes there at this moment; what is left is found by the next housekeeping.
+                continue
+        return number
+
+    @override
+    def free_bytes(self) -> int | None:
+        folder = self.root
+        while not folder.exists():
+            folder = folder.parent
+        status = os.statvfs(folder)
+        return status.f_bavail * status.f_frsize
+
+    def _path(self, key: str) -> Path:
+        parts = key.strip("/").split("/")
+        if any(part in ("", ".", "..") for part in parts):
+            raise ValueError(f"not a key: {key!r}")
+        return self.root.joinpath(*parts)
