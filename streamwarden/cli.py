@@ -370,6 +370,7 @@ def check(
             # A check reads tables on its own machine, wherever the jobs run.
             master="local[2]",
             settings=workspace.profile.spark if workspace.profile.master.startswith("local") else None,
+            s3=workspace.s3,
         )
     report = workspace.root / "quality" / run.run_id / "report.html"
     found = {**run.brief(), "report": str(report)}

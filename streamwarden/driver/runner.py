@@ -204,6 +204,7 @@ class Driver:
             memory=spec.resources.memory,
             settings=settings,
             java_options=write_log4j(self._logs, profile.logs),
+            s3=self._workspace.s3,
         )
         jvm = _jvm_of(self._process)
         if jvm is not None:
