@@ -21,11 +21,11 @@ _ALWAYS: dict[str, str] = {
     "spark.delta.logStore.s3a.impl": "io.delta.storage.S3SingleDriverLogStore",
     # The defaults wait for minutes: 200 s of silence, 7 repetitions of S3A around 5 of the SDK. A batch that fails is
     # tried again by the driver, out of a budget that a person has set, and says why; one that waits says nothing. As it
-    # is, a server that is started anew within some 15 s is not noticed, and one that stays away fails the batch.
+    # is, a server that is back within some 10 s is not noticed, and one that stays away fails the batch after 20.
     f"{_A}.connection.establish.timeout": "5s",
     f"{_A}.connection.timeout": "30s",
     f"{_A}.attempts.maximum": "3",
-    f"{_A}.retry.limit": "5",
+    f"{_A}.retry.limit": "4",
     f"{_A}.retry.interval": "500ms",
 }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import functools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, HeadObjectOutputTypeDef, ObjectTypeDef
 
-__all__ = ["Bucket", "S3Location", "error_code"]
+__all__ = ["Bucket", "S3Location", "error_code", "make_client"]
 
 _BODY_TRIES = 3
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
@@ -61,9 +62,10 @@ class S3Location:
 
 
 class Bucket:
-    """The objects below a location's prefix, by keys relative to it. Thread-safe; one client for all threads.
+    """The objects below a location's prefix, by keys relative to it. Thread-safe.
 
-    Not to be carried over a fork once it was used: its connections would be shared.
+    Buckets of one server share one client in a process, and with it open connections: a supervisor opens its place
+    anew at every look.
 
     Parameters
     ----------
@@ -84,8 +86,6 @@ class Bucket:
         self._connections = connections
         self._attempts = attempts
         self._read_timeout_s = read_timeout_s
-        self._lock = threading.Lock()
-        self._client: S3Client | None = None
 
     @property
     def name(self) -> str:
@@ -95,24 +95,14 @@ class Bucket:
     @property
     def client(self) -> S3Client:
         """The client. Making it asks no server, and takes half a second, so it waits for the first request."""
-        with self._lock:
-            if self._client is None:
-                import boto3
-                from botocore.config import Config
-
-                config = Config(
-                    # The time of a TCP handshake, with room for one lost packet and its repetition.
-                    connect_timeout=2,
-                    read_timeout=self._read_timeout_s,
-                    retries={"mode": "standard", "total_max_attempts": self._attempts},
-                    max_pool_connections=self._connections,
-                    s3={"addressing_style": "path" if self.location.endpoint else "auto"},
-                )
-                # A session of its own: boto3's default one may not be shared by threads while it makes clients.
-                self._client = boto3.session.Session().client(
-                    "s3", region_name=self.location.region, endpoint_url=self.location.endpoint, config=config
-                )
-            return self._client
+        return make_client(
+            self.location.endpoint,
+            self.location.region,
+            self._connections,
+            self._attempts,
+            self._read_timeout_s,
+            os.getpid(),
+        )
 
     def key(self, key: str) -> str:
         """Return the object's full key.
@@ -204,6 +194,32 @@ class Bucket:
             if translated is None:
                 raise
             raise translated from error
+
+
+@functools.lru_cache(maxsize=16)
+def make_client(
+    endpoint: str | None,
+    region: str,
+    connections: int,
+    attempts: int,
+    read_timeout_s: float,
+    process: int,  # noqa: ARG001
+) -> S3Client:
+    """Make a client, once for the same arguments. `process` is this one's id: connections don't outlive a fork."""
+    # Half a second, which a process that stays on its disk needn't spend.
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        # The time of a TCP handshake, with room for one lost packet and its repetition.
+        connect_timeout=2,
+        read_timeout=read_timeout_s,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        max_pool_connections=connections,
+        s3={"addressing_style": "path" if endpoint else "auto"},
+    )
+    # A session of its own: boto3's default one may not be shared by threads while it makes clients.
+    return boto3.session.Session().client("s3", region_name=region, endpoint_url=endpoint, config=config)
 
 
 def error_code(error: failures.ClientError) -> str:
