@@ -57,6 +57,11 @@ class Workspace:
         """Return a key of `files` or `storage` as Spark reads it."""
         return f"{self.base}/{key}"
 
+    def schemed_uri(self, key: str) -> str:
+        """Return :meth:`uri` with its scheme, as Spark itself writes paths down."""
+        uri = self.uri(key)
+        return uri if "://" in uri else f"file:{uri}"
+
     def source_path(self, path: str) -> str:
         """Return a file source's folder as Spark reads it: relative ones count from the root."""
         return path if "://" in path else str(self.root / path)
