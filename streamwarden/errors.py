@@ -196,7 +196,7 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "SAVEPOINT_DAMAGED": ErrorKind(
         "a savepoint is not whole",
-        "Use another one; `streamwarden savepoints verify JOB ID` names the files. Delete this one when it is of no use.",
+        "Use another one; `streamwarden savepoints verify JOB ID` names the files. Delete this one if it is of no use.",
     ),
     "SAVEPOINT_IN_USE": ErrorKind(
         "a savepoint is protected",

@@ -1,4 +1,4 @@
-"""Output tables before a driver's first batch: what a killed creation left, and contents that a generation starts with."""
+"""Output tables before the first batch: what a killed creation left, and contents that a generation starts with."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class ProgressListener(StreamingQueryListener):
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """Do nothing: the driver says itself when it started."""
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: ARG002, N802
         """Pass it on: a query without new data runs no batches, and is well."""
         self._idle()
 
