@@ -201,6 +201,105 @@ CATALOGUE: dict[str, ErrorKind] = {
         "an output table has other columns than the job writes",
         "Restore the job's earlier columns, or give the job another output table.",
     ),
+    # Savepoints
+    "SAVEPOINT_NOTHING": ErrorKind(
+        "the job has nothing to take a savepoint of",
+        "Deploy it and wait for its first committed batch.",
+    ),
+    "SAVEPOINT_OUTRUN": ErrorKind(
+        "Spark removed old state files faster than they were copied",
+        "Raise state.min_batches_to_retain or trigger.interval of the job, or stop it with the savepoint (--stop).",
+        retryable=True,
+    ),
+    "SAVEPOINT_FAILED": ErrorKind(
+        "a savepoint could not be taken",
+        "Correct the cause and take it again; nothing is left of it, and the job goes on.",
+        retryable=True,
+    ),
+    "SAVEPOINT_UNSUPPORTED": ErrorKind(
+        "a checkpoint is in a format that savepoints do not know",
+        "Remove the Spark setting that chooses it (spark.sql.streaming.stateStore.checkpointFormatVersion) from a fresh"
+        " job.",
+    ),
+    "SAVEPOINT_NOT_FOUND": ErrorKind(
+        "there is no such savepoint",
+        "`streamwarden savepoints list JOB` shows those that there are.",
+    ),
+    "SAVEPOINT_DAMAGED": ErrorKind(
+        "a savepoint is not whole",
+        "Use another one; `streamwarden savepoints verify JOB ID` names the files. Delete this one if it is of no use.",
+    ),
+    "SAVEPOINT_IN_USE": ErrorKind(
+        "a savepoint is protected",
+        "Remove its label, or wait for the operation that starts from it; the newest verified one of a running job is"
+        " never removed without --force.",
+    ),
+    "SAVEPOINT_VERIFY_FAILED": ErrorKind(
+        "a savepoint could not be looked through",
+        "Nothing is said of the savepoint itself. Correct the cause and verify again.",
+        retryable=True,
+    ),
+    "CHECKPOINT_DAMAGED": ErrorKind(
+        "a file that the checkpoint needs is missing",
+        "The job cannot go on from it: restore the newest verified savepoint (`streamwarden restore JOB`).",
+    ),
+    # Restore
+    "OPERATION_RUNNING": ErrorKind(
+        "another operation works on this job",
+        "Wait for it, or look at it with `streamwarden status JOB`.",
+        retryable=True,
+    ),
+    "OPERATION_INTERRUPTED": ErrorKind(
+        "an operation was taken over or given up before it ended",
+        "`streamwarden status JOB` shows what runs now; repeat the operation if it is still wanted.",
+        retryable=True,
+    ),
+    "RESTORE_JOB_VERSION": ErrorKind(
+        "the savepoint's state is of another version of the job",
+        "Bring back the module of that version, or restore a savepoint that this version took.",
+    ),
+    "RESTORE_OPERATORS": ErrorKind(
+        "the savepoint has other stateful operators than the job",
+        "Bring back the query as it was, or restore a savepoint of the query as it is.",
+    ),
+    "RESTORE_STATE_SCHEMA": ErrorKind(
+        "the savepoint's state has another schema than the job's",
+        "Bring back the query as it was, or restore a savepoint of the query as it is.",
+    ),
+    "RESTORE_PARTITIONS": ErrorKind(
+        "the savepoint has another number of state partitions than the job's YAML asks for",
+        "Set state.partitions to the savepoint's; changing it is a rescale.",
+    ),
+    "RESTORE_BACKEND": ErrorKind(
+        "the savepoint is of another state backend",
+        "Set state.backend to the savepoint's: state of one backend cannot be read by the other.",
+    ),
+    "RESTORE_SPARK_VERSION": ErrorKind(
+        "the savepoint was written by another Spark that this one may not be able to read",
+        "Run the Spark version that wrote it, or a later one of the same major version.",
+    ),
+    "RESTORE_SOURCE_CHANGED": ErrorKind(
+        "the job reads another source than when the savepoint was taken",
+        "Point `source` back to what it was; offsets of one source mean nothing in another.",
+    ),
+    "RESTORE_SOURCE_GONE": ErrorKind(
+        "the source no longer has all data that came after the savepoint",
+        "Choose a newer savepoint, or bring the data back. Otherwise rows would be lost in silence.",
+    ),
+    "RESTORE_OUTPUT_GONE": ErrorKind(
+        "an output table can't be put back to the savepoint's version",
+        "Its version was vacuumed or cleaned from the log: choose a newer savepoint, or leave the outputs as they are"
+        " (--outputs leave).",
+    ),
+    "RESTORE_BREAKS_READERS": ErrorKind(
+        "another job streams from a table that would be put back",
+        "Leave the outputs (--outputs leave) if its rows have keys; else give the reading job a savepoint from before"
+        " and restore it too, while it is stopped.",
+    ),
+    "RESTORE_UNHEALTHY": ErrorKind(
+        "the restored job did not become healthy, and was rolled back",
+        "Its error is above; the job runs on from where it was. `streamwarden logs JOB` has the driver's words.",
+    ),
     # Trips
     "REPLAY_SOURCE_INVALID": ErrorKind(
         "the replay's source cannot be used",

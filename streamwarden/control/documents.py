@@ -34,6 +34,8 @@ __all__ = [
     "JobDocuments",
     "Launch",
     "Lease",
+    "OperatorProgress",
+    "OutputStart",
     "Progress",
     "Request",
     "RequestResult",
@@ -88,6 +90,14 @@ class Desired(_Record):
     note: str = ""
 
 
+class OutputStart(_Record):
+    """The contents of an output table that a generation starts with."""
+
+    table: str
+    version: int | None = Field(description="The table's version; None: before it existed, so empty.")
+    source: str | None = Field(default=None, description="The table whose version it is; None: this very table.")
+
+
 class CheckpointRef(_Record):
     """Which checkpoint a job runs on.
 
@@ -100,6 +110,11 @@ class CheckpointRef(_Record):
     path: str = Field(description="Relative to the root.")
     since: datetime
     reason: str
+    savepoint: str | None = Field(default=None, description="The savepoint that its first state came from.")
+    base_batch: int | None = Field(default=None, description="That savepoint's batch: this generation begins after it.")
+    outputs: list[OutputStart] = Field(
+        default_factory=list, description="Tables that the driver puts in place before the generation's first batch."
+    )
 
 
 class Lease(_Record):
@@ -150,6 +165,19 @@ class Heartbeat(_Record):
     digest: str = ""
     batch: int | None = Field(default=None, description="Newest committed batch.")
     failures: int = Field(default=0, description="Failed tries in a row.")
+    idle: bool = Field(default=False, description="The source had nothing new when Spark last looked.")
+    versions: dict[str, str] = Field(
+        default_factory=dict, description="Of what writes the checkpoint: spark, delta, job, streamwarden."
+    )
+
+
+class OperatorProgress(_Record):
+    """The state of one stateful operator after a batch."""
+
+    id: int
+    name: str
+    rows: int = Field(description="As Spark counts them: keys of all state variables, timers and indexes left out.")
+    bytes: int = Field(description="Memory in use.")
 
 
 class BatchProgress(_Record):
@@ -170,6 +198,7 @@ class BatchProgress(_Record):
     late_rows: int = 0
     state_rows: int = 0
     state_bytes: int = 0
+    operators: list[OperatorProgress] = Field(default_factory=list)
     commit_ms: int = Field(default=0, description="Time of the sink's and the offset log's commits.")
 
 

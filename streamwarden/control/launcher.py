@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import sys
 
 from streamwarden.control.documents import Desired, JobDocuments, Launch, utc_now
+from streamwarden.control.ids import new_id
 from streamwarden.control.processes import process_of
 from streamwarden.control.workspace import Workspace
 
-__all__ = ["launch_driver", "new_incarnation"]
+__all__ = ["launch_driver"]
 
 
 DRIVER_MODULE_ENV = "STREAMWARDEN_DRIVER_MODULE"
 """Replaces ``streamwarden.driver``: for tests, and for stand-ins that speak the control protocol without Spark."""
-
-
-def new_incarnation() -> str:
-    """Return a new incarnation id: the time to the millisecond, so that ids sort by it, and four random digits."""
-    return f"{utc_now():%Y%m%dT%H%M%S%f}"[:-3] + f"z{secrets.token_hex(2)}"
 
 
 def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: str) -> str:
@@ -37,7 +32,7 @@ def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: st
     by, reason
         Who starts it and why; kept in its launch document.
     """
-    incarnation = new_incarnation()
+    incarnation = new_id()
     documents = JobDocuments(workspace.storage, desired.job)
     logs = workspace.log_dir(desired.job, incarnation)
     logs.mkdir(parents=True, exist_ok=True)

@@ -16,13 +16,14 @@ from streamwarden.control.documents import (
     dump,
     utc_now,
 )
-from streamwarden.control.launcher import launch_driver, new_incarnation
+from streamwarden.control.ids import new_id
+from streamwarden.control.launcher import launch_driver
 from streamwarden.control.processes import is_alive
 from streamwarden.control.supervision import Observation, Phase, kill_silent, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["Deployment", "deploy", "request_stop", "status", "stop", "stop_all", "wait_for"]
+__all__ = ["Deployment", "deploy", "request_stop", "start", "status", "stop", "stop_all", "wait_for"]
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,28 @@ def deploy(workspace: Workspace, job: str, *, by: str, note: str = "", stop_time
     return Deployment(job, launch_driver(workspace, desired, by=by, reason=note or "deploy"), launched=True)
 
 
+def start(workspace: Workspace, job: str, *, by: str, reason: str = "") -> str:
+    """Launch a driver for a job as it was deployed last, and return its incarnation. Does not wait until it runs.
+
+    Other than :func:`deploy`, it does not read the YAML.
+
+    Raises
+    ------
+    StreamwardenError
+        ``NOT_DEPLOYED``.
+    """
+    seen = observe(workspace, job)
+    if seen.desired is None:
+        raise StreamwardenError("NOT_DEPLOYED", job)
+    desired = JobDocuments(workspace.storage, job).desired.update(
+        lambda was: (was or seen.desired).model_copy(  # type: ignore[union-attr]
+            update={"state": "running", "updated_at": utc_now(), "updated_by": by, "note": reason}
+        )
+    )
+    kill_silent(seen)
+    return launch_driver(workspace, desired, by=by, reason=reason or "start")
+
+
 def request_stop(workspace: Workspace, job: str, *, by: str, reason: str = "", incarnation: str | None = None) -> bool:
     """Ask a driver to stop between batches, without waiting; return whether there is one to ask.
 
@@ -128,7 +151,7 @@ def request_stop(workspace: Workspace, job: str, *, by: str, reason: str = "", i
     if target is None or (target == seen.incarnation and not (seen.phase.alive or seen.phase is Phase.SILENT)):
         return False
     documents = JobDocuments(workspace.storage, job)
-    request = Request(id=new_incarnation(), kind="stop", incarnation=target, at=utc_now(), by=by, reason=reason)
+    request = Request(id=new_id(), kind="stop", incarnation=target, at=utc_now(), by=by, reason=reason)
     documents.request(target, request.id).write(request)
     return True
 

@@ -73,6 +73,11 @@ class Workspace:
             options |= {"AWS_ENDPOINT_URL": self.s3.endpoint, "AWS_ALLOW_HTTP": plain}
         return f"{self.s3.uri('s3')}/tables/{name}", options
 
+    def schemed_uri(self, key: str) -> str:
+        """Return :meth:`uri` with its scheme, as Spark itself writes paths down."""
+        uri = self.uri(key)
+        return uri if "://" in uri else f"file:{uri}"
+
     def source_path(self, path: str) -> str:
         """Return a file source's folder as Spark reads it: relative ones count from the root."""
         return path if "://" in path else str(self.root / path)

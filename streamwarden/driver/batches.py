@@ -10,8 +10,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Observation
 
+from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.spec import JobSpec
-from streamwarden.driver.checkpoint import CheckpointReader
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.module import split_outputs
 from streamwarden.driver.sink import DeltaSink, Written

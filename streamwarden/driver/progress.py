@@ -17,9 +17,9 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
-from streamwarden.control.documents import BatchProgress, JobDocuments, Progress, Totals, utc_now
+from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.documents import BatchProgress, JobDocuments, OperatorProgress, Progress, Totals, utc_now
 from streamwarden.driver.batches import BatchCounts
-from streamwarden.driver.checkpoint import CheckpointReader
 from streamwarden.driver.job_api import EVENT_ENDS
 
 __all__ = ["ProgressListener", "batch_progress", "late_rows"]
@@ -77,6 +77,13 @@ def batch_progress(
         late_rows=late_rows(progress, checkpoint),
         state_rows=sum(operator.numRowsTotal for operator in progress.stateOperators),
         state_bytes=sum(operator.memoryUsedBytes for operator in progress.stateOperators),
+        # Spark reports them in the order of their ids, which start at 0.
+        operators=[
+            OperatorProgress(
+                id=number, name=operator.operatorName, rows=operator.numRowsTotal, bytes=operator.memoryUsedBytes
+            )
+            for number, operator in enumerate(progress.stateOperators)
+        ],
         commit_ms=took.get("walCommit", 0) + took.get("commitOffsets", 0) + (counts.sink_ms if counts else 0),
     )
 
@@ -96,6 +103,8 @@ class ProgressListener(StreamingQueryListener):
         Looks up what a batch wrote.
     committed
         Called with each committed batch's id.
+    idle
+        Called when Spark found nothing new in the source.
     files
         Whether the source's rows are files.
     """
@@ -108,6 +117,7 @@ class ProgressListener(StreamingQueryListener):
         checkpoint: CheckpointReader,
         counts: Callable[[int], BatchCounts | None],
         committed: Callable[[int], None],
+        idle: Callable[[], None],
         *,
         files: bool,
     ) -> None:
@@ -117,6 +127,7 @@ class ProgressListener(StreamingQueryListener):
         self._checkpoint = checkpoint
         self._counts = counts
         self._committed = committed
+        self._idle = idle
         self._files = files
         self._recent: list[BatchProgress] = []
         self._lock = threading.Lock()
@@ -124,8 +135,9 @@ class ProgressListener(StreamingQueryListener):
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """Do nothing: the driver says itself when it started."""
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Do nothing: the heartbeat says that the driver lives."""
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: ARG002, N802
+        """Pass it on: a query without new data runs no batches, and is well."""
+        self._idle()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """Do nothing: the driver looks at its query itself."""

@@ -9,10 +9,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
+from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.durations import format_duration
 from streamwarden.control.spec import JobSpec
 from streamwarden.driver.batches import BatchWriter
-from streamwarden.driver.checkpoint import CheckpointReader
 from streamwarden.errors import StreamwardenError
 
 __all__ = ["RunningQuery"]

@@ -8,13 +8,17 @@ import threading
 import time
 import traceback
 from datetime import datetime, timedelta
+from importlib.metadata import version
 from typing import Any
 
 import psutil
+import pyspark
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
+from streamwarden import __version__
+from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.documents import (
     CheckpointRef,
     DriverState,
@@ -27,13 +31,14 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.lease import LeaseHolder
 from streamwarden.control.processes import ProcessRef, current_process, process_of
+from streamwarden.control.savepoints.take import application_id
 from streamwarden.control.spec import FileSource, JobSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.batches import BatchWriter
 from streamwarden.driver.causes import headline, shortened
-from streamwarden.driver.checkpoint import CheckpointReader
 from streamwarden.driver.logs import write_log4j
 from streamwarden.driver.module import load_module, settings_for
+from streamwarden.driver.outputs import clear_unborn, start_outputs
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.driver.query import RunningQuery
 from streamwarden.driver.sink import DeltaSink
@@ -80,6 +85,8 @@ class Driver:
         self._generation = 0
         self._digest = ""
         self._batch: int | None = None
+        self._idle = False
+        self._versions: dict[str, str] = {}
         self._failures = 0
         self._stop = threading.Event()
         self._stop_requests: list[str] = []
@@ -114,6 +121,12 @@ class Driver:
         self._generation = reference.generation
         _log.info("lease taken; generation %d, checkpoint %s", reference.generation, reference.path)
         module = load_module(spec)
+        self._versions = {
+            "spark": pyspark.__version__,
+            "delta": version("delta-spark"),
+            "streamwarden": __version__,
+            "job": str(module.VERSION),
+        }
         settings = settings_for(spec, module)
         checkpoint = CheckpointReader(self._workspace.storage, reference.path)
         _check_fixed(spec, checkpoint)
@@ -122,7 +135,10 @@ class Driver:
         self._await_source(spec)
         if self._stop.is_set():
             return
-        application = f"streamwarden/{spec.name}/g{reference.generation}"
+        for sink in spec.sinks:
+            clear_unborn(self._workspace, sink.table)
+        start_outputs(session, self._workspace, reference)
+        application = application_id(spec.name, reference.generation)
         sinks = {
             sink.output: DeltaSink(
                 session, self._workspace.table(sink.table), sink, module.OUTPUTS[sink.output], application
@@ -138,6 +154,7 @@ class Driver:
                 checkpoint,
                 writer.counts,
                 self._committed,
+                self._idled,
                 files=isinstance(spec.source, FileSource),
             )
         )
@@ -258,9 +275,13 @@ class Driver:
 
     def _committed(self, batch: int) -> None:
         self._batch = batch
+        self._idle = False
         self._failures = 0
         if self._state is DriverState.RUNNING:
             self._reason = f"batch {batch} committed"
+
+    def _idled(self) -> None:
+        self._idle = True
 
     def _request_stop(self, why: str) -> None:
         _log.info("stop: %s", why)
@@ -325,6 +346,8 @@ class Driver:
                 digest=self._digest,
                 batch=self._batch,
                 failures=self._failures,
+                idle=self._idle,
+                versions=self._versions,
             )
         )
 

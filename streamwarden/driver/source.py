@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
 from streamwarden.control.workspace import Workspace
 
@@ -22,12 +23,9 @@ def missing_source(workspace: Workspace, spec: JobSpec) -> str | None:
     """
     if isinstance(spec.source, DeltaSource):
         # Looked for without Delta: asked while a table is being made, Delta remembers that there is none.
-        log = workspace.storage.list(f"tables/{spec.source.table}/_delta_log")
-        return (
-            None
-            if any(key.endswith(".json") for key in log)
-            else f"source table {spec.source.table} does not exist yet"
-        )
+        if DeltaLog(workspace.files, f"tables/{spec.source.table}").latest is None:
+            return f"source table {spec.source.table} does not exist yet"
+        return None
     path_text = workspace.source_path(spec.source.path)
     if "://" not in path_text:
         Path(path_text).mkdir(parents=True, exist_ok=True)

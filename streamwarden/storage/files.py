@@ -90,6 +90,10 @@ class FileStore(ABC):
         """Read a whole file and return size and SHA-256 of what was read."""
 
     @abstractmethod
+    def delete(self, key: str) -> None:
+        """Remove a file; no error where there is none."""
+
+    @abstractmethod
     def delete_tree(self, prefix: str) -> int:
         """Remove every file below a prefix, and return how many; no error where there is none. May be repeated."""
 
@@ -220,6 +224,10 @@ class LocalFiles(FileStore):
                 digest.update(chunk)
                 size += len(chunk)
         return Hashed(size, digest.hexdigest())
+
+    @override
+    def delete(self, key: str) -> None:
+        self._path(key).unlink(missing_ok=True)
 
     @override
     def delete_tree(self, prefix: str) -> int:

@@ -10,13 +10,13 @@ from datetime import datetime, timedelta
 import pytest
 
 from streamwarden.control import operations
+from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.documents import DriverState, Supervision, utc_now
 from streamwarden.control.launcher import launch_driver
 from streamwarden.control.processes import current_process, is_alive
 from streamwarden.control.supervision import Action, Phase, decide, observe, restart
 from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
 from streamwarden.demo.verify import read_table
-from streamwarden.driver.checkpoint import CheckpointReader
 from streamwarden.trips.generator import GeneratorOptions, generate
 from streamwarden.trips.replay import Replay, ReplayOptions
 from tests.integration.conftest import BY, Place, log_of
@@ -174,6 +174,17 @@ def test_a_driver_whose_jvm_is_killed_says_so_and_is_started_again(place: Place)
     assert restart(place.workspace, ended, by=BY) is not None
     place.wait("numbers", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 1), "batch 1")
     assert sorted(row["file"] for row in place.rows("numbers")) == ["a.txt", "b.txt"]
+
+
+def test_a_table_whose_making_was_killed_is_made_anew(place: Place) -> None:
+    place.numbers()
+    place.land("a.txt")
+    log = place.workspace.root / "tables" / "numbers" / "_delta_log"
+    (log / "_staged_commits").mkdir(parents=True)
+    (log / ".00000000000000000000.json.72d980b7.tmp").write_bytes(b"{")
+    operations.deploy(place.workspace, "numbers", by=BY)
+    place.wait("numbers", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 0), "batch 0")
+    assert [row["file"] for row in place.rows("numbers")] == ["a.txt"]
 
 
 def test_logs_are_rotated_also_what_a_job_prints(place: Place) -> None:

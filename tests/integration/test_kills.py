@@ -17,11 +17,11 @@ import pyarrow as pa
 import pytest
 
 from streamwarden.control import operations
+from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.documents import Supervision
 from streamwarden.control.processes import kill
 from streamwarden.control.supervision import Action, Phase, decide, observe, restart
 from streamwarden.demo.verify import verify_outputs
-from streamwarden.driver.checkpoint import CheckpointReader
 from streamwarden.trips.generator import GeneratorOptions, generate
 from streamwarden.trips.replay import Replay, ReplayOptions
 from streamwarden.trips.tlc import read_tlc

@@ -16,9 +16,9 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.spec import JobSpec
 from streamwarden.driver.batches import BatchWriter
-from streamwarden.driver.checkpoint import CheckpointReader
 from streamwarden.driver.job_api import DELETED, EVENT_ENDS
 from streamwarden.driver.sink import DeltaSink
 from streamwarden.storage.local import LocalStorage

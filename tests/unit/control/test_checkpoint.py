@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamwarden.driver.checkpoint import CheckpointReader
+from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.driver.job_api import EVENT_ENDS
 from streamwarden.driver.progress import late_rows
 from streamwarden.storage import LocalStorage

@@ -26,11 +26,17 @@ class BatchOffsets:
         The watermark that the batch began with, milliseconds since the epoch; 0 before any.
     conf
         Settings that the checkpoint fixes, such as ``spark.sql.shuffle.partitions``.
+    sources
+        Where each source stands after the batch, as the source itself writes it; None for one that had no data yet.
+    planned_ms
+        When the batch was planned, milliseconds since the epoch.
     """
 
     batch: int
     watermark_ms: int
     conf: dict[str, str] = field(default_factory=dict)
+    sources: tuple[str | None, ...] = ()
+    planned_ms: int = 0
 
 
 class CheckpointReader:
@@ -67,7 +73,14 @@ class CheckpointReader:
             return None
         lines = entry.data.decode().splitlines()
         metadata = json.loads(lines[1])
-        return BatchOffsets(batch, int(metadata.get("batchWatermarkMs", 0)), dict(metadata.get("conf", {})))
+        return BatchOffsets(
+            batch,
+            int(metadata.get("batchWatermarkMs", 0)),
+            dict(metadata.get("conf", {})),
+            # Spark writes "-" for a source without an offset.
+            tuple(None if line == "-" else line for line in lines[2:]),
+            int(metadata.get("batchTimestampMs", 0)),
+        )
 
     def has_state(self) -> bool:
         """Tell whether a stateful operator wrote here."""

@@ -1,0 +1,106 @@
+"""Reading a Delta table's log without Spark: which version holds what a batch wrote.
+
+Source: the Delta transaction log protocol. ``_delta_log/VERSION.json`` has one JSON action a line; ``txn`` carries the
+application id and batch that a writer gave, ``metaData`` the table's id.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from streamwarden.storage import FileStore
+
+__all__ = ["DeltaLog", "TableState"]
+
+_COMMIT = re.compile(r"(\d{20})\.json")
+
+
+@dataclass(frozen=True)
+class TableState:
+    """A table after a batch.
+
+    Parameters
+    ----------
+    version
+        Its version; None if it did not exist.
+    transaction
+        The newest batch that it has of the application; None if there is none.
+    """
+
+    version: int | None
+    transaction: int | None
+
+
+class DeltaLog:
+    """The log of one table as it is at this moment.
+
+    Does not read Delta's own checkpoints, so it knows of no version whose JSON file was cleaned up.
+
+    Parameters
+    ----------
+    files
+        Where the table lies.
+    table
+        Its folder's key.
+    """
+
+    def __init__(self, files: FileStore, table: str) -> None:
+        self._files = files
+        self._folder = f"{table}/_delta_log"
+
+    @cached_property
+    def versions(self) -> list[int]:
+        """The versions that have a file, oldest first; empty if there is no table."""
+        names = (info.key.rsplit("/", 1)[1] for info in self._files.walk(self._folder))
+        return sorted(int(match[1]) for match in map(_COMMIT.fullmatch, names) if match)
+
+    @property
+    def latest(self) -> int | None:
+        """The newest version."""
+        return self.versions[-1] if self.versions else None
+
+    def actions(self, version: int) -> list[dict[str, Any]]:
+        """Return the actions of one commit."""
+        text = self._files.read(f"{self._folder}/{version:020d}.json").decode()
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+    def table_id(self) -> str | None:
+        """Return Delta's id of the table, or None where no kept commit says it."""
+        for version in self.versions:
+            for action in self.actions(version):
+                if "metaData" in action:
+                    return str(action["metaData"]["id"])
+            if version == 0:
+                break
+        return None
+
+    def after(self, application: str, batch: int) -> TableState:
+        """Return the table as it was when the application's batch was written and the next was not.
+
+        A batch that had nothing to write has no commit: then it is the version before the first later batch's. Commits
+        that carry no transaction (OPTIMIZE, a person's correction) belong to what stood before them.
+
+        Parameters
+        ----------
+        application
+            The sink's application id; only one writes the table at a time.
+        batch
+            The batch.
+        """
+        state = self.latest
+        newest_first = list(reversed(self.versions))
+        for version in newest_first:
+            written = [action["txn"] for action in self.actions(version) if "txn" in action]
+            ours = [int(txn["version"]) for txn in written if txn["appId"] == application]
+            if ours and max(ours) > batch:
+                state = version - 1 if version > 0 else None
+            elif ours:
+                return TableState(state, max(ours))
+            elif written:
+                # Of another generation: all that ours wrote came later.
+                break
+        return TableState(state, None)

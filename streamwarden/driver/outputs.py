@@ -1,0 +1,75 @@
+"""Output tables before the first batch: what a killed creation left, and contents that a generation starts with."""
+
+from __future__ import annotations
+
+import logging
+
+from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException, IllegalArgumentException
+from pyspark.sql import SparkSession
+
+from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.delta_log import DeltaLog
+from streamwarden.control.documents import CheckpointRef, OutputStart
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["clear_unborn", "start_outputs"]
+
+_log = logging.getLogger(__name__)
+
+
+def clear_unborn(workspace: Workspace, table: str) -> None:
+    """Remove what a driver left that was killed while it made a table.
+
+    That is a log folder without a commit, which Delta takes for a table when it is to make one, and for none when it is
+    to read it: the job could never start again.
+    """
+    folder = f"tables/{table}/_delta_log"
+    left = [info.key.rsplit("/", 1)[1] for info in workspace.files.walk(folder)]
+    if all(name.startswith(".") for name in left):
+        workspace.files.delete_tree(folder)
+
+
+def start_outputs(session: SparkSession, workspace: Workspace, reference: CheckpointRef) -> None:
+    """Give the output tables the contents that a generation starts with, if it has not begun a batch yet.
+
+    May be repeated after a crash: putting a table to a version twice is the same as once, and the generation writes its
+    first batch only afterwards.
+
+    Raises
+    ------
+    StreamwardenError
+        ``RESTORE_OUTPUT_GONE``.
+    """
+    if not reference.outputs:
+        return
+    begun = CheckpointReader(workspace.storage, reference.path).last_offset()
+    if begun is not None and reference.base_batch is not None and begun > reference.base_batch:
+        return
+    for output in reference.outputs:
+        try:
+            _start(session, workspace, output)
+        except (AnalysisException, IllegalArgumentException) as error:
+            raise StreamwardenError(
+                "RESTORE_OUTPUT_GONE", f"{output.table} at version {output.version}: {error}"
+            ) from error
+
+
+def _start(session: SparkSession, workspace: Workspace, output: OutputStart) -> None:
+    path = workspace.table(output.table)
+    exists = DeltaLog(workspace.files, f"tables/{output.table}").latest is not None
+    if output.source is not None:
+        if exists or output.version is None:
+            return
+        _log.info("%s: starts as a copy of %s, version %d", output.table, output.source, output.version)
+        source = workspace.table(output.source)
+        session.read.format("delta").option("versionAsOf", output.version).load(source).write.format("delta").save(path)
+    elif output.version is None:
+        # It was made after the savepoint. Emptied and not removed, for those who read it.
+        if exists:
+            _log.info("%s: emptied, as it was at the savepoint", output.table)
+            DeltaTable.forPath(session, path).delete()
+    else:
+        _log.info("%s: put back to version %d", output.table, output.version)
+        DeltaTable.forPath(session, path).restoreToVersion(output.version)
