@@ -12,7 +12,7 @@ ifdef TRIPS
 export STREAMWARDEN_TEST_DATA := $(abspath $(dir $(TRIPS)))
 endif
 
-.PHONY: help setup demo test test-fast check format up down docs bench-overhead clean
+.PHONY: help setup s3-server demo test test-fast check format up down docs bench-overhead clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -32,6 +32,9 @@ setup: .venv/.ready ## Install everything the other targets need
 	@$(BIN)/python -m streamwarden.spark.jars
 	@touch $@
 
+s3-server: | .tools/bin/uv ## Build the S3 server that the tests need, unless S3_ENDPOINT names one
+	@.tools/bin/python scripts/build_s3_server.py
+
 demo: setup ## The main job from end to end, headless (TRIPS=file.parquet, KEEP=1)
 	@$(BIN)/python -m streamwarden.demo $(if $(TRIPS),--trips "$(TRIPS)") $(if $(KEEP),--keep)
 
@@ -41,11 +44,11 @@ up: setup ## Airflow with its UI on loopback, until `make down`
 down: setup ## Stop what `make up` started, jobs included
 	@$(BIN)/python -m streamwarden.airflow down
 
-test: setup ## All tests (TRIPS=file.parquet: with the real trips of its folder)
+test: setup s3-server ## All tests (TRIPS=file.parquet: with the real trips of its folder)
 	@$(BIN)/pytest
 
-test-fast: setup ## The tests that take under half a minute each, without JVM or Airflow
-	@$(BIN)/pytest -m "not slow and not integration and not airflow and not spark"
+test-fast: setup ## The tests that take under half a minute each, without JVM, Airflow or S3
+	@$(BIN)/pytest -m "not slow and not integration and not airflow and not spark and not s3"
 
 check: setup ## ruff, mypy, import rules, repository rules
 	@$(BIN)/ruff check .

@@ -232,8 +232,18 @@ def supervise(
     documents = JobDocuments(workspace.storage, job)
     said = ""
     while True:
-        seen = observe(workspace, job)
-        verdict = decide(seen, documents.supervision.read() or Supervision())
+        try:
+            seen = observe(workspace, job)
+            verdict = decide(seen, documents.supervision.read() or Supervision())
+        except StreamwardenError as error:
+            # A store that is away for a while is no reason to watch no longer.
+            if not error.retryable:
+                raise
+            if error.code != said:
+                _out.print(f"{datetime.now():%H:%M:%S} {job} {error}", markup=False)
+            said = error.code
+            time.sleep(poll)
+            continue
         line = f"{seen.phase}: {verdict.why}"
         if line != said and (verdict.action is not Action.WAIT or not said.startswith(f"{seen.phase}:")):
             _out.print(f"{datetime.now():%H:%M:%S} {job} {line} -> {verdict.action}", markup=False)
@@ -370,6 +380,7 @@ def check(
             # A check reads tables on its own machine, wherever the jobs run.
             master="local[2]",
             settings=workspace.profile.spark if workspace.profile.master.startswith("local") else None,
+            s3=workspace.s3,
         )
     report = workspace.root / "quality" / run.run_id / "report.html"
     found = {**run.brief(), "report": str(report)}

@@ -118,6 +118,37 @@ CATALOGUE: dict[str, ErrorKind] = {
         "the job failed more often than its restart budget allows",
         "Read the last error, remove its cause, then deploy the job again.",
     ),
+    # S3
+    "S3_REFUSED": ErrorKind(
+        "S3 refused a request",
+        "The server's word is above. Wrong key or signature: correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and"
+        " the clock. Access denied: give that user the rights that docs/deployment.md lists under On S3.",
+    ),
+    "S3_CREDENTIALS_MISSING": ErrorKind(
+        "there are no credentials for S3",
+        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for this process, or give its machine a role. A driver has the"
+        " environment of what started it.",
+    ),
+    "S3_BUCKET_MISSING": ErrorKind(
+        "the bucket does not exist",
+        "Make it, or correct `bucket` and `endpoint` of the profile's `s3`. It is never made by itself.",
+    ),
+    "S3_UNREACHABLE": ErrorKind(
+        "S3 does not answer",
+        "Check the server, the network, and `endpoint` of the profile's `s3`. What was asked may have been done or not,"
+        " and may be repeated.",
+        retryable=True,
+    ),
+    "S3_THROTTLED": ErrorKind(
+        "S3 asks to be asked less often",
+        "It passes by itself. If it lasts: fewer jobs under one prefix, or longer trigger intervals and heartbeats.",
+        retryable=True,
+    ),
+    "S3_OBJECT_DAMAGED": ErrorKind(
+        "an object's bytes do not match its checksum",
+        "Read it again; if it repeats, it was damaged where it is stored. Put it back from a version that the bucket"
+        " keeps, or restore the job from a savepoint.",
+    ),
     # Airflow on one machine
     "AIRFLOW_PORT_TAKEN": ErrorKind(
         "Airflow's port is in use",

@@ -108,7 +108,7 @@ class LeaseHolder:
             update = {"renewals": lease.renewals + 1, "expires_at": utc_now() + self._ttl, "jvm": jvm or lease.jvm}
             prolonged = lease.model_copy(update=update)
             try:
-                self._held = (prolonged, self._documents.lease.replace(prolonged, etag))
+                self._held = (prolonged, self._replace(prolonged, etag))
             except Conflict:
                 self._held = None
                 taker = self._documents.lease.read()
@@ -130,9 +130,20 @@ class LeaseHolder:
             lease, etag = self._held
             self._held = None
             try:
-                self._documents.lease.replace(lease.model_copy(update={"released": True}), etag)
+                self._replace(lease.model_copy(update={"released": True}), etag)
             except Conflict:
                 return
+
+    def _replace(self, lease: Lease, etag: str) -> str:
+        """Write over the version that was last known to be ours, or over a later one of ours."""
+        try:
+            return self._documents.lease.replace(lease, etag)
+        except Conflict:
+            found = self._documents.lease.read_versioned()
+            if found is None or (found[0].incarnation, found[0].epoch) != (lease.incarnation, lease.epoch):
+                raise
+            # A renewal that was done, but whose answer was lost with the connection: nobody else writes this epoch.
+            return self._documents.lease.replace(lease, found[1])
 
     def _take(self, found: tuple[Lease, str] | None, asked: float) -> Lease:
         now = utc_now()

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from streamwarden.control.durations import Duration
 from streamwarden.control.spec import ResourceSpec
 
-__all__ = ["JobOverride", "LogSpec", "Profile"]
+__all__ = ["JobOverride", "LogSpec", "Profile", "S3Spec"]
 
 
 class LogSpec(BaseModel):
@@ -35,6 +35,30 @@ class JobOverride(BaseModel):
     )
 
 
+class S3Spec(BaseModel):
+    """Documents, checkpoints, savepoints and tables in a bucket of S3. Credentials come from the environment."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bucket: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", description="The bucket. It must exist; it is never made."
+    )
+    prefix: str = Field(
+        default="",
+        pattern=r"^([\w=-][\w.=-]*(/[\w=-][\w.=-]*)*)?$",
+        description="What all keys begin with, as `team/streams`, so that places can share a bucket.",
+    )
+    endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://[\w.-]+(:\d+)?$",
+        description="`http(s)://host:port` of a server that is not Amazon's. Where none is given,"
+        " AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL if one is set, else Amazon's.",
+    )
+    region: str | None = Field(
+        default=None, description="Where none is given, AWS_REGION or AWS_DEFAULT_REGION if one is set, else us-east-1."
+    )
+
+
 class Profile(BaseModel):
     """Where documents and tables are, and how drivers run there."""
 
@@ -44,8 +68,10 @@ class Profile(BaseModel):
     description: str = ""
     root: str = Field(
         description="Folder that holds control/, checkpoints/, tables/, landing/ and logs/. A relative one counts from"
-        " the folder that holds config/. STREAMWARDEN_ROOT replaces it."
+        " the folder that holds config/. STREAMWARDEN_ROOT replaces it. With `s3` it holds landing/, logs/ and"
+        " quality/ only."
     )
+    s3: S3Spec | None = Field(default=None, description="A bucket for all but the landing folder, logs and reports.")
     master: str = Field(default="local[{cores}]", description="Spark master; {cores} is the job's resources.cores.")
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings for every job in this place.")
     heartbeat: Duration = Field(

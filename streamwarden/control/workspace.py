@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamwarden.control.config import config_dir, load_job, load_profile
-from streamwarden.control.profile import Profile
+from streamwarden.control.profile import Profile, S3Spec
 from streamwarden.control.spec import JobSpec
-from streamwarden.storage import FileStore, LocalFiles, LocalStorage, Storage
+from streamwarden.storage import FileStore, LocalFiles, LocalStorage, S3Files, S3Location, S3Storage, Storage
 
 __all__ = ["Workspace", "open_workspace"]
 
@@ -35,6 +35,8 @@ class Workspace:
         Checkpoints and savepoints, under the same root as the documents.
     base
         That root as Spark writes it: a folder, or ``s3a://bucket/prefix``.
+    s3
+        Where on S3 they are, or None on disk.
     """
 
     config: Path
@@ -43,6 +45,7 @@ class Workspace:
     storage: Storage
     files: FileStore
     base: str
+    s3: S3Location | None = None
 
     @property
     def tables(self) -> str:
@@ -62,6 +65,19 @@ class Workspace:
         uri = self.uri(key)
         return uri if "://" in uri else f"file:{uri}"
 
+    def delta_rs(self, name: str) -> tuple[str, dict[str, str] | None]:
+        """Return a Delta table's address and storage options as delta-rs takes them.
+
+        Credentials are not among them: delta-rs takes them from the environment, as AWS_ACCESS_KEY_ID.
+        """
+        if self.s3 is None:
+            return self.table(name), None
+        options = {"AWS_REGION": self.s3.region}
+        if self.s3.endpoint is not None:
+            plain = str(self.s3.endpoint.startswith("http:")).lower()
+            options |= {"AWS_ENDPOINT_URL": self.s3.endpoint, "AWS_ALLOW_HTTP": plain}
+        return f"{self.s3.uri('s3')}/tables/{name}", options
+
     def source_path(self, path: str) -> str:
         """Return a file source's folder as Spark reads it: relative ones count from the root."""
         return path if "://" in path else str(self.root / path)
@@ -78,7 +94,7 @@ class Workspace:
 def open_workspace(
     profile: str | None = None, *, config: Path | None = None, root: Path | str | None = None
 ) -> Workspace:
-    """Open a place to run.
+    """Open a place to run. Asks no server: what is wrong with a bucket shows at the first document.
 
     Parameters
     ----------
@@ -98,6 +114,17 @@ def open_workspace(
     loaded = load_profile(profile or os.environ.get(PROFILE_ENV) or "local", config=folder)
     chosen = Path(root or os.environ.get(ROOT_ENV) or loaded.root)
     resolved = chosen if chosen.is_absolute() else (folder.parent / chosen).resolve()
+    if loaded.s3 is not None:
+        location = _location(loaded.s3)
+        return Workspace(
+            config=folder,
+            profile=loaded,
+            root=resolved,
+            storage=S3Storage(location),
+            files=S3Files(location),
+            base=location.uri("s3a"),
+            s3=location,
+        )
     return Workspace(
         config=folder,
         profile=loaded,
@@ -105,4 +132,15 @@ def open_workspace(
         storage=LocalStorage(resolved),
         files=LocalFiles(resolved),
         base=str(resolved),
+    )
+
+
+def _location(spec: S3Spec) -> S3Location:
+    """Fill in what the profile leaves to the environment, by the variables that Amazon's own tools read."""
+    environment = os.environ.get
+    return S3Location(
+        bucket=spec.bucket,
+        prefix=spec.prefix,
+        endpoint=spec.endpoint or environment("AWS_ENDPOINT_URL_S3") or environment("AWS_ENDPOINT_URL") or None,
+        region=spec.region or environment("AWS_REGION") or environment("AWS_DEFAULT_REGION") or "us-east-1",
     )

@@ -27,7 +27,8 @@ __all__ = ["read_table", "verify_outputs"]
 
 def read_table(workspace: Workspace, name: str) -> pa.Table:
     """Return a Delta table's newest version, read without Spark."""
-    return DeltaTable(workspace.table(name)).to_pyarrow_table()
+    uri, options = workspace.delta_rs(name)
+    return DeltaTable(uri, storage_options=options).to_pyarrow_table()
 
 
 def verify_outputs(workspace: Workspace, *, finished: bool = True) -> list[Difference]:

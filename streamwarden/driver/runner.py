@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pyspark
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
@@ -159,14 +160,19 @@ class Driver:
         )
         path = self._workspace.uri(reference.path)
         while True:
+            failure: Exception | None
             try:
                 source = open_source(session, self._workspace, spec)
+                rows = module.transform(source, settings)
+                query = RunningQuery(spec, rows, writer, path, checkpoint)
             except AnalysisException as error:
                 raise StreamwardenError("SOURCE_INVALID", f"{spec.name}: {headline(error)}") from error
-            rows = module.transform(source, settings)
-            query = RunningQuery(spec, rows, writer, path, checkpoint)
-            self._say(DriverState.RUNNING, "batches every trigger interval")
-            failure = self._watch(query)
+            except Py4JJavaError as error:
+                # The store of the source or the checkpoint is away, as a rule; that is a failed try like any other.
+                failure = error
+            else:
+                self._say(DriverState.RUNNING, "batches every trigger interval")
+                failure = self._watch(query)
             if failure is None:
                 self._say(DriverState.STOPPING, "finishing the batch in flight")
                 query.stop()
@@ -223,6 +229,7 @@ class Driver:
             memory=spec.resources.memory,
             settings=settings,
             java_options=write_log4j(self._logs, profile.logs),
+            s3=self._workspace.s3,
         )
         jvm = _jvm_of(self._process)
         if jvm is not None:
@@ -263,7 +270,9 @@ class Driver:
         try:
             self._lease.renew()
         except StreamwardenError as error:
-            self._fatal = error
+            # Documents that can't be reached fail this try of the batch; the next one asks again.
+            if error.code == "LEASE_LOST":
+                self._fatal = error
             raise
 
     def _committed(self, batch: int) -> None:
@@ -283,12 +292,19 @@ class Driver:
     def _say(self, state: DriverState, reason: str) -> None:
         self._state, self._reason = state, reason
         _log.info("%s: %s", state.value, reason)
-        self._write_heartbeat()
+        try:
+            self._write_heartbeat()
+        except StreamwardenError as error:
+            # The next heartbeat says the same.
+            if not error.retryable:
+                raise
+            _log.warning("heartbeat: %s", error)
 
     def _beat(self) -> None:
         every = self._workspace.profile.heartbeat.total_seconds()
         renewed = time.monotonic()
-        self._write_heartbeat()
+        trouble = ""
+        self._say(DriverState.STARTING, "lease taken")
         # Requests are looked for more often than the lease is renewed: an operator waits for them.
         while not self._ended.wait(min(every, 0.5)):
             try:
@@ -297,13 +313,17 @@ class Driver:
                     renewed = time.monotonic()
                     self._lease.renew()
                     self._write_heartbeat()
+                trouble = ""
             except StreamwardenError as error:
                 if self._ended.is_set():
                     return
                 if error.code == "LEASE_LOST":
                     self._fatal = error
                     return
-                _log.exception("heartbeat")
+                # As for OSError, below; said once, and not twice a second.
+                if error.code != trouble:
+                    _log.warning("heartbeat: %s", error)
+                trouble = error.code
             except OSError:
                 # The documents can't be reached; the lease runs out if that lasts, and the guard then refuses commits.
                 _log.exception("heartbeat")
@@ -342,13 +362,17 @@ class Driver:
         outcome = "failed" if error else "stopped"
         if error:
             _log.error("failed: [%s] %s\n  What to do: %s\n%s", error.code, error.what, error.remedy, error.traceback)
-        self._documents.exit(self._incarnation).write(
-            Exit(incarnation=self._incarnation, at=now, outcome=outcome, error=error, batch=self._batch)
-        )
-        for request in self._stop_requests:
-            result = RequestResult(id=request, at=now, outcome="done", detail=f"{outcome} after batch {self._batch}")
-            self._documents.result(request).write(result)
-        self._lease.release()
+        try:
+            self._documents.exit(self._incarnation).write(
+                Exit(incarnation=self._incarnation, at=now, outcome=outcome, error=error, batch=self._batch)
+            )
+            for request in self._stop_requests:
+                detail = f"{outcome} after batch {self._batch}"
+                self._documents.result(request).write(RequestResult(id=request, at=now, outcome="done", detail=detail))
+            self._lease.release()
+        except StreamwardenError as unsaid:
+            # The store is away, which may be why this driver ends. Its supervisor sees a dead one, and starts the next.
+            _log.error("its end could not be written down: %s", unsaid)
         _log.info("%s after batch %s", outcome, self._batch)
 
 

@@ -77,6 +77,7 @@ def main() -> int:
         settings=workspace.profile.spark if workspace.profile.master.startswith("local") else None,
         # It lives for seconds: the second compiler would spend more time than its code gives back.
         java_options="-XX:TieredStopAtLevel=1",
+        s3=workspace.s3,
     )
     session.sparkContext.setLogLevel("ERROR")
     for text in given.checkpoint:

@@ -20,6 +20,8 @@ from streamwarden.storage import LocalStorage
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from streamwarden.spark.s3 import S3Server
+
 __all__ = ["check"]
 
 # Good for a check, whose jobs are many and small: the session of a streaming job would do, more slowly.
@@ -43,6 +45,7 @@ def check(
     master: str = "local[2]",
     memory: str = "1g",
     settings: Mapping[str, str] | None = None,
+    s3: S3Server | None = None,
     examples: int = 5,
 ) -> QualityRun:
     """Run suites over tables, and write ``RUN_ID/results.json``, ``RUN_ID/report.html`` and ``index.html``.
@@ -68,6 +71,8 @@ def check(
         TABLE: Delta version to check; for others the latest. What is committed later does not disturb.
     master, memory, settings
         For a session of its own: Spark master, heap, further Spark settings.
+    s3
+        For a session of its own: the S3 server that the tables are on, or None on disk.
     examples
         How many failing rows to keep for a failed expectation.
 
@@ -91,7 +96,7 @@ def check(
     importing.start()
     own = spark is None
     try:
-        session = spark or _own_session(master, memory, {**_SETTINGS, **(settings or {})})
+        session = spark or _own_session(master, memory, {**_SETTINGS, **(settings or {})}, s3)
     except BaseException:
         importing.join()
         raise
@@ -126,11 +131,13 @@ def check(
     return run
 
 
-def _own_session(master: str, memory: str, settings: dict[str, str]) -> SparkSession:
+def _own_session(master: str, memory: str, settings: dict[str, str], s3: S3Server | None) -> SparkSession:
     from streamwarden.spark.session import build_session
 
     options = _JAVA_OPTIONS if master.startswith("local") else ""
-    return build_session("streamwarden-check", master=master, memory=memory, settings=settings, java_options=options)
+    return build_session(
+        "streamwarden-check", master=master, memory=memory, settings=settings, java_options=options, s3=s3
+    )
 
 
 @dataclass(frozen=True)

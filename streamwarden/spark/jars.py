@@ -30,12 +30,13 @@ MIRROR_ENV = "STREAMWARDEN_MAVEN_REPO"
 
 @dataclass(frozen=True)
 class Jar:
-    """One pinned jar: Maven coordinates and SHA-256."""
+    """One pinned jar: Maven coordinates and SHA-256, and what it is for: ``s3``, or nothing where all need it."""
 
     group: str
     artifact: str
     version: str
     sha256: str
+    use: str = ""
 
     @property
     def file_name(self) -> str:
@@ -56,8 +57,8 @@ def jar_dir() -> Path:
     return Path(given).resolve() if given else Path(__file__).resolve().parents[2] / ".jars"
 
 
-def require() -> list[Path]:
-    """Return the paths of the pinned jars, all of them there.
+def require(*uses: str) -> list[Path]:
+    """Return the paths of the jars that every session needs, and of those for the given uses; all of them are there.
 
     Hashes are checked at set-up and not here: hashing costs time at every start, and a file that changed afterwards
     was changed by someone who can change this program too.
@@ -68,7 +69,7 @@ def require() -> list[Path]:
         ``JAR_MISSING``.
     """
     folder = jar_dir()
-    paths = [folder / jar.file_name for jar in pinned()]
+    paths = [folder / jar.file_name for jar in pinned() if jar.use in ("", *uses)]
     for path in paths:
         if not path.is_file():
             raise StreamwardenError("JAR_MISSING", str(path))
@@ -121,7 +122,7 @@ def fetch() -> list[Path]:
                 arrived = Path(work) / "out" / jar.file_name
                 _check(arrived, jar)
                 arrived.replace(folder / jar.file_name)
-    return require()
+    return [folder / jar.file_name for jar in pinned()]
 
 
 def _check(path: Path, jar: Jar) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 from streamwarden.spark.jars import find_java, require
+from streamwarden.spark.s3 import S3Server, s3_settings
 
 __all__ = ["build_session"]
 
@@ -37,6 +38,7 @@ def build_session(
     memory: str = "1g",
     settings: Mapping[str, str] | None = None,
     java_options: str = "",
+    s3: S3Server | None = None,
 ) -> SparkSession:
     """Start a JVM, or reuse this process's one, with a session that reads and writes Delta.
 
@@ -52,6 +54,9 @@ def build_session(
         Further Spark settings; they win over the defaults of this module.
     java_options
         Further options for the driver's JVM.
+    s3
+        The S3 server that ``s3a://`` addresses are on; without it they can't be read. Its jars load only then: a
+        session on local disk starts no slower for them.
 
     Raises
     ------
@@ -59,12 +64,12 @@ def build_session(
         ``JAVA_MISSING`` or ``JAR_MISSING``.
     """
     find_java()
-    jars = require()
+    jars = require("s3") if s3 is not None else require()
     # PySpark starts Python workers by these; without them transformWithState's driver-side worker takes any `python3`.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName(name).master(master)
-    merged = {**BASE, **(settings or {})}
+    merged = {**BASE, **(s3_settings(s3) if s3 is not None else {}), **(settings or {})}
     if master.startswith("local"):
         # On the class path as they lie: spark.jars would copy them at every start.
         merged["spark.driver.extraClassPath"] = os.pathsep.join(str(path) for path in jars)

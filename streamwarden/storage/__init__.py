@@ -3,5 +3,19 @@
 from streamwarden.storage.base import Conflict, Entry, Storage
 from streamwarden.storage.files import FileInfo, FileStore, Hashed, LocalFiles
 from streamwarden.storage.local import LocalStorage
+from streamwarden.storage.s3 import S3Files, S3Storage
+from streamwarden.storage.s3_client import S3Location
 
-__all__ = ["Conflict", "Entry", "FileInfo", "FileStore", "Hashed", "LocalFiles", "LocalStorage", "Storage"]
+__all__ = [
+    "Conflict",
+    "Entry",
+    "FileInfo",
+    "FileStore",
+    "Hashed",
+    "LocalFiles",
+    "LocalStorage",
+    "S3Files",
+    "S3Location",
+    "S3Storage",
+    "Storage",
+]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
-from deltalake import DeltaTable
 
 from streamwarden.control import operations
 from streamwarden.control.documents import JobDocuments
 from streamwarden.control.processes import kill
 from streamwarden.control.supervision import Observation, observe
 from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.demo.verify import read_table
 
 REPOSITORY = Path(__file__).parents[2]
 BY = "test"
@@ -70,11 +70,11 @@ class Place:
         return operations.wait_for(self.workspace, job, condition, timeout=timeout, what=what, poll=0.1)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        return DeltaTable(str(self.workspace.table(table))).to_pyarrow_table().to_pylist()
+        return read_table(self.workspace, table).to_pylist()
 
     def kill_all(self) -> None:
-        for path in sorted((self.workspace.root / "control").glob("*")):
-            documents = JobDocuments(self.workspace.storage, path.name)
+        for job in sorted({key.split("/")[1] for key in self.workspace.storage.list("control")}):
+            documents = JobDocuments(self.workspace.storage, job)
             for incarnation in documents.incarnations():
                 launch = documents.launch(incarnation).read()
                 if launch and launch.process:

@@ -1,0 +1,53 @@
+"""Spark's settings for S3, in one place, each with its reason."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ["S3Server", "s3_settings"]
+
+_A = "spark.hadoop.fs.s3a"
+
+# Credentials are not among them: settings are shown on pages and written to logs. S3A takes them from the environment,
+# by the variables that boto3 takes them from.
+_ALWAYS: dict[str, str] = {
+    # Spark's default writes a file of a checkpoint under another name and renames it. On S3 a rename is a copy and a
+    # delete, in that order and one by one; this manager writes an object whole or, when interrupted, not at all.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
+    ),
+    # Delta's default for s3a, said here because it is relied on: it does not keep two writers of one table apart. Our
+    # lease does.
+    "spark.delta.logStore.s3a.impl": "io.delta.storage.S3SingleDriverLogStore",
+    # The defaults wait for minutes: 200 s of silence, 7 repetitions of S3A around 5 of the SDK. A batch that fails is
+    # tried again by the driver, out of a budget that a person has set, and says why; one that waits says nothing. As it
+    # is, a server that is back within some 10 s is not noticed, and one that stays away fails the batch after 20.
+    f"{_A}.connection.establish.timeout": "5s",
+    f"{_A}.connection.timeout": "30s",
+    f"{_A}.attempts.maximum": "3",
+    f"{_A}.retry.limit": "4",
+    f"{_A}.retry.interval": "500ms",
+}
+
+
+class S3Server(Protocol):
+    """Which server, as :class:`streamwarden.storage.S3Location` has it too."""
+
+    @property
+    def endpoint(self) -> str | None:
+        """``http(s)://host:port``, or None for Amazon's."""
+
+    @property
+    def region(self) -> str:
+        """The region that requests are signed for."""
+
+
+def s3_settings(server: S3Server) -> dict[str, str]:
+    """Return the settings of a session that reads and writes ``s3a://`` on a server."""
+    settings = {**_ALWAYS, f"{_A}.endpoint.region": server.region}
+    if server.endpoint is not None:
+        settings[f"{_A}.endpoint"] = server.endpoint
+        settings[f"{_A}.connection.ssl.enabled"] = str(server.endpoint.startswith("https:")).lower()
+        # One host name for all buckets.
+        settings[f"{_A}.path.style.access"] = "true"
+    return settings
