@@ -92,7 +92,7 @@ def replay(
 @app.command("generate")
 @reported
 def generate_trips(
-    out: Annotated[Path, typer.Argument(help="Parquet file to write.", show_default=False)],
+    path: Annotated[Path, typer.Argument(metavar="OUT", help="Parquet file to write.", show_default=False)],
     start: Annotated[datetime, typer.Option(help="First pickup.")] = datetime(2023, 3, 6),
     end: Annotated[datetime, typer.Option(help="Pickups are before this.")] = datetime(2023, 3, 13),
     trips: Annotated[int | None, typer.Option(help="How many; default as many as green taxis have.")] = None,
@@ -115,12 +115,12 @@ def generate_trips(
         dirt=dirt,
     )
     table = generate(options)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path)
     if as_json:
-        print_json({"file": str(out), "trips": table.num_rows})
+        print_json({"file": str(path), "trips": table.num_rows})
     else:
-        out.print(f"{out}: {table.num_rows:,} trips")
+        out.print(f"{path}: {table.num_rows:,} trips")
 
 
 def _duration(option: str, text: str) -> timedelta:
