@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from streamwarden.cli.common import (
+from streamwarden.cli.terminal import (
     JobArgument,
     JsonOption,
     ProfileOption,

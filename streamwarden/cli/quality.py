@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from streamwarden.cli.common import (
+from streamwarden.cli.terminal import (
     JsonOption,
     ProfileOption,
     RootOption,

@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from streamwarden.cli.common import (
+from streamwarden.cli.terminal import (
     JobArgument,
     JsonOption,
     ProfileOption,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from streamwarden.cli.common import (
+from streamwarden.cli.terminal import (
     JsonOption,
     ProfileOption,
     RootOption,
