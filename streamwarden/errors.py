@@ -249,6 +249,11 @@ CATALOGUE: dict[str, ErrorKind] = {
         "Wait for it, or look at it with `streamwarden status JOB`.",
         retryable=True,
     ),
+    "OPERATION_FAILED": ErrorKind(
+        "an operation could not go on",
+        "The job is where it was, or where `streamwarden status JOB` says. Correct the cause and repeat the operation.",
+        retryable=True,
+    ),
     "OPERATION_INTERRUPTED": ErrorKind(
         "an operation was taken over or given up before it ended",
         "`streamwarden status JOB` shows what runs now; repeat the operation if it is still wanted.",

@@ -1,7 +1,8 @@
 """The control documents: what they hold, and typed access to them.
 
 ``ROOT/control/JOB/`` holds ``desired.json``, ``checkpoint.json``, ``lease.json``, ``totals.json``,
-``supervision.json``, ``supervisor.json``; an incarnation's
+``supervision.json``, ``supervisor.json``, ``operation.json`` (past ones: ``operations/ID.json``); savepoints' changing
+part in ``savepoints/ID.json``; an incarnation's
 ``incarnations/ID/{launch,heartbeat,progress,exit}.json``; requests in
 ``requests/INCARNATION/ID.json`` and their results in ``results/ID.json``. The control side writes desired state,
 launches, requests and supervision; the driver writes the rest.
@@ -34,12 +35,14 @@ __all__ = [
     "JobDocuments",
     "Launch",
     "Lease",
+    "Operation",
     "OperatorProgress",
     "OutputStart",
     "Progress",
     "Request",
     "RequestResult",
     "Restart",
+    "Step",
     "Supervision",
     "Totals",
     "utc_now",
@@ -112,6 +115,8 @@ class CheckpointRef(_Record):
     reason: str
     savepoint: str | None = Field(default=None, description="The savepoint that its first state came from.")
     base_batch: int | None = Field(default=None, description="That savepoint's batch: this generation begins after it.")
+    highest: int = Field(default=0, description="The highest generation ever used: a failed one's never returns.")
+    operation: str | None = Field(default=None, description="The operation that put it in force.")
     outputs: list[OutputStart] = Field(
         default_factory=list, description="Tables that the driver puts in place before the generation's first batch."
     )
@@ -257,6 +262,33 @@ class RequestResult(_Record):
     detail: str = ""
 
 
+class Step(_Record):
+    """One step of an operation."""
+
+    name: str
+    started_at: datetime
+    ended_at: datetime | None = None
+    detail: str = ""
+
+
+class Operation(_Record):
+    """Something done to a job that takes several steps, such as a restore. A job has one at a time."""
+
+    id: str
+    kind: Literal["restore"]
+    job: str
+    by: str
+    params: dict[str, Any] = Field(description="What was asked for.")
+    plan: dict[str, Any] = Field(default_factory=dict, description="What another process needs to finish it.")
+    state: Literal["running", "done", "failed", "rolled back", "interrupted"] = "running"
+    started_at: datetime
+    ended_at: datetime | None = None
+    seen_at: datetime = Field(description="When whoever performs it was last heard of.")
+    process: ProcessRef | None = Field(description="Who performs it; None: whoever did has let go of it.")
+    steps: list[Step] = Field(default_factory=list)
+    error: ErrorInfo | None = None
+
+
 class Restart(_Record):
     """A supervisor started a job again."""
 
@@ -376,6 +408,7 @@ class JobDocuments:
         self.lease = self._document("lease.json", Lease)
         self.totals = self._document("totals.json", Totals)
         self.supervision = self._document("supervision.json", Supervision)
+        self.operation = self._document("operation.json", Operation)
 
     def launch(self, incarnation: str) -> Document[Launch]:
         """Return the launch document of an incarnation."""
@@ -400,6 +433,15 @@ class JobDocuments:
     def result(self, request: str) -> Document[RequestResult]:
         """Return a request's result document."""
         return self._document(f"results/{request}.json", RequestResult)
+
+    def past_operation(self, operation: str) -> Document[Operation]:
+        """Return the document of an operation that has ended."""
+        return self._document(f"operations/{operation}.json", Operation)
+
+    def past_operations(self) -> list[str]:
+        """Return the ids of the operations that have ended, oldest first."""
+        keys = self.storage.list(f"{self.base}/operations")
+        return sorted(key.rsplit("/", 1)[1].removesuffix(".json") for key in keys)
 
     def incarnations(self) -> list[str]:
         """Return the incarnations ever launched, oldest first: their ids begin with the time."""

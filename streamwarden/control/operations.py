@@ -18,12 +18,13 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.ids import new_id
 from streamwarden.control.launcher import launch_driver
-from streamwarden.control.processes import is_alive
+from streamwarden.control.operation import active_operation, refuse_if_busy
+from streamwarden.control.processes import is_alive, kill
 from streamwarden.control.supervision import Observation, Phase, kill_silent, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["Deployment", "deploy", "request_stop", "start", "status", "stop", "stop_all", "wait_for"]
+__all__ = ["Deployment", "deploy", "end_driver", "request_stop", "start", "status", "stop", "stop_all", "wait_for"]
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,10 @@ def deploy(workspace: Workspace, job: str, *, by: str, note: str = "", stop_time
     Raises
     ------
     StreamwardenError
-        ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``STOP_TIMED_OUT``.
+        ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``OPERATION_RUNNING``, ``STOP_TIMED_OUT``.
     """
     spec = workspace.job(job)
+    refuse_if_busy(workspace, job)
     documents = JobDocuments(workspace.storage, job)
     digest = spec.digest()
     desired = Desired(
@@ -177,11 +179,12 @@ def stop(
     Raises
     ------
     StreamwardenError
-        ``NOT_DEPLOYED`` or ``STOP_TIMED_OUT``.
+        ``NOT_DEPLOYED``, ``OPERATION_RUNNING`` or ``STOP_TIMED_OUT``.
     """
     seen = observe(workspace, job)
     if seen.desired is None:
         raise StreamwardenError("NOT_DEPLOYED", job)
+    refuse_if_busy(workspace, job)
     if incarnation is not None and incarnation != seen.incarnation:
         return seen
     documents = JobDocuments(workspace.storage, job)
@@ -195,6 +198,24 @@ def stop(
     if not asked or timeout is None:
         return observe(workspace, job)
     return _await_stop(workspace, job, timeout)
+
+
+def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout: float = 60) -> None:
+    """End a job's driver for good, without changing what is wanted of the job: between batches, or killed after a time.
+
+    Parameters
+    ----------
+    timeout
+        Seconds until it is killed. 60: a batch in flight of a driver that is to go anyway.
+    """
+    request_stop(workspace, job, by=by, reason=reason)
+    deadline = time.monotonic() + timeout
+    while (seen := observe(workspace, job)).phase.alive:
+        process = seen.heartbeat.process if seen.heartbeat else seen.launch.process if seen.launch else None
+        if time.monotonic() >= deadline and process is not None and kill(process):
+            return
+        time.sleep(0.2)
+    kill_silent(seen)
 
 
 def stop_all(
@@ -291,6 +312,7 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
         "restarts": [dump(entry) for entry in memory.restarts],
         "decisions": [dump(entry) for entry in memory.decisions[-10:]],
         "error": dump(seen.error),
+        "operation": dump(active_operation(workspace, job)),
         "logs": str(workspace.log_dir(job, seen.incarnation)) if seen.incarnation else None,
     }
 

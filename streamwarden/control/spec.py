@@ -8,6 +8,7 @@ import re
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
 
+from croniter import croniter
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from streamwarden.control.durations import Duration
@@ -17,8 +18,11 @@ __all__ = [
     "FailureSpec",
     "FileSource",
     "JobSpec",
+    "KeepSpec",
     "ResourceSpec",
     "RestartSpec",
+    "RetentionSpec",
+    "SavepointSpec",
     "SinkSpec",
     "StateSpec",
     "TriggerSpec",
@@ -100,6 +104,13 @@ class SinkSpec(_Strict):
         " and its column `is_final` is set.",
     )
     partition_by: tuple[str, ...] = ()
+    on_restore: Literal["rewind", "leave"] | None = Field(
+        default=None,
+        description="What a restore does with the table. rewind: puts it back to the savepoint's version. leave: lets"
+        " replayed rows fall on those that are there, by their keys. By default `leave` where rows have keys, `rewind`"
+        " where they have none. A job that removes rows (`_deleted`) needs rewind: replayed batches have other"
+        " boundaries, and a row that only the old ones brought about would stay.",
+    )
 
     _name = field_validator("table")(_check_name)
 
@@ -111,7 +122,14 @@ class SinkSpec(_Strict):
             raise ValueError("first_by goes with mode append and keys: it says which duplicate stays")
         if self.mode == "append" and self.final_when_passed:
             raise ValueError("final_when_passed goes with mode upsert: appended rows are never touched again")
+        if self.on_restore == "leave" and not self.keys:
+            raise ValueError("on_restore leave needs keys: without them replayed rows would be there twice")
         return self
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether a restore puts the table back, the default resolved."""
+        return (self.on_restore or ("leave" if self.keys else "rewind")) == "rewind"
 
 
 class TriggerSpec(_Strict):
@@ -199,6 +217,66 @@ class StateSpec(_Strict):
         return self.backend == "rocksdb" and self.changelog is not False
 
 
+class KeepSpec(_Strict):
+    """How many savepoints of one origin are kept, and for how long. Both limits apply; None is no limit."""
+
+    count: int | None = Field(default=None, ge=1, description="The newest so many.")
+    age: Duration | None = Field(default=None, description="Those younger than this.")
+
+
+class RetentionSpec(_Strict):
+    """Which savepoints housekeeping removes.
+
+    Whatever this says, it never removes the newest verified one, one with a label, or one in use.
+    """
+
+    manual: KeepSpec = Field(default=KeepSpec(), description="Kept until somebody deletes them: a person took them.")
+    periodic: KeepSpec = Field(
+        default=KeepSpec(count=10), description="The newest 10: enough to go back over a night of bad batches."
+    )
+    pre_rescale: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: for second thoughts.")
+    pre_restore: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: for second thoughts.")
+    suspend: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: a suspended job starts from one.")
+
+    def of(self, origin: str) -> KeepSpec:
+        """Return the policy of an origin, written as in the catalogue: ``pre-restore``."""
+        policy: KeepSpec = getattr(self, origin.replace("-", "_"))
+        return policy
+
+
+class SavepointSpec(_Strict):
+    """When savepoints are taken by themselves, and how long savepoints are kept."""
+
+    every: Duration | None = Field(
+        default=None, description="Take one each such interval. None: only when asked for; Flink takes none either."
+    )
+    cron: str | None = Field(
+        default=None, description="Take one at these times instead, UTC: five fields, such as `0 */6 * * *`."
+    )
+    verify: bool = Field(default=True, description="Look through each periodic one right away: its JVM costs seconds.")
+    keep: RetentionSpec = RetentionSpec()
+
+    @field_validator("cron")
+    @classmethod
+    def _cron(cls, value: str | None) -> str | None:
+        if value is not None and not (len(value.split()) == 5 and croniter.is_valid(value)):
+            raise ValueError(f"{value!r} is not a cron expression of five fields")
+        return value
+
+    @field_validator("every")
+    @classmethod
+    def _every(cls, value: timedelta | None) -> timedelta | None:
+        if value is not None and value < timedelta(minutes=1):
+            raise ValueError("must be at least 1m: each is a run of a DAG")
+        return value
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if self.every is not None and self.cron is not None:
+            raise ValueError("give every or cron, not both")
+        return self
+
+
 class ResourceSpec(_Strict):
     """What the job's driver and executors may use."""
 
@@ -226,6 +304,7 @@ class JobSpec(_Strict):
     restarts: RestartSpec = RestartSpec()
     state: StateSpec = StateSpec()
     resources: ResourceSpec = ResourceSpec()
+    savepoints: SavepointSpec = SavepointSpec()
     watermark: Duration | None = Field(
         default=None, description="How far event time may lag behind the newest seen before a row counts as late."
     )

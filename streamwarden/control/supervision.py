@@ -22,6 +22,7 @@ from streamwarden.control.documents import (
     Heartbeat,
     JobDocuments,
     Launch,
+    Operation,
     Progress,
     Restart,
     Supervision,
@@ -29,6 +30,7 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.launcher import launch_driver
 from streamwarden.control.lease import lease_is_live
+from streamwarden.control.operation import active_operation
 from streamwarden.control.processes import is_alive, kill
 from streamwarden.control.spec import RestartSpec
 from streamwarden.control.workspace import Workspace
@@ -95,6 +97,8 @@ class Observation:
         When it was last known to be otherwise: the exit, or the last sign of life.
     error
         The last error, for the phases that have one.
+    operation
+        What is being done to the job, such as a restore, while it is.
     """
 
     job: str
@@ -108,6 +112,7 @@ class Observation:
     progress: Progress | None = None
     exit: Exit | None = None
     error: ErrorInfo | None = None
+    operation: Operation | None = None
 
 
 class Action(StrEnum):
@@ -224,6 +229,7 @@ def observe(workspace: Workspace, job: str) -> Observation:
         progress=progress,
         exit=ended,
         error=error,
+        operation=active_operation(workspace, job),
     )
 
 
@@ -245,6 +251,9 @@ def decide(seen: Observation, memory: Supervision, *, now: datetime | None = Non
         return Verdict(Action.FAIL, seen.reason, error=error)
     if seen.phase.alive:
         return Verdict(Action.WAIT, seen.reason)
+    if seen.operation is not None:
+        # It stops and starts drivers itself, and answers for what becomes of the job.
+        return Verdict(Action.WAIT, f"{seen.operation.kind} {seen.operation.id} is working on the job")
     if seen.desired.state == "suspended":
         return Verdict(Action.FINISH, f"{seen.reason}, and the job is to be suspended")
     if seen.error is not None and not seen.error.retryable:

@@ -60,6 +60,11 @@ class Workspace:
         """Return a key of `files` or `storage` as Spark reads it."""
         return f"{self.base}/{key}"
 
+    def schemed_uri(self, key: str) -> str:
+        """Return :meth:`uri` with its scheme, as Spark itself writes paths down."""
+        uri = self.uri(key)
+        return uri if "://" in uri else f"file:{uri}"
+
     def delta_rs(self, name: str) -> tuple[str, dict[str, str] | None]:
         """Return a Delta table's address and storage options as delta-rs takes them.
 
@@ -72,11 +77,6 @@ class Workspace:
             plain = str(self.s3.endpoint.startswith("http:")).lower()
             options |= {"AWS_ENDPOINT_URL": self.s3.endpoint, "AWS_ALLOW_HTTP": plain}
         return f"{self.s3.uri('s3')}/tables/{name}", options
-
-    def schemed_uri(self, key: str) -> str:
-        """Return :meth:`uri` with its scheme, as Spark itself writes paths down."""
-        uri = self.uri(key)
-        return uri if "://" in uri else f"file:{uri}"
 
     def source_path(self, path: str) -> str:
         """Return a file source's folder as Spark reads it: relative ones count from the root."""

@@ -8,9 +8,8 @@ from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import SparkSession
 
-from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.delta_log import DeltaLog
-from streamwarden.control.documents import CheckpointRef, OutputStart
+from streamwarden.control.documents import CheckpointRef, JobDocuments, OutputStart
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -32,10 +31,10 @@ def clear_unborn(workspace: Workspace, table: str) -> None:
 
 
 def start_outputs(session: SparkSession, workspace: Workspace, reference: CheckpointRef) -> None:
-    """Give the output tables the contents that a generation starts with, if it has not begun a batch yet.
+    """Give the output tables the contents that a generation starts with, once.
 
-    May be repeated after a crash: putting a table to a version twice is the same as once, and the generation writes its
-    first batch only afterwards.
+    Done before the generation's first batch, and then struck from the checkpoint's document. A crash in between repeats
+    it, which is the same as once: no batch was written yet.
 
     Raises
     ------
@@ -44,9 +43,6 @@ def start_outputs(session: SparkSession, workspace: Workspace, reference: Checkp
     """
     if not reference.outputs:
         return
-    begun = CheckpointReader(workspace.storage, reference.path).last_offset()
-    if begun is not None and reference.base_batch is not None and begun > reference.base_batch:
-        return
     for output in reference.outputs:
         try:
             _start(session, workspace, output)
@@ -54,6 +50,12 @@ def start_outputs(session: SparkSession, workspace: Workspace, reference: Checkp
             raise StreamwardenError(
                 "RESTORE_OUTPUT_GONE", f"{output.table} at version {output.version}: {error}"
             ) from error
+
+    def strike(found: CheckpointRef | None) -> CheckpointRef:
+        same = found is not None and (found.path, found.generation) == (reference.path, reference.generation)
+        return found.model_copy(update={"outputs": []}) if found and same else found or reference
+
+    JobDocuments(workspace.storage, reference.job).checkpoint.update(strike)
 
 
 def _start(session: SparkSession, workspace: Workspace, output: OutputStart) -> None:

@@ -215,6 +215,8 @@ class Driver:
             "spark.sql.shuffle.partitions": str(spec.state.partitions),
             "spark.sql.streaming.stateStore.providerClass": _PROVIDERS[spec.state.backend],
             "spark.sql.streaming.minBatchesToRetain": str(spec.state.min_batches_to_retain),
+            # How soon a query says that it found nothing new; Spark's own 10 s would make a restore wait for it.
+            "spark.sql.streaming.noDataProgressEventInterval": "2000",
         }
         if spec.state.backend == "rocksdb":
             changelog = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"

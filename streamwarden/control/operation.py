@@ -1,0 +1,175 @@
+"""Operations of several steps: one at a time for each job, each step on record, and known to be dead when it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Literal
+
+from streamwarden.control.documents import ErrorInfo, JobDocuments, Operation, Step, utc_now
+from streamwarden.control.ids import new_id
+from streamwarden.control.processes import current_process, is_alive
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["OperationHandle", "active_operation", "begin", "refuse_if_busy"]
+
+_STALE = timedelta(seconds=60)
+"""After which an operation of another machine that says nothing counts as dead. It speaks every 5 s."""
+
+_SPEAK_S = 5.0
+
+
+def active_operation(workspace: Workspace, job: str) -> Operation | None:
+    """Return the operation that works on a job now; None also where one was interrupted."""
+    found = JobDocuments(workspace.storage, job).operation.read()
+    return found if found is not None and _lives(found) else None
+
+
+def refuse_if_busy(workspace: Workspace, job: str, *, but: str | None = None) -> None:
+    """Raise if an operation works on a job.
+
+    Parameters
+    ----------
+    but
+        The operation that asks itself.
+
+    Raises
+    ------
+    StreamwardenError
+        ``OPERATION_RUNNING``.
+    """
+    found = active_operation(workspace, job)
+    if found is not None and found.id != but:
+        raise StreamwardenError("OPERATION_RUNNING", _describe(found))
+
+
+class OperationHandle:
+    """An operation that this process performs.
+
+    Parameters
+    ----------
+    workspace
+        Where.
+    operation
+        Its document's first contents.
+    resumed
+        Whether another process began it.
+    """
+
+    def __init__(self, workspace: Workspace, operation: Operation, *, resumed: bool) -> None:
+        self._document = JobDocuments(workspace.storage, operation.job).operation
+        self._past = JobDocuments(workspace.storage, operation.job).past_operation(operation.id)
+        self.operation = operation
+        self.resumed = resumed
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.operation.id
+
+    def plan(self, **values: Any) -> None:
+        """Keep what another process would need to finish the operation."""
+        self._change(lambda now: now.model_copy(update={"plan": {**now.plan, **values}}))
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[Step]:
+        """Record a step with its times; the body may set the step's ``detail``."""
+        step = Step(name=name, started_at=utc_now())
+        self._change(lambda now: now.model_copy(update={"steps": [*now.steps, step]}))
+        try:
+            yield step
+        finally:
+            step.ended_at = utc_now()
+            self._change(lambda now: now.model_copy(update={"steps": [*now.steps[:-1], step]}))
+
+    def end(self, state: Literal["done", "failed", "rolled back"], error: StreamwardenError | None = None) -> Operation:
+        """Say how it ended, and free the job for the next one."""
+        self._ended.set()
+        update = {"state": state, "ended_at": utc_now(), "error": ErrorInfo.of(error) if error else None}
+        self._change(lambda now: now.model_copy(update=update))
+        self._past.write(self.operation)
+        return self.operation
+
+    def speak(self) -> None:
+        """Renew the sign of life until the end; runs in a thread."""
+        while not self._ended.wait(_SPEAK_S):
+            try:
+                self._change(lambda now: now)
+            except (OSError, StreamwardenError):
+                # Told apart when the next step is recorded; a short outage of the storage ends nothing.
+                continue
+
+    def let_go(self) -> None:
+        """Leave an operation that was not ended to be resumed: whoever performs it is interrupted."""
+        if not self._ended.is_set():
+            self._ended.set()
+            self._change(lambda now: now.model_copy(update={"process": None}))
+
+    def _change(self, change: Any) -> None:
+        def apply(found: Operation | None) -> Operation:
+            if found is None or found.id != self.id or found.process != self.operation.process:
+                raise StreamwardenError("OPERATION_INTERRUPTED", f"{self.operation.job}: {self.id} was taken over")
+            changed: Operation = change(found)
+            return changed.model_copy(update={"seen_at": utc_now()})
+
+        with self._lock:
+            self.operation = self._document.update(apply)
+
+
+@contextmanager
+def begin(
+    workspace: Workspace, job: str, kind: Literal["restore"], *, by: str, params: dict[str, Any]
+) -> Iterator[OperationHandle]:
+    """Begin an operation, or go on with the same one that its process died in.
+
+    It is the same if kind, params and `by` are: so a retried task goes on where the one before it was killed, and
+    nobody resumes what another asked for.
+
+    Raises
+    ------
+    StreamwardenError
+        ``OPERATION_RUNNING``.
+    """
+    now = utc_now()
+    fresh = Operation(
+        id=new_id(), kind=kind, job=job, by=by, params=params, started_at=now, seen_at=now, process=current_process()
+    )
+    replaced: list[Operation] = []
+
+    def take(found: Operation | None) -> Operation:
+        replaced.clear()
+        if found is not None and _lives(found):
+            raise StreamwardenError("OPERATION_RUNNING", _describe(found))
+        if found is not None and found.state == "running":
+            if (found.kind, found.by, found.params) == (kind, by, params):
+                return found.model_copy(update={"process": fresh.process, "seen_at": utc_now()})
+            replaced.append(found)
+        return fresh
+
+    documents = JobDocuments(workspace.storage, job)
+    taken = documents.operation.update(take)
+    for old in replaced:
+        documents.past_operation(old.id).write(old.model_copy(update={"state": "interrupted", "ended_at": utc_now()}))
+    handle = OperationHandle(workspace, taken, resumed=taken.id != fresh.id)
+    threading.Thread(target=handle.speak, name="operation", daemon=True).start()
+    try:
+        yield handle
+    finally:
+        handle.let_go()
+
+
+def _lives(found: Operation) -> bool:
+    if found.state != "running" or found.process is None:
+        return False
+    alive = is_alive(found.process)
+    return bool(alive) if alive is not None else utc_now() - found.seen_at < _STALE
+
+
+def _describe(found: Operation) -> str:
+    step = f", at {found.steps[-1].name}" if found.steps else ""
+    return f"{found.job}: {found.kind} {found.id} by {found.by} since {found.started_at:%H:%M:%S} UTC{step}"

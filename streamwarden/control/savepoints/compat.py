@@ -1,0 +1,199 @@
+"""Whether a job can start from a savepoint: asked before anything stops."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.delta_log import DeltaLog
+from streamwarden.control.documents import CheckpointRef, JobDocuments
+from streamwarden.control.savepoints.closure import StateFileMissing, closure
+from streamwarden.control.savepoints.manifest import Manifest
+from streamwarden.control.spec import DeltaSource, JobSpec
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["incompatibilities", "job_version", "readers_of"]
+
+_BACKENDS = {"rocksdb": "RocksDBStateStoreProvider", "memory": "HDFSBackedStateStoreProvider"}
+_SHOWN = 5
+
+
+def incompatibilities(
+    workspace: Workspace, manifest: Manifest, spec: JobSpec, current: CheckpointRef | None
+) -> list[StreamwardenError]:
+    """Return every reason why a job can't start from a savepoint; none if it can.
+
+    Parameters
+    ----------
+    manifest
+        The savepoint's.
+    spec
+        The job as it shall run.
+    current
+        The checkpoint that the job runs on now, if any: what its query's operators and schema are is read from there.
+
+    Notes
+    -----
+    Does not run the query: what its plan would be is known only from the module's VERSION and the current checkpoint.
+    Spark itself checks the schema once more when the query starts.
+    """
+    return [
+        *_code(manifest, spec),
+        *_settings(manifest, spec),
+        *_operators(workspace, manifest, current),
+        *_source(workspace, manifest, spec, current),
+    ]
+
+
+def job_version(module: str) -> int | None:
+    """Return a job module's ``VERSION`` without importing it, or None where it isn't a plain number."""
+    found = find_spec(module)
+    if found is None or found.origin is None:
+        return None
+    for node in ast.parse(Path(found.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            if "VERSION" in names and isinstance(node.value.value, int):
+                return node.value.value
+    return None
+
+
+def readers_of(workspace: Workspace, tables: Iterable[str], *, but: str) -> dict[str, list[str]]:
+    """Return the deployed jobs that stream from tables, by table.
+
+    Parameters
+    ----------
+    but
+        A job that is left out.
+    """
+    chosen = set(tables)
+    found: dict[str, list[str]] = {}
+    for job in workspace.files.folders("control"):
+        desired = JobDocuments(workspace.storage, job).desired.read()
+        source = desired.spec.source if desired is not None else None
+        if job != but and isinstance(source, DeltaSource) and source.table in chosen:
+            found.setdefault(source.table, []).append(job)
+    return found
+
+
+def _code(manifest: Manifest, spec: JobSpec) -> Iterator[StreamwardenError]:
+    written, now = manifest.versions.get("job"), job_version(spec.module)
+    if written is not None and now is not None and written != str(now):
+        yield StreamwardenError("RESTORE_JOB_VERSION", f"{spec.module} is version {now}, the savepoint's is {written}")
+    writer = manifest.versions.get("spark")
+    if writer is not None:
+        then, here = _release(writer), _release(version("pyspark"))
+        if then > here or then[0] != here[0]:
+            yield StreamwardenError("RESTORE_SPARK_VERSION", f"written by {writer}, here is {version('pyspark')}")
+
+
+def _release(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _settings(manifest: Manifest, spec: JobSpec) -> Iterator[StreamwardenError]:
+    if not manifest.operators:
+        return
+    if manifest.partitions != spec.state.partitions:
+        yield StreamwardenError(
+            "RESTORE_PARTITIONS", f"{spec.name}: {spec.state.partitions}, the savepoint has {manifest.partitions}"
+        )
+    provider = manifest.settings.get("spark.sql.streaming.stateStore.providerClass", "")
+    if provider and not provider.endswith(_BACKENDS[spec.state.backend]):
+        yield StreamwardenError("RESTORE_BACKEND", f"{spec.name}: {spec.state.backend}, the savepoint has {provider}")
+
+
+def _operators(workspace: Workspace, manifest: Manifest, current: CheckpointRef | None) -> Iterator[StreamwardenError]:
+    reader = CheckpointReader(workspace.storage, current.path) if current else None
+    batch = reader.last_commit() if reader else None
+    offsets = reader.offsets(batch) if reader and batch is not None else None
+    if current is None or offsets is None:
+        return
+    try:
+        now = closure(workspace.files, current.path, offsets).operators
+    except StateFileMissing:
+        # A damaged checkpoint is what one restores from; Spark checks when the query starts.
+        return
+    have = [(one.id, one.name) for one in manifest.operators]
+    want = [(one.id, one.name) for one in now]
+    if have != want:
+        yield StreamwardenError("RESTORE_OPERATORS", f"the savepoint has {_names(have)}; the job has {_names(want)}")
+        return
+    for then, mine in zip(manifest.operators, now, strict=True):
+        if then.schema_sha256 != mine.schema_sha256:
+            yield StreamwardenError("RESTORE_STATE_SCHEMA", f"operator {then.id} ({then.name})")
+
+
+def _names(operators: list[tuple[int, str]]) -> str:
+    return ", ".join(f"{number} {name}" for number, name in operators) or "none"
+
+
+def _source(
+    workspace: Workspace, manifest: Manifest, spec: JobSpec, current: CheckpointRef | None
+) -> Iterator[StreamwardenError]:
+    then, now = manifest.spec.source, spec.source
+    if isinstance(then, DeltaSource) and isinstance(now, DeltaSource):
+        if then.table != now.table:
+            yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"table {now.table}, then {then.table}")
+            return
+        if manifest.sources and manifest.sources[0]:
+            yield from _delta_source(DeltaLog(workspace.files, f"tables/{now.table}"), manifest.sources[0])
+    elif isinstance(then, DeltaSource) or isinstance(now, DeltaSource):
+        yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"{now.kind}, then {then.kind}")
+    elif then.path != now.path:
+        yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"folder {now.path}, then {then.path}")
+    elif current is not None and manifest.sources and manifest.sources[0]:
+        position = json.loads(manifest.sources[0])
+        gone = [path for path in _files_after(workspace, current, int(position["logOffset"])) if not _exists(path)]
+        if gone:
+            more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
+            yield StreamwardenError(
+                "RESTORE_SOURCE_GONE", f"{len(gone)} files that came later: {', '.join(gone[:_SHOWN])}{more}"
+            )
+
+
+def _delta_source(log: DeltaLog, offset: str) -> Iterator[StreamwardenError]:
+    position: dict[str, Any] = json.loads(offset)
+    needed = int(position["reservoirVersion"])
+    if log.latest is None:
+        yield StreamwardenError("RESTORE_SOURCE_GONE", "the source table is not there")
+    elif (known := log.table_id()) is not None and known != position["reservoirId"]:
+        yield StreamwardenError("RESTORE_SOURCE_GONE", f"the source table was made anew: {known}")
+    elif needed > log.latest + 1:
+        yield StreamwardenError(
+            "RESTORE_SOURCE_GONE", f"the source table is at version {log.latest}, the savepoint goes on from {needed}"
+        )
+    elif log.versions[0] > needed:
+        yield StreamwardenError(
+            "RESTORE_SOURCE_GONE",
+            f"the source table's log begins with version {log.versions[0]}, the savepoint goes on from {needed}",
+        )
+
+
+def _files_after(workspace: Workspace, current: CheckpointRef, position: int) -> list[str]:
+    """Return the files that the job has read after a position of its source's log."""
+    paths = []
+    for info in workspace.files.walk(f"{current.path}/sources/0"):
+        name = info.key.rsplit("/", 1)[1]
+        number = name.removesuffix(".compact")
+        if number.isdigit() and int(number) > position:
+            for line in workspace.files.read(info.key).decode().splitlines()[1:]:
+                entry = json.loads(line)
+                if int(entry["batchId"]) > position:
+                    paths.append(entry["path"])
+    return sorted(set(paths))
+
+
+def _exists(path: str) -> bool:
+    url = urlparse(path)
+    # Files elsewhere than on this machine are taken on trust: nobody else cleans them up under a job's feet unseen.
+    return url.scheme not in ("", "file") or Path(unquote(url.path)).exists()

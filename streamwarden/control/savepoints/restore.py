@@ -1,0 +1,388 @@
+"""Starting a job from a savepoint, and going back if it does not become healthy."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from streamwarden.control import operations
+from streamwarden.control.delta_log import DeltaLog
+from streamwarden.control.documents import (
+    CheckpointRef,
+    Desired,
+    JobDocuments,
+    Operation,
+    OutputStart,
+    utc_now,
+)
+from streamwarden.control.operation import OperationHandle, begin
+from streamwarden.control.savepoints import catalogue
+from streamwarden.control.savepoints.catalogue import Savepoint
+from streamwarden.control.savepoints.closure import relocated
+from streamwarden.control.savepoints.compat import incompatibilities, readers_of
+from streamwarden.control.savepoints.manifest import Manifest, Origin, checkpoint_key
+from streamwarden.control.savepoints.take import Report, take
+from streamwarden.control.savepoints.verify import check_files
+from streamwarden.control.spec import JobSpec
+from streamwarden.control.supervision import Observation, Phase, kill_silent, observe
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["Outputs", "checkpoint_path", "restore"]
+
+Outputs = Literal["default", "rewind", "leave"]
+"""What to do with the output tables: as each sink's ``on_restore`` says, or the same for all."""
+
+_POLL_S = 0.25
+
+
+def checkpoint_path(job: str, generation: int) -> str:
+    """Return the folder of a generation's checkpoint."""
+    return f"checkpoints/{job}/g{generation:06d}"
+
+
+def restore(
+    workspace: Workspace,
+    job: str,
+    *,
+    savepoint: str = catalogue.LATEST,
+    of: str | None = None,
+    outputs: Outputs = "default",
+    by: str,
+    reason: str = "",
+    stop_timeout: float = 300,
+    health_timeout: float = 300,
+    report: Report | None = None,
+) -> Operation:
+    """Start a job from a savepoint, as its YAML says now.
+
+    Checks first, while the job runs, that it can. Then the driver stops between batches, a pre-restore savepoint is
+    taken, the savepoint becomes a fresh checkpoint under a new generation, a driver starts on it, and its health is
+    waited for: batches commit, or the source has nothing new. If that does not come, the job goes back to the untouched
+    checkpoint that it had, and to the tables' versions of that moment. Every step is on record in the operation's
+    document. A restore whose process died goes on when it is called again with the same arguments; a supervisor starts
+    whichever checkpoint is in force meanwhile.
+
+    Does not undo what other jobs read from the outputs, and refuses to put back a table that one streams from.
+
+    Parameters
+    ----------
+    savepoint
+        An id, a label, or ``latest`` for the newest verified one. A damaged one is refused.
+    of
+        The job whose savepoint it is, if another: `job` becomes a clone of it, with its own outputs, which start as
+        copies of the other's tables at the savepoint's versions unless they exist.
+    outputs
+        ``rewind`` puts every output table back to its version at the savepoint; ``leave`` lets replayed rows fall on
+        those that are there; ``default`` does what each sink's ``on_restore`` says.
+    by, reason
+        Who and why.
+    stop_timeout, health_timeout
+        Seconds.
+    report
+        Told how far it is.
+
+    Raises
+    ------
+    StreamwardenError
+        Before anything was touched: ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``SAVEPOINT_NOT_FOUND``,
+        ``SAVEPOINT_DAMAGED``, ``OPERATION_RUNNING``, or one of ``RESTORE_…`` for the first thing that does not fit.
+        After the job went back to where it was: ``STOP_TIMED_OUT``, ``SAVEPOINT_…``, ``RESTORE_UNHEALTHY``.
+    """
+    params = {"savepoint": savepoint, "of": of, "outputs": outputs, "reason": reason}
+    with begin(workspace, job, "restore", by=by, params=params) as handle:
+        work = _Restore(workspace, handle, stop_timeout, health_timeout, report)
+        try:
+            return work.run(savepoint, of or job, outputs)
+        except (StreamwardenError, OSError) as error:
+            failure = (
+                error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))
+            )
+            if handle.operation.state == "running" and failure.code != "OPERATION_INTERRUPTED":
+                handle.end("failed", failure)
+            raise failure from error
+
+
+class _Restore:
+    def __init__(
+        self,
+        workspace: Workspace,
+        handle: OperationHandle,
+        stop_timeout: float,
+        health_timeout: float,
+        report: Report | None,
+    ) -> None:
+        self._workspace = workspace
+        self._handle = handle
+        self._job = handle.operation.job
+        self._documents = JobDocuments(workspace.storage, self._job)
+        self._stop_timeout = stop_timeout
+        self._health_timeout = health_timeout
+        self._report = report
+
+    def run(self, savepoint: str, of: str, outputs: Outputs) -> Operation:
+        current = self._documents.checkpoint.read()
+        if current is not None and current.operation == self._handle.id:
+            # Another process got as far as the switch; what it planned is in the record.
+            found = catalogue.find(self._workspace, of, self._handle.operation.plan["savepoint"])
+            return self._launch_and_judge(found, current)
+        with self._handle.step("precheck") as step:
+            found, spec = self._precheck(savepoint, of, outputs, current)
+            step.detail = f"savepoint {found.manifest.id} fits: batch {found.manifest.batch}"
+        catalogue.use(self._workspace, found, self._handle.id)
+        was = observe(self._workspace, self._job)
+        if "was_alive" not in self._handle.operation.plan:
+            self._handle.plan(was_alive=was.phase.alive)
+        try:
+            self._stop(was)
+            self._save(current)
+            reference = self._make_checkpoint(found, current, outputs, spec)
+            self._switch(reference, spec)
+        except BaseException as error:
+            catalogue.release(self._workspace, found, self._handle.id)
+            if isinstance(error, Exception) and self._handle.operation.plan["was_alive"]:
+                operations.start(self._workspace, self._job, by=self._by, reason="its restore failed before the switch")
+            raise
+        return self._launch_and_judge(found, reference)
+
+    @property
+    def _by(self) -> str:
+        return f"restore {self._handle.id} by {self._handle.operation.by}"
+
+    def _precheck(
+        self, savepoint: str, of: str, outputs: Outputs, current: CheckpointRef | None
+    ) -> tuple[Savepoint, JobSpec]:
+        spec = self._workspace.job(self._job)
+        found = catalogue.find(self._workspace, of, savepoint)
+        if found.record.verification is not None and found.verdict == "damaged":
+            problems = "; ".join(found.record.verification.problems[:3])
+            raise StreamwardenError("SAVEPOINT_DAMAGED", f"{of} {found.manifest.id}: {problems}")
+        reasons = incompatibilities(self._workspace, found.manifest, spec, current)
+        rewound = [start.table for start in _starts(found.manifest, spec, outputs) if start.source is None]
+        for table, jobs in readers_of(self._workspace, rewound, but=self._job).items():
+            reasons.append(StreamwardenError("RESTORE_BREAKS_READERS", f"{table} is read by {', '.join(jobs)}"))
+        if reasons:
+            for one in reasons[1:]:
+                self._say(f"also: {one.code}: {one.what}")
+            raise reasons[0]
+        return found, spec
+
+    def _stop(self, was: Observation) -> None:
+        with self._handle.step("stop") as step:
+            if not (was.phase.alive or was.phase is Phase.SILENT):
+                step.detail = f"the job is {was.phase}"
+                return
+            operations.request_stop(self._workspace, self._job, by=self._by, reason="restore")
+            kill_silent(was)
+            seen = operations.wait_for(
+                self._workspace,
+                self._job,
+                lambda now: not now.phase.alive,
+                timeout=self._stop_timeout,
+                what="the driver to stop",
+                code="STOP_TIMED_OUT",
+            )
+            step.detail = seen.reason
+
+    def _save(self, current: CheckpointRef | None) -> None:
+        with self._handle.step("pre-restore savepoint") as step:
+            if current is None:
+                step.detail = "the job has no checkpoint yet"
+                return
+            try:
+                made = take(
+                    self._workspace,
+                    self._job,
+                    origin=Origin.PRE_RESTORE,
+                    by=self._by,
+                    note=f"before restore {self._handle.id}",
+                    report=self._report,
+                )
+                step.detail = f"{made.id} at batch {made.batch}"
+            except StreamwardenError as error:
+                # A job is often restored because its checkpoint is broken. That one is kept in any case.
+                if error.code not in ("SAVEPOINT_NOTHING", "CHECKPOINT_DAMAGED"):
+                    raise
+                step.detail = f"none: {error.code}: {error.what}"
+
+    def _make_checkpoint(
+        self, found: Savepoint, current: CheckpointRef | None, outputs: Outputs, spec: JobSpec
+    ) -> CheckpointRef:
+        manifest = found.manifest
+        generation = max(current.generation, current.highest) + 1 if current else 1
+        path = checkpoint_path(self._job, generation)
+        with self._handle.step("fresh checkpoint") as step:
+            # A killed try may have left some of it.
+            self._workspace.files.delete_tree(path)
+            _fill(self._workspace, manifest, path, self._report)
+            step.detail = f"{path}: {len(manifest.files)} files, {manifest.bytes} bytes"
+        return CheckpointRef(
+            job=self._job,
+            generation=generation,
+            path=path,
+            since=utc_now(),
+            reason=f"restored from {manifest.job} {manifest.id}",
+            savepoint=manifest.id,
+            base_batch=manifest.batch,
+            highest=generation,
+            operation=self._handle.id,
+            outputs=_starts(manifest, spec, outputs),
+        )
+
+    def _switch(self, reference: CheckpointRef, spec: JobSpec) -> None:
+        with self._handle.step("switch") as step:
+            before = self._documents.checkpoint.read()
+            desired = self._documents.desired.read()
+            # What it takes to go back, kept before there is anything to go back from.
+            self._handle.plan(
+                savepoint=reference.savepoint,
+                before=before.model_dump(mode="json") if before else None,
+                desired=desired.model_dump(mode="json") if desired else None,
+                versions={
+                    start.table: DeltaLog(self._workspace.files, f"tables/{start.table}").latest
+                    for start in reference.outputs
+                    if start.source is None
+                },
+            )
+            now = Desired(
+                job=self._job,
+                state="running",
+                spec=spec,
+                digest=spec.digest(),
+                profile=self._workspace.profile.name,
+                updated_at=utc_now(),
+                updated_by=self._by,
+                note=self._handle.operation.params.get("reason") or reference.reason,
+            )
+            self._documents.desired.write(now)
+            self._documents.checkpoint.write(reference)
+            step.detail = f"generation {reference.generation}, {reference.path}"
+
+    def _launch_and_judge(self, found: Savepoint, reference: CheckpointRef) -> Operation:
+        try:
+            with self._handle.step("start") as step:
+                seen = observe(self._workspace, self._job)
+                if seen.phase.alive and seen.heartbeat and seen.heartbeat.generation == reference.generation:
+                    step.detail = f"{seen.incarnation} runs already"
+                else:
+                    step.detail = operations.start(self._workspace, self._job, by=self._by, reason=reference.reason)
+            with self._handle.step("wait for health") as step:
+                step.detail = self._await_health(reference)
+        except StreamwardenError as error:
+            if error.code == "OPERATION_INTERRUPTED":
+                raise
+            self._roll_back(reference, error)
+            raise StreamwardenError("RESTORE_UNHEALTHY", f"{self._job}: {error.code}: {error.what}") from error
+        finally:
+            catalogue.release(self._workspace, found, self._handle.id)
+        return self._handle.end("done")
+
+    def _await_health(self, reference: CheckpointRef) -> str:
+        deadline = time.monotonic() + self._health_timeout
+        while True:
+            seen = observe(self._workspace, self._job)
+            heartbeat = seen.heartbeat
+            mine = heartbeat is not None and heartbeat.generation == reference.generation
+            if not seen.phase.alive:
+                raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
+            if mine and heartbeat is not None and seen.phase is Phase.RUNNING and heartbeat.failures == 0:
+                if heartbeat.batch is not None and heartbeat.batch > (reference.base_batch or -1):
+                    return f"batch {heartbeat.batch} committed"
+                if heartbeat.idle:
+                    return "runs, and the source has nothing new"
+            self._say(f"{seen.phase}: {seen.reason}")
+            if time.monotonic() >= deadline:
+                raise StreamwardenError(
+                    "DRIVER_DID_NOT_START",
+                    f"no batch after {self._health_timeout:.0f} s; {seen.incarnation} is {seen.phase} ({seen.reason})",
+                )
+            time.sleep(_POLL_S)
+
+    def _roll_back(self, reference: CheckpointRef, error: StreamwardenError) -> None:
+        plan = self._handle.operation.plan
+        with self._handle.step("roll back") as step:
+            operations.end_driver(self._workspace, self._job, by=self._by, reason=f"restore failed: {error.code}")
+            before = CheckpointRef.model_validate(plan["before"]) if plan["before"] else None
+            if before is None:
+                # A clone, or a job that never ran: there is nothing to go back to.
+                self._suspend(reference, error)
+                step.detail = "suspended: there was nothing to go back to"
+            else:
+                outputs = [OutputStart(table=table, version=version) for table, version in plan["versions"].items()]
+                # Its own generation and not a new one: what its last batch in flight has written, it has written under
+                # this id, and putting a table forward again does not take that back.
+                self._documents.checkpoint.write(
+                    before.model_copy(update={"highest": reference.highest, "outputs": outputs})
+                )
+                was = Desired.model_validate(plan["desired"]) if plan["desired"] else None
+                if was is not None:
+                    self._documents.desired.write(was)
+                if was is not None and was.state == "running":
+                    launched = operations.start(self._workspace, self._job, by=self._by, reason=step.name)
+                    step.detail = f"{before.path}, generation {before.generation}: {launched}"
+                else:
+                    step.detail = f"{before.path}, generation {before.generation}: suspended, as it was"
+        self._handle.end("rolled back", error)
+
+    def _suspend(self, reference: CheckpointRef, error: StreamwardenError) -> None:
+        def change(found: Desired | None) -> Desired:
+            assert found is not None
+            return found.model_copy(update={"state": "suspended", "note": f"{reference.reason} failed: {error.code}"})
+
+        self._documents.desired.update(change)
+
+    def _say(self, text: str) -> None:
+        if self._report is not None:
+            self._report(text, 0, 0)
+
+
+def _starts(manifest: Manifest, spec: JobSpec, outputs: Outputs) -> list[OutputStart]:
+    """Return what the output tables start with; tables that are left as they are don't appear."""
+    if manifest.job != spec.name:
+        # A clone: its tables are its own.
+        by_output = {sink.output: sink.table for sink in manifest.spec.sinks}
+        versions = {sink.table: sink.version for sink in manifest.sinks}
+        return [
+            OutputStart(table=sink.table, version=versions[by_output[sink.output]], source=by_output[sink.output])
+            for sink in spec.sinks
+            if sink.output in by_output
+        ]
+    versions = {sink.table: sink.version for sink in manifest.sinks}
+    return [
+        OutputStart(table=sink.table, version=versions[sink.table])
+        for sink in spec.sinks
+        if sink.table in versions and (outputs == "rewind" or (outputs == "default" and sink.rewinds))
+    ]
+
+
+def _fill(workspace: Workspace, manifest: Manifest, path: str, report: Report | None) -> None:
+    """Make a checkpoint of a savepoint's files, and see that it is whole.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SAVEPOINT_DAMAGED``, naming the first files.
+    """
+    source = checkpoint_key(manifest.job, manifest.id)
+    pairs = [(f"{source}/{entry.path}", f"{path}/{entry.path}") for entry in manifest.files]
+
+    def done(number: int) -> None:
+        if report is not None:
+            report("copy", number, len(pairs))
+
+    try:
+        workspace.files.copy_many(pairs, done=done)
+    except FileNotFoundError as error:
+        raise StreamwardenError("SAVEPOINT_DAMAGED", f"{manifest.id}: {error.filename or error}: missing") from error
+    problems = check_files(workspace, manifest, path, report=report)
+    if problems:
+        raise StreamwardenError("SAVEPOINT_DAMAGED", f"{manifest.id}: {'; '.join(problems[:3])}")
+    # Only now: the savepoint's own metadata names its own schema files.
+    for operator in manifest.operators:
+        marker = f"state/{operator.id}/_metadata/v2/"
+        for entry in manifest.files:
+            if entry.path.startswith(marker):
+                content = workspace.files.read(f"{path}/{entry.path}")
+                workspace.files.write(
+                    f"{path}/{entry.path}", relocated(content, operator.id, workspace.schemed_uri(path))
+                )

@@ -1,0 +1,183 @@
+"""Looking through a savepoint: every file's bytes, and the state read back by Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from streamwarden.control.documents import utc_now
+from streamwarden.control.processes import kill, process_of
+from streamwarden.control.savepoints.catalogue import Savepoint
+from streamwarden.control.savepoints.manifest import Manifest, Record, Verification, checkpoint_key, record_document
+from streamwarden.control.savepoints.take import Report
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["check_files", "verify"]
+
+_SHOWN = 20
+"""How many findings of one savepoint are kept: a lost folder would fill the record."""
+
+_TIMEOUT_S = 3600.0
+"""After which reading state back is given up. An hour: 1 M keys take seconds."""
+
+
+def check_files(workspace: Workspace, manifest: Manifest, folder: str, *, report: Report | None = None) -> list[str]:
+    """Compare a folder with a manifest's files: missing, extra, size, SHA-256. Return what is wrong, naming each file.
+
+    Parameters
+    ----------
+    folder
+        The savepoint's own checkpoint, or one made of it.
+    """
+    expected = {entry.path: entry for entry in manifest.files}
+    found = {info.key[len(folder) + 1 :]: info.size for info in workspace.files.walk(folder)}
+    problems = [f"{path}: missing" for path in sorted(expected.keys() - found.keys())]
+    problems += [f"{path}: not in the manifest" for path in sorted(found.keys() - expected.keys())]
+    there = sorted(expected.keys() & found.keys())
+    sized = [path for path in there if found[path] == expected[path].size]
+    problems += [
+        f"{path}: {found[path]} bytes, not {expected[path].size}"
+        for path in there
+        if found[path] != expected[path].size
+    ]
+
+    def done(number: int) -> None:
+        if report is not None:
+            report("hash", number, len(sized))
+
+    try:
+        hashed = workspace.files.hash_many([f"{folder}/{path}" for path in sized], done=done)
+    except FileNotFoundError as error:
+        return [*problems, f"{error.filename or error}: removed while it was read"]
+    problems += [
+        f"{path}: other content than was copied"
+        for path in sized
+        if hashed[f"{folder}/{path}"].sha256 != expected[path].sha256
+    ]
+    return problems
+
+
+def verify(
+    workspace: Workspace,
+    chosen: Sequence[Savepoint],
+    *,
+    by: str,
+    state: bool = True,
+    report: Report | None = None,
+) -> dict[str, Verification]:
+    """Look through savepoints and record what was found.
+
+    Parameters
+    ----------
+    chosen
+        Which; of any jobs. One JVM reads the state of all of them.
+    by
+        Who asks.
+    state
+        Also read the state back and compare its rows with the manifest's. It needs a JVM of its own. Without it, a
+        whole savepoint still counts as verified, but by its files only.
+    report
+        Told how far it is.
+
+    Returns
+    -------
+    dict
+        What was found, by savepoint id. A damaged one is marked as such and not raised for.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SAVEPOINT_VERIFY_FAILED`` if the state could not be looked at; nothing is then said of those savepoints.
+    """
+    started = time.monotonic()
+    problems = {one.manifest.id: _files(workspace, one.manifest, report) for one in chosen}
+    stateful = [one.manifest for one in chosen if one.manifest.operators and not problems[one.manifest.id]]
+    read: dict[str, dict[str, Any]] = {}
+    if state and stateful:
+        if report is not None:
+            report("read state", 0, len(stateful))
+        read = _read_state(workspace, stateful)
+    found = {}
+    for one in chosen:
+        manifest = one.manifest
+        answer = read.get(manifest.id)
+        rows = None
+        if answer is not None and "error" in answer:
+            problems[manifest.id].append(f"state: {answer['error']}")
+        elif answer is not None:
+            rows = answer["rows"]
+            problems[manifest.id] += _compare(manifest, rows)
+        verification = Verification(
+            verdict="damaged" if problems[manifest.id] else "verified",
+            at=utc_now(),
+            by=by,
+            took_s=round(time.monotonic() - started, 3),
+            files=len(manifest.files),
+            bytes=manifest.bytes,
+            rows=rows if manifest.operators else {},
+            problems=problems[manifest.id][:_SHOWN],
+        )
+        _record(workspace, one, verification)
+        found[manifest.id] = verification
+    return found
+
+
+def _files(workspace: Workspace, manifest: Manifest, report: Report | None) -> list[str]:
+    return check_files(workspace, manifest, checkpoint_key(manifest.job, manifest.id), report=report)
+
+
+def _compare(manifest: Manifest, rows: dict[str, int]) -> list[str]:
+    problems = []
+    for operator in manifest.operators:
+        counted = rows.get(str(operator.id))
+        if counted is None:
+            problems.append(f"state: operator {operator.id} ({operator.name}) is not there")
+        elif operator.rows is not None and counted != operator.rows:
+            problems.append(
+                f"state: operator {operator.id} ({operator.name}) has {counted} rows, the manifest says {operator.rows}"
+            )
+    return problems
+
+
+def _read_state(workspace: Workspace, manifests: list[Manifest]) -> dict[str, dict[str, Any]]:
+    command = [sys.executable, "-m", "streamwarden.driver.state_rows", "--profile", workspace.profile.name]
+    command += ["--config", str(workspace.config), "--root", str(workspace.root)]
+    command += [f"{m.id}={checkpoint_key(m.job, m.id)}@{m.batch}" for m in manifests]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        cwd=workspace.config.parent,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        output, errors = process.communicate(timeout=_TIMEOUT_S)
+    finally:
+        # However this ends, its JVM ends too.
+        if process.poll() is None:
+            kill(process_of(process.pid))
+    answers: dict[str, dict[str, Any]] = {}
+    for line in output.splitlines():
+        if line.startswith("{"):
+            answer = json.loads(line)
+            answers[answer.pop("savepoint")] = answer
+    if process.returncode != 0 or len(answers) != len(manifests):
+        tail = "\n".join(errors.strip().splitlines()[-8:])
+        raise StreamwardenError("SAVEPOINT_VERIFY_FAILED", f"reading state ended with {process.returncode}: {tail}")
+    return answers
+
+
+def _record(workspace: Workspace, one: Savepoint, verification: Verification) -> None:
+    def apply(record: Record | None) -> Record:
+        return (record or one.record).model_copy(update={"verification": verification})
+
+    record_document(workspace, one.manifest.job, one.manifest.id).update(apply)
