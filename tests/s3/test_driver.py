@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from deltalake import write_deltalake
@@ -20,28 +18,11 @@ from streamwarden.control.supervision import Action, Observation, Phase, decide,
 from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
 from streamwarden.demo.verify import read_table
 from tests.conftest import TripMaker
-from tests.integration.conftest import BY, REPOSITORY, Place
-from tests.s3.conftest import Place as Bucket
+from tests.integration.conftest import BY, Place
 from tests.s3.server import S3Server
 from tests.spark.job_runs import as_trips
 
 pytestmark = [pytest.mark.s3, pytest.mark.integration, pytest.mark.slow]
-
-
-@pytest.fixture
-def place(tmp_path: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", str(s3.location.endpoint))
-    made = Place(tmp_path)
-    made.profile(
-        s3={"bucket": s3.location.bucket, "prefix": s3.location.prefix},
-        # So that the batch fails within a test's patience, and the driver's own tries are what saves it.
-        spark={"spark.hadoop.fs.s3a.retry.limit": "1"},
-    )
-    yield made
-    made.kill_all()
-    for log in tmp_path.glob("root/logs/*/*/driver.log"):
-        sys.stdout.write(f"--- {log}\n{log.read_text()[-6000:]}\n")
 
 
 def reached(batch: int) -> Callable[[Observation], bool]:
