@@ -15,12 +15,13 @@ import pytest
 from streamwarden.control.config import load_job
 from streamwarden.control.documents import CheckpointRef, Desired, JobDocuments, utc_now
 from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints.manifest import Manifest, Origin, checkpoint_key
-from streamwarden.control.savepoints.take import take
+from streamwarden.control.savepoints.manifest import Manifest, Origin, checkpoint_key, record_document
+from streamwarden.control.savepoints.take import Report, take
 from streamwarden.control.savepoints.verify import verify
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 from streamwarden.storage import S3Files, S3Location, S3Storage
+from streamwarden.storage.s3_client import make_client
 from tests.integration.conftest import BY
 from tests.integration.conftest import Place as Jobs
 from tests.s3.conftest import Place
@@ -82,8 +83,8 @@ def _through(workspace: Workspace, location: S3Location, **patience: float) -> W
     return replace(workspace, storage=S3Storage(location), files=S3Files(location, **patience))  # type: ignore[arg-type]
 
 
-def _take(workspace: Workspace) -> Manifest:
-    return take(workspace, JOB, origin=Origin.MANUAL, by=BY)
+def _take(workspace: Workspace, report: Report | None = None) -> Manifest:
+    return take(workspace, JOB, origin=Origin.MANUAL, by=BY, report=report)
 
 
 def _nothing_is_left(workspace: Workspace) -> None:
@@ -123,15 +124,17 @@ def test_throttling_is_waited_out(workspace: Workspace, proxy: Proxy, through_pr
 def test_a_server_restarted_in_the_middle_of_a_copy(
     workspace: Workspace, server: S3Server, proxy: Proxy, through_proxy: S3Location
 ) -> None:
-    slowed = _through(workspace, through_proxy)
-    proxy.trouble = Trouble(delay_s=0.05)
-    stopping = _later(server.kill, 0.6)
-    starting = _later(server.start, 2.0)
-    try:
-        made = _take(slowed)
-    finally:
-        stopping.join()
-        starting.join()
+    restarting: list[threading.Thread] = []
+
+    def in_the_middle(step: str, done: int, total: int) -> None:
+        if step == "copy" and not restarting:
+            server.kill()
+            restarting.append(_later(server.start, 1.5))
+
+    proxy.trouble = Trouble(delay_s=0.2)
+    made = _take(_through(workspace, through_proxy), in_the_middle)
+    assert len(restarting) == 1
+    restarting[0].join()
     found = catalogue.find(workspace, JOB, made.id)
     assert verify(workspace, [found], by=BY, state=False)[made.id].verdict == "verified"
 
@@ -139,36 +142,35 @@ def test_a_server_restarted_in_the_middle_of_a_copy(
 def test_a_server_that_stays_away_is_a_clear_error_and_leaves_no_half_savepoint(
     workspace: Workspace, server: S3Server, proxy: Proxy, through_proxy: S3Location
 ) -> None:
-    slowed = _through(workspace, through_proxy, patience_s=1.0)
-    proxy.trouble = Trouble(delay_s=0.05)
-    stopping = _later(server.kill, 0.6)
+    def in_the_middle(step: str, done: int, total: int) -> None:
+        if step == "copy" and server.runs:
+            server.kill()
+
+    proxy.trouble = Trouble(delay_s=0.2)
     with pytest.raises(StreamwardenError) as raised:
-        _take(slowed)
-    stopping.join()
+        _take(_through(workspace, through_proxy, patience_s=1.0), in_the_middle)
     assert raised.value.code == "S3_UNREACHABLE" and raised.value.retryable
     server.start()
     assert catalogue.savepoints(workspace, JOB) == []
-    # The same process could still be at it: its record counts as interrupted once it is gone, or says so itself.
+    # Whose process lives could still be at it; this one's is the test's.
     for key in workspace.storage.list(f"control/{JOB}/savepoints"):
-        name = key.rsplit("/", 1)[1].removesuffix(".json")
-        from streamwarden.control.savepoints.manifest import record_document
-
-        record = record_document(workspace, JOB, name).read()
+        document = record_document(workspace, JOB, key.rsplit("/", 1)[1].removesuffix(".json"))
+        record = document.read()
         assert record is not None
-        record_document(workspace, JOB, name).write(record.model_copy(update={"process": None}))
+        document.write(record.model_copy(update={"process": None}))
     _nothing_is_left(workspace)
 
 
 def test_wrong_credentials_are_refused_at_once(
     workspace: Workspace, s3: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from streamwarden.storage.s3_client import make_client
-
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with monkeypatch.context() as changed:
+        changed.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        make_client.cache_clear()
+        started = time.monotonic()
+        with pytest.raises(StreamwardenError) as raised:
+            _take(_through(workspace, s3.location))
     make_client.cache_clear()
-    started = time.monotonic()
-    with pytest.raises(StreamwardenError) as raised:
-        _take(_through(workspace, s3.location))
     assert raised.value.code == "S3_REFUSED"
     assert time.monotonic() - started < 10
     assert s3.secret_key not in str(raised.value)
