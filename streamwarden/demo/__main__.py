@@ -286,10 +286,10 @@ class Demo:
 
     def windows_final(self) -> bool:
         """Tell whether the windows that the last watermark has passed are marked."""
-        seen = observe(self.workspace, "zone_windows")
-        last = seen.progress.last if seen.progress else None
-        # After its last rows Spark runs one more batch, without any, for the watermark that they moved.
-        return last is not None and last.rows_in == 0
+        heartbeat = observe(self.workspace, "zone_windows").heartbeat
+        # Where its last rows moved the watermark, Spark runs one more batch for that, without any rows; only then it is
+        # idle. Where they didn't, there is no such batch to wait for.
+        return heartbeat is not None and heartbeat.idle
 
 
 def _tables(workspace: Workspace) -> list[str]:
