@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from airflow.sdk import DAG, Param
 
-from streamwarden.airflow.describe import periodic_dag_id, periodic_savepoints
+from streamwarden.airflow.describe import periodic_dag_id, periodic_savepoints, schedule_text
 from streamwarden.airflow.savepoint_operators import (
     ALL_JOBS,
     ALL_SAVEPOINTS,
@@ -15,7 +15,6 @@ from streamwarden.airflow.savepoint_operators import (
     VerifyOperator,
 )
 from streamwarden.control.config import job_names
-from streamwarden.control.savepoints.periodic import schedule_text
 
 # For schedules. The past isn't made up for: a savepoint of then can't be taken now.
 SCHEDULED = {"start_date": datetime(2025, 1, 1, tzinfo=UTC), "catchup": False, "max_active_runs": 1}

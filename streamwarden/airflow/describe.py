@@ -10,9 +10,10 @@ import yaml
 from pydantic import ValidationError
 
 from streamwarden.control.config import config_dir
+from streamwarden.control.savepoints.periodic import schedule_text
 from streamwarden.control.spec import SavepointSpec
 
-__all__ = ["dag_id_of", "describe_job", "periodic_dag_id", "periodic_savepoints"]
+__all__ = ["dag_id_of", "describe_job", "periodic_dag_id", "periodic_savepoints", "schedule_text"]
 
 # libyaml where it is there: the whole parse of a DAG file has to stay well under a second.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
