@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from streamwarden.storage import S3Location
 from streamwarden.storage.s3_client import make_client
+from tests.integration.conftest import REPOSITORY
+from tests.integration.conftest import Place as Jobs
 from tests.s3.proxy import Proxy
 from tests.s3.server import PROGRAM, REGION, S3Server
 
@@ -42,6 +45,8 @@ def given_server() -> S3Location | None:
 @pytest.fixture(scope="session")
 def session_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     if not PROGRAM.is_file():
+        if os.environ.get("S3_ENDPOINT"):
+            pytest.skip("this test stops its server, which is not done to the one that S3_ENDPOINT names")
         pytest.fail(f"no S3 server: {PROGRAM} is not built. Run `make s3-server`, or set S3_ENDPOINT and AWS_*.")
     made = S3Server(tmp_path_factory.mktemp("s3"))
     made.start()
@@ -50,7 +55,7 @@ def session_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Serve
 
 
 @pytest.fixture
-def server(session_server: S3Server, given_server: S3Location | None) -> Iterator[S3Server]:
+def server(session_server: S3Server) -> Iterator[S3Server]:
     """A server that the test may stop and start; it runs again afterwards."""
     yield session_server
     if not session_server.runs:
@@ -94,3 +99,19 @@ def proxy(s3: Place) -> Iterator[Proxy]:
 @pytest.fixture
 def through_proxy(s3: Place, proxy: Proxy) -> S3Location:
     return replace(s3.location, endpoint=proxy.endpoint)
+
+
+@pytest.fixture
+def place(tmp_path: Path, s3: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", str(s3.location.endpoint))
+    made = Jobs(tmp_path)
+    made.profile(
+        s3={"bucket": s3.location.bucket, "prefix": s3.location.prefix},
+        # So that the batch fails within a test's patience, and the driver's own tries are what saves it.
+        spark={"spark.hadoop.fs.s3a.retry.limit": "1"},
+    )
+    yield made
+    made.kill_all()
+    for log in tmp_path.glob("root/logs/*/*/driver.log"):
+        sys.stdout.write(f"--- {log}\n{log.read_text()[-6000:]}\n")

@@ -146,9 +146,11 @@ def housekeeping(
     Returns
     -------
     dict
-        Ids by what was done: ``removed_interrupted``, ``finished_deletes``, ``expired``.
+        What was removed, by why: savepoints under ``removed_interrupted``, ``finished_deletes`` and ``expired``;
+        folders of checkpoints that are no longer in force under ``old_checkpoints``.
     """
     now = now or utc_now()
+    _release_ended(workspace, job)
     interrupted, deleting = [], []
     for record in _records(workspace, job):
         if record.interrupted():
@@ -166,7 +168,12 @@ def housekeeping(
     expired = [one.manifest.id for one in _expired(savepoints(workspace, job), retention, now)]
     for name in expired:
         delete(workspace, job, name)
-    return {"removed_interrupted": interrupted, "finished_deletes": deleting, "expired": expired}
+    return {
+        "removed_interrupted": interrupted,
+        "finished_deletes": deleting,
+        "expired": expired,
+        "old_checkpoints": _remove_old_checkpoints(workspace, job),
+    }
 
 
 def describe(workspace: Workspace, found: Savepoint, *, sizes: bool = True) -> dict[str, Any]:
@@ -201,6 +208,35 @@ def describe(workspace: Workspace, found: Savepoint, *, sizes: bool = True) -> d
         "took_s": manifest.took_s,
         "verification": record.verification.model_dump(mode="json") if record.verification else None,
     }
+
+
+def _release_ended(workspace: Workspace, job: str) -> None:
+    """Free the savepoints of operations that ended, or were replaced, without saying so: their process was killed."""
+    used = [one for one in savepoints(workspace, job) if one.record.in_use_by]
+    if not used:
+        return
+    unfinished = set()
+    # The operation may be that of a clone.
+    for other in workspace.files.folders("control"):
+        operation = JobDocuments(workspace.storage, other).operation.read()
+        if operation is not None and operation.state == "running":
+            unfinished.add(operation.id)
+    for one in used:
+        for user in set(one.record.in_use_by) - unfinished:
+            release(workspace, one, user)
+
+
+def _remove_old_checkpoints(workspace: Workspace, job: str) -> list[str]:
+    documents = JobDocuments(workspace.storage, job)
+    operation, reference = documents.operation.read(), documents.checkpoint.read()
+    # An operation that is not at its end may go back to one of them, also after its process died.
+    if reference is None or (operation is not None and operation.state == "running"):
+        return []
+    old = [f"checkpoints/{job}/{name}" for name in workspace.files.folders(f"checkpoints/{job}")]
+    removed = [path for path in old if path != reference.path]
+    for path in removed:
+        workspace.files.delete_tree(path)
+    return removed
 
 
 def _read_back(record: Record) -> int | None:

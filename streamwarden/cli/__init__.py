@@ -1,0 +1,46 @@
+"""The command line: all that the DAGs do, and what a person needs beside them.
+
+Exit codes: 0 done; 1 what was asked about is not well (a failed job, failed expectations, a damaged savepoint); 2 the
+command failed.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from streamwarden import __version__
+from streamwarden.cli import jobs, quality, savepoints, trips
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="streamwarden",
+    help="Operations for stateful Spark Structured Streaming: deploy, supervise, savepoint, restore, check.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for part in (jobs, savepoints, quality, trips):
+    app.add_typer(part.app)
+app.add_typer(savepoints.catalogue_app, name="savepoints")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"streamwarden {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Read the options that go before a command."""
+
+
+def main() -> None:
+    """Run the command line; the entry point of the ``streamwarden`` script."""
+    app()

@@ -1,0 +1,205 @@
+"""Commands for jobs: deploy, stop, status, logs, supervise."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from streamwarden.cli.terminal import (
+    JobArgument,
+    JsonOption,
+    ProfileOption,
+    ReasonOption,
+    RootOption,
+    out,
+    print_json,
+    reported,
+    who,
+)
+from streamwarden.control import operations
+from streamwarden.control.config import job_names
+from streamwarden.control.documents import JobDocuments, Supervision, utc_now
+from streamwarden.control.supervision import Action, Phase, decide, observe, restart
+from streamwarden.control.workspace import open_workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command()
+@reported
+def deploy(
+    job: JobArgument,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    reason: ReasonOption = "",
+    wait: Annotated[float, typer.Option(help="Seconds to wait until the driver runs; 0 does not wait.")] = 120,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a job run as its YAML says now."""
+    workspace = open_workspace(profile, root=root)
+    done = operations.deploy(workspace, job, by=who(), note=reason)
+    if wait:
+        seen = operations.wait_for(
+            workspace,
+            job,
+            lambda now: not now.phase.alive or now.phase in (Phase.RUNNING, Phase.WAITING),
+            timeout=wait,
+            what="the driver to run",
+        )
+        if not seen.phase.alive:
+            raise (seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DID_NOT_START", seen.reason))
+    if as_json:
+        print_json({**vars(done), "status": operations.status(workspace, job)})
+    else:
+        how = "launched" if done.launched else "was running with this spec already"
+        out.print(f"{job}: incarnation {done.incarnation} {how}")
+
+
+@app.command()
+@reported
+def stop(
+    job: Annotated[str, typer.Argument(help="A name in config/jobs, or all.", show_default=False)],
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    reason: ReasonOption = "",
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the end.")] = 300,
+    as_json: JsonOption = False,
+) -> None:
+    """Suspend a job: its driver finishes the batch in flight and ends."""
+    workspace = open_workspace(profile, root=root)
+    if job == "all":
+        seen = operations.stop_all(workspace, job_names(workspace.config), by=who(), reason=reason, timeout=timeout)
+    else:
+        seen = {job: operations.stop(workspace, job, by=who(), reason=reason, timeout=timeout)}
+    if as_json:
+        found = [operations.status(workspace, name) for name in seen]
+        print_json(found if job == "all" else found[0])
+    else:
+        for name, now in seen.items():
+            out.print(f"{name}: {now.phase} ({now.reason})", markup=False)
+
+
+@app.command()
+@reported
+def status(
+    job: Annotated[str | None, typer.Argument(help="A name in config/jobs; all of them by default.")] = None,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what jobs do. Leaves with 1 if one is failed, dead or silent."""
+    workspace = open_workspace(profile, root=root)
+    if job is not None:
+        workspace.job(job)
+    found = [operations.status(workspace, name) for name in ([job] if job else job_names(workspace.config))]
+    if as_json:
+        print_json(found[0] if job else found)
+    else:
+        out.print(_status_table(found))
+        for one in found:
+            if one["error"]:
+                out.print(f"{one['job']}: [{one['error']['code']}] {one['error']['what']}", markup=False)
+                out.print(f"  What to do: {one['error']['remedy']}", markup=False)
+    if any(one["phase"] in (Phase.FAILED, Phase.DEAD, Phase.SILENT) for one in found):
+        raise typer.Exit(1)
+
+
+def _status_table(found: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = ("job", "desired", "phase", "batch", "rows in", "rows/s", "late", "watermark", "state rows", "restarts")
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("job", "desired", "phase", "watermark") else "right")
+    for one in found:
+        last, totals = one["progress"] or {}, one["totals"] or {}
+        table.add_row(
+            one["job"],
+            one["desired"] or "-",
+            one["phase"],
+            "-" if one["batch"] is None else str(one["batch"]),
+            str(totals.get("rows_in", "-")),
+            f"{last['rows_per_second']:.0f}" if last else "-",
+            str(totals.get("late_rows", "-")),
+            (last.get("watermark") or "-")[:19].replace("T", " "),
+            str(last.get("state_rows", "-")),
+            str(len(one["restarts"])),
+        )
+    return table
+
+
+@app.command()
+@reported
+def logs(
+    job: JobArgument,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    incarnation: Annotated[str | None, typer.Option(help="Default: the current or last one.")] = None,
+    source: Annotated[str, typer.Option(help="driver (ours), spark (the JVM's) or console (stray output).")] = "driver",
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are written, until Ctrl-C.")] = False,
+) -> None:
+    """Show a driver's log."""
+    workspace = open_workspace(profile, root=root)
+    chosen = incarnation or observe(workspace, job).incarnation
+    if chosen is None:
+        raise StreamwardenError("NOT_DEPLOYED", job)
+    path = workspace.log_dir(job, chosen) / f"{source}.log"
+    if not path.is_file():
+        raise StreamwardenError("LOG_NOT_FOUND", str(path))
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        for line in stream.readlines()[-lines:]:
+            sys.stdout.write(line)
+        while follow:
+            line = stream.readline()
+            if line:
+                sys.stdout.write(line)
+            else:
+                sys.stdout.flush()
+                time.sleep(0.3)
+
+
+@app.command()
+@reported
+def supervise(
+    job: JobArgument,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    poll: Annotated[float, typer.Option(help="Seconds between looks.")] = 1.0,
+) -> None:
+    """Watch a job and start it again when it dies, as its DAG does, until it is suspended or its budget is spent."""
+    workspace = open_workspace(profile, root=root)
+    documents = JobDocuments(workspace.storage, job)
+    said = ""
+    while True:
+        try:
+            seen = observe(workspace, job)
+            verdict = decide(seen, documents.supervision.read() or Supervision())
+        except StreamwardenError as error:
+            # A store that is away for a while is no reason to watch no longer.
+            if not error.retryable:
+                raise
+            if error.code != said:
+                out.print(f"{datetime.now():%H:%M:%S} {job} {error}", markup=False)
+            said = error.code
+            time.sleep(poll)
+            continue
+        line = f"{seen.phase}: {verdict.why}"
+        if line != said and (verdict.action is not Action.WAIT or not said.startswith(f"{seen.phase}:")):
+            out.print(f"{datetime.now():%H:%M:%S} {job} {line} -> {verdict.action}", markup=False)
+        said = line
+        if verdict.action is Action.FINISH:
+            return
+        if verdict.action is Action.FAIL:
+            assert verdict.error is not None
+            raise verdict.error.to_exception()
+        due = verdict.not_before is not None and verdict.not_before <= utc_now()
+        if verdict.action is Action.RESTART and due:
+            restart(workspace, seen, by=f"{who()} supervise")
+        time.sleep(poll)

@@ -1,0 +1,64 @@
+"""Commands for data quality: check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from streamwarden.cli.terminal import (
+    JsonOption,
+    ProfileOption,
+    RootOption,
+    err,
+    out,
+    print_json,
+    reported,
+)
+from streamwarden.control.workspace import open_workspace
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command()
+@reported
+def check(
+    table: Annotated[list[str] | None, typer.Option("--table", "-t", help="Table; default all with a suite.")] = None,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    expectations: Annotated[
+        Path | None, typer.Option(help="Folder of suites; default expectations/ beside config/.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check output tables against their expectations. Leaves with 1 if one is not met."""
+    from streamwarden.quality.runner import check as run_check
+
+    workspace = open_workspace(profile, root=root)
+    with err.status("checking; the JVM takes some seconds"):
+        run = run_check(
+            tables_dir=workspace.tables,
+            expectations_dir=expectations or workspace.config.parent / "expectations",
+            results_dir=workspace.root / "quality",
+            tables=table or None,
+            # A check reads tables on its own machine, wherever the jobs run.
+            master="local[2]",
+            settings=workspace.profile.spark if workspace.profile.master.startswith("local") else None,
+            s3=workspace.s3,
+        )
+    report = workspace.root / "quality" / run.run_id / "report.html"
+    found = {**run.brief(), "report": str(report)}
+    if as_json:
+        print_json(found)
+    else:
+        for one in found["tables"]:
+            out.print(f"{one['table']}: {'ok' if one['success'] else 'FAILED'}", markup=False)
+            for failure in one["failures"]:
+                words = f"{failure['expectation']} ({failure['column'] or 'table'}): {failure['detail']}"
+                out.print(f"  {failure['severity']}: {words}", markup=False)
+        out.print(f"report: {report}", markup=False, soft_wrap=True)
+    if not run.success:
+        raise typer.Exit(1)

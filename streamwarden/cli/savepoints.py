@@ -1,0 +1,350 @@
+"""Commands for savepoints: take, list, show, verify, label, delete, restore, housekeeping, and past operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from rich.filesize import decimal
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from streamwarden.cli.terminal import (
+    JobArgument,
+    JsonOption,
+    ProfileOption,
+    ReasonOption,
+    RootOption,
+    err,
+    out,
+    print_json,
+    reported,
+    who,
+)
+from streamwarden.control.config import job_names
+from streamwarden.control.documents import JobDocuments, Operation, dump
+from streamwarden.control.savepoints import catalogue
+from streamwarden.control.savepoints.manifest import Manifest, Origin, Verification
+from streamwarden.control.savepoints.restore import Outputs
+from streamwarden.control.savepoints.restore import restore as run_restore
+from streamwarden.control.savepoints.take import Report, savepoint_and_stop, take
+from streamwarden.control.savepoints.verify import verify as run_verify
+from streamwarden.control.workspace import Workspace, open_workspace
+
+__all__ = ["app", "catalogue_app"]
+
+app = typer.Typer()
+catalogue_app = typer.Typer(help="The savepoints that there are.", no_args_is_help=True)
+
+ALL = "all"
+
+SavepointArgument = Annotated[str, typer.Argument(help="An id, a label, or latest (verified).", show_default=False)]
+
+
+@contextmanager
+def _progress(*, hidden: bool) -> Iterator[Report]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=hidden) as bar:
+        shown: dict[str, TaskID] = {}
+
+        def report(step: str, done: int, total: int) -> None:
+            if not total:
+                # A word on what is waited for, without a measure.
+                bar.console.print(step, markup=False) if step not in shown else None
+                shown.setdefault(step, TaskID(-1))
+                return
+            if step not in shown:
+                shown[step] = bar.add_task(step, total=total)
+            bar.update(shown[step], completed=done, total=total)
+
+        yield report
+
+
+@app.command("savepoint")
+@reported
+def take_savepoint(
+    job: JobArgument,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    stop: Annotated[bool, typer.Option("--stop", help="Suspend the job with it: no row is processed after.")] = False,
+    note: Annotated[str, typer.Option(help="Kept with it.")] = "",
+    verify: Annotated[bool, typer.Option(help="Look it through right away; reading state takes a JVM.")] = True,
+    timeout: Annotated[float, typer.Option(help="With --stop: seconds that the driver may take to stop.")] = 300,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a savepoint of a job, running or stopped. Leaves with 1 if it is found damaged."""
+    workspace = open_workspace(profile, root=root)
+    with _progress(hidden=as_json) as report:
+        if stop:
+            made = savepoint_and_stop(workspace, job, by=who(), note=note, timeout=timeout, report=report)
+        else:
+            made = take(workspace, job, origin=Origin.MANUAL, by=who(), note=note, report=report)
+        found = catalogue.find(workspace, job, made.id)
+        verdict = run_verify(workspace, [found], by=who(), report=report)[made.id] if verify else None
+    if as_json:
+        print_json(catalogue.describe(workspace, catalogue.find(workspace, job, made.id)))
+    else:
+        out.print(f"{job}: savepoint {made.id} {_line(made)}, {verdict.verdict if verdict else 'unverified'}")
+        _say_problems(verdict)
+    if verdict is not None and verdict.verdict == "damaged":
+        raise typer.Exit(1)
+
+
+@app.command()
+@reported
+def restore(
+    job: JobArgument,
+    savepoint: Annotated[str, typer.Option("--savepoint", "-s", help="An id, a label, or latest (verified).")] = (
+        catalogue.LATEST
+    ),
+    of: Annotated[str | None, typer.Option(help="Another job, whose savepoint it is: JOB becomes its clone.")] = None,
+    outputs: Annotated[
+        str, typer.Option(help="default (as each sink's on_restore says), rewind (put back), leave.")
+    ] = "default",
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    reason: ReasonOption = "",
+    stop_timeout: Annotated[float, typer.Option(help="Seconds that the driver may take to stop.")] = 300,
+    health_timeout: Annotated[float, typer.Option(help="Seconds to wait for health; then it goes back.")] = 300,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a job from a savepoint, as its YAML says now; go back if it does not become healthy."""
+    if outputs not in ("default", "rewind", "leave"):
+        raise typer.BadParameter(f"{outputs!r} is not default, rewind or leave", param_hint="--outputs")
+    chosen: Outputs = outputs  # type: ignore[assignment]
+    workspace = open_workspace(profile, root=root)
+    with _progress(hidden=as_json) as report:
+        done = run_restore(
+            workspace,
+            job,
+            savepoint=savepoint,
+            of=of,
+            outputs=chosen,
+            by=who(),
+            reason=reason,
+            stop_timeout=stop_timeout,
+            health_timeout=health_timeout,
+            report=report,
+        )
+    if as_json:
+        print_json(dump(done))
+    else:
+        out.print(_operation_table([done]))
+
+
+@app.command()
+@reported
+def operations(
+    job: JobArgument,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what was done to a job in several steps, such as a restore, newest last."""
+    workspace = open_workspace(profile, root=root)
+    workspace.job(job)
+    documents = JobDocuments(workspace.storage, job)
+    past = [documents.past_operation(name).read() for name in documents.past_operations()]
+    current = documents.operation.read()
+    found = [one for one in past if one is not None and (current is None or one.id != current.id)]
+    found += [current] if current else []
+    if as_json:
+        print_json([dump(one) for one in found])
+    else:
+        out.print(_operation_table(found))
+
+
+@app.command()
+@reported
+def housekeeping(
+    job: Annotated[str, typer.Argument(help="A name in config/jobs, or all.")] = ALL,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove what retention lets go and what interrupted work left: savepoints, and checkpoints no longer in force."""
+    workspace = open_workspace(profile, root=root)
+    jobs = job_names(workspace.config) if job == ALL else [job]
+    found = {name: catalogue.housekeeping(workspace, name, workspace.job(name).savepoints.keep) for name in jobs}
+    if as_json:
+        print_json(found)
+        return
+    for name, removed in found.items():
+        words = "; ".join(f"{what.replace('_', ' ')}: {', '.join(ids)}" for what, ids in removed.items() if ids)
+        out.print(f"{name}: {words or 'nothing to do'}", markup=False)
+
+
+@catalogue_app.command("list")
+@reported
+def list_savepoints(
+    job: Annotated[str | None, typer.Argument(help="A name in config/jobs; all of them by default.")] = None,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List savepoints, newest first."""
+    workspace = open_workspace(profile, root=root)
+    jobs = [job] if job else sorted({*job_names(workspace.config), *workspace.files.folders("savepoints")})
+    found = [catalogue.describe(workspace, one) for name in jobs for one in catalogue.savepoints(workspace, name)]
+    if as_json:
+        print_json(found)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (
+        "job",
+        "id",
+        "taken",
+        "origin",
+        "batch",
+        "rows",
+        "bytes",
+        "own",
+        "partitions",
+        "state",
+        "label",
+        "note",
+    ):
+        table.add_column(name, justify="right" if name in ("batch", "rows", "bytes", "own", "partitions") else "left")
+    for one in found:
+        table.add_row(
+            one["job"],
+            one["id"],
+            f"{datetime.fromisoformat(one['taken_at']):%Y-%m-%d %H:%M:%S}",
+            one["origin"],
+            str(one["batch"]),
+            "-" if one["partitions"] is None else "?" if one["rows"] is None else f"{one['rows']:,}",
+            decimal(one["bytes"]),
+            decimal(one["own_bytes"]),
+            "-" if one["partitions"] is None else str(one["partitions"]),
+            one["state"],
+            one["label"] or "-",
+            one["note"] or "-",
+        )
+    out.print(table)
+
+
+@catalogue_app.command("show")
+@reported
+def show(
+    job: JobArgument,
+    savepoint: SavepointArgument,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show all that is known of one savepoint. With --json also its files."""
+    workspace = open_workspace(profile, root=root)
+    found = catalogue.find(workspace, job, savepoint)
+    described = catalogue.describe(workspace, found)
+    if as_json:
+        print_json({**described, "manifest": dump(found.manifest)})
+        return
+    manifest = found.manifest
+    rows: dict[str, Any] = {name: value for name, value in described.items() if name != "verification"}
+    rows["watermark"] = (
+        datetime.fromtimestamp(manifest.watermark_ms / 1000).isoformat() if manifest.watermark_ms else "-"
+    )
+    rows["versions"] = ", ".join(f"{name} {text}" for name, text in manifest.versions.items())
+    for sink in manifest.sinks:
+        rows[f"table {sink.table}"] = f"version {sink.version}, {sink.mode}, transaction {sink.transaction}"
+    for operator in manifest.operators:
+        known = "unknown" if operator.rows is None else f"{operator.rows:,}"
+        rows[f"operator {operator.id}"] = (
+            f"{operator.name}: {known} rows, {operator.partitions} partitions, {decimal(operator.bytes)}"
+        )
+    rows["files"] = len(manifest.files)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in rows.items():
+        table.add_row(name.replace("_", " "), "-" if value in (None, "", []) else str(value))
+    out.print(table)
+    _say_problems(found.record.verification)
+
+
+@catalogue_app.command()
+@reported
+def verify(
+    job: Annotated[str, typer.Argument(help="A name in config/jobs, or all.", show_default=False)],
+    savepoint: Annotated[str, typer.Argument(help="An id, a label, latest, or all.")] = ALL,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    state: Annotated[bool, typer.Option(help="Also read the state back; it takes a JVM.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Look savepoints through: every file's size and SHA-256, and the state's rows. Leaves with 1 if one is damaged."""
+    workspace = open_workspace(profile, root=root)
+    jobs = workspace.files.folders("savepoints") if job == ALL else [job]
+    chosen = _chosen(workspace, jobs, savepoint)
+    with _progress(hidden=as_json) as report:
+        found = run_verify(workspace, chosen, by=who(), state=state, report=report)
+    if as_json:
+        print_json({name: dump(one) for name, one in found.items()})
+    else:
+        for one in chosen:
+            verdict = found[one.manifest.id]
+            out.print(f"{one.manifest.job} {one.manifest.id}: {verdict.verdict}", markup=False)
+            _say_problems(verdict)
+    if any(one.verdict == "damaged" for one in found.values()):
+        raise typer.Exit(1)
+
+
+@catalogue_app.command()
+@reported
+def label(
+    job: JobArgument,
+    savepoint: SavepointArgument,
+    text: Annotated[str, typer.Argument(help="The label; an empty one takes it away.", show_default=False)],
+    profile: ProfileOption = None,
+    root: RootOption = None,
+) -> None:
+    """Give a savepoint a name; one that has a name is never removed by retention."""
+    record = catalogue.label(open_workspace(profile, root=root), job, savepoint, text)
+    out.print(f"{job} {record.id}: label {record.label!r}" if text else f"{job} {record.id}: no label", markup=False)
+
+
+@catalogue_app.command()
+@reported
+def delete(
+    job: JobArgument,
+    savepoint: SavepointArgument,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Also a labelled one, or the newest verified one.")] = False,
+) -> None:
+    """Delete a savepoint."""
+    workspace = open_workspace(profile, root=root)
+    found = catalogue.find(workspace, job, savepoint)
+    catalogue.delete(workspace, job, found.manifest.id, force=force)
+    out.print(f"{job} {found.manifest.id}: deleted", markup=False)
+
+
+def _chosen(workspace: Workspace, jobs: list[str], savepoint: str) -> list[catalogue.Savepoint]:
+    if savepoint == ALL:
+        return [one for job in jobs for one in catalogue.savepoints(workspace, job)]
+    return [catalogue.find(workspace, job, savepoint) for job in jobs]
+
+
+def _line(manifest: Manifest) -> str:
+    rows = f", {manifest.state_rows:,} state rows" if manifest.operators and manifest.state_rows is not None else ""
+    return f"at batch {manifest.batch}: {decimal(manifest.bytes)}{rows}, in {manifest.took_s:.2f} s"
+
+
+def _say_problems(verification: Verification | None) -> None:
+    for problem in verification.problems if verification else ():
+        out.print(f"  {problem}", markup=False)
+
+
+def _operation_table(found: list[Operation]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("operation", "step", "took", "detail"):
+        table.add_column(name, justify="right" if name == "took" else "left")
+    for one in found:
+        table.add_row(f"{one.kind} {one.id}", one.state, "", f"by {one.by} at {one.started_at:%Y-%m-%d %H:%M:%S}")
+        for step in one.steps:
+            took = f"{(step.ended_at - step.started_at).total_seconds():.1f} s" if step.ended_at else "…"
+            table.add_row("", step.name, took, step.detail)
+        if one.error is not None:
+            table.add_row("", "error", "", f"[{one.error.code}] {one.error.what}".replace("[", "\\["))
+    return table

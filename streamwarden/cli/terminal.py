@@ -1,0 +1,67 @@
+"""What every command shares: its options, how it prints, and how it reports an error."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+
+from streamwarden.errors import StreamwardenError
+
+__all__ = [
+    "JobArgument",
+    "JsonOption",
+    "ProfileOption",
+    "ReasonOption",
+    "RootOption",
+    "err",
+    "out",
+    "print_json",
+    "reported",
+    "who",
+]
+
+P = ParamSpec("P")
+
+# Without a terminal rich takes 80 columns, and would cut what a script or a log wants whole.
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+err = Console(stderr=True, highlight=False)
+
+ProfileOption = Annotated[
+    str | None, typer.Option("--profile", "-p", help="File in config/profiles. [env STREAMWARDEN_PROFILE, else local]")
+]
+RootOption = Annotated[Path | None, typer.Option("--root", help="Replaces the profile's root. [env STREAMWARDEN_ROOT]")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+JobArgument = Annotated[str, typer.Argument(help="A name in config/jobs.", show_default=False)]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept in the record.")]
+
+
+def who() -> str:
+    """Return who gives the command, for the record."""
+    return f"cli:{getpass.getuser()}"
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document."""
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+
+
+def reported(command: Callable[P, None]) -> Callable[P, None]:
+    """Print a StreamwardenError as its catalogue words it and leave with 2."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except StreamwardenError as error:
+            err.print(str(error), markup=False, style="red", soft_wrap=True)
+            raise typer.Exit(2) from None
+
+    return run

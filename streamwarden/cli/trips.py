@@ -1,0 +1,137 @@
+"""Commands for trips: replay, generate."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from streamwarden.cli.terminal import (
+    JsonOption,
+    ProfileOption,
+    RootOption,
+    err,
+    out,
+    print_json,
+    reported,
+)
+from streamwarden.control.durations import parse_duration
+from streamwarden.control.workspace import open_workspace
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command()
+@reported
+def replay(
+    source: Annotated[
+        list[str], typer.Argument(help="TLC green-taxi Parquet files, or the word `generator`.", show_default=False)
+    ],
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    landing: Annotated[Path | None, typer.Option(help="Folder to land files in; default ROOT/landing.")] = None,
+    speed: Annotated[str, typer.Option(help="Seconds of event time a second, or max.")] = "600",
+    late_share: Annotated[float, typer.Option(help="Share of trips that arrive late, 0 to 1.")] = 0.05,
+    late_min: Annotated[str, typer.Option(help="Least delay of a late trip.")] = "5m",
+    late_max: Annotated[str, typer.Option(help="Largest delay of a late trip.")] = "2h",
+    file_every: Annotated[str, typer.Option(help="Event time that one file holds.")] = "15m",
+    start: Annotated[datetime | None, typer.Option(help="Leave out pickups before.")] = None,
+    end: Annotated[datetime | None, typer.Option(help="Leave out pickups from here on.")] = None,
+    seed: Annotated[int, typer.Option(help="Which trips are late; of the generator, which trips there are.")] = 0,
+    again: Annotated[bool, typer.Option("--restart", help="From the start, even where a replay could resume.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Land trips in a folder as a collector would, with a progress bar. Ctrl-C stops; the same command resumes."""
+    from streamwarden.trips.generator import GeneratorOptions, generate
+    from streamwarden.trips.replay import Replay, ReplayOptions, stop_on_signals
+    from streamwarden.trips.tlc import read_tlc
+
+    options = ReplayOptions(
+        speed="max" if speed == "max" else _number("--speed", speed),
+        late_share=late_share,
+        late_min=_duration("--late-min", late_min),
+        late_max=_duration("--late-max", late_max),
+        file_every=_duration("--file-every", file_every),
+        start=start,
+        end=end,
+        seed=seed,
+    )
+    workspace = open_workspace(profile, root=root)
+    if source == ["generator"]:
+        period = {name: value for name, value in (("start", start), ("end", end)) if value is not None}
+        trips = generate(GeneratorOptions(seed=seed, **period))  # type: ignore[arg-type]
+    else:
+        trips = read_tlc([Path(name) for name in source])
+    job = Replay(trips, landing or workspace.root / "landing", options, restart=again)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,}/{task.total:,} trips"),
+        TimeElapsedColumn(),
+        console=err,
+        transient=as_json,
+    )
+    with stop_on_signals() as stop_event, bar:
+        shown = bar.add_task("replay", total=job.plan.trips.num_rows)
+        done = job.run(
+            lambda now: bar.update(shown, completed=now.trips, description=f"{now.clock:%Y-%m-%d %H:%M}"), stop_event
+        )
+    if as_json:
+        print_json(vars(done))
+    elif done.done:
+        out.print(f"replay: all {done.total_trips:,} trips have landed in {done.total_files} files")
+    else:
+        out.print(f"replay: stopped at {done.trips:,} of {done.total_trips:,} trips; the same command resumes")
+
+
+@app.command("generate")
+@reported
+def generate_trips(
+    path: Annotated[Path, typer.Argument(metavar="OUT", help="Parquet file to write.", show_default=False)],
+    start: Annotated[datetime, typer.Option(help="First pickup.")] = datetime(2023, 3, 6),
+    end: Annotated[datetime, typer.Option(help="Pickups are before this.")] = datetime(2023, 3, 13),
+    trips: Annotated[int | None, typer.Option(help="How many; default as many as green taxis have.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same trips.")] = 0,
+    schema: Annotated[str, typer.Option(help="2023, or 2025 with cbd_congestion_fee.")] = "2023",
+    dirt: Annotated[bool, typer.Option(help="With the dirt that real files have.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Write seeded trips, shaped after the real ones, as a TLC file."""
+    import pyarrow.parquet as pq
+
+    from streamwarden.trips.generator import GeneratorOptions, generate
+
+    options = GeneratorOptions(
+        start=start,
+        end=end,
+        trips=trips,
+        seed=seed,
+        schema=schema,  # type: ignore[arg-type]
+        dirt=dirt,
+    )
+    table = generate(options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path)
+    if as_json:
+        print_json({"file": str(path), "trips": table.num_rows})
+    else:
+        out.print(f"{path}: {table.num_rows:,} trips")
+
+
+def _duration(option: str, text: str) -> timedelta:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number nor max", param_hint=option) from None
