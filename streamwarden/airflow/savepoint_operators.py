@@ -233,7 +233,7 @@ class VerifyOperator(JobOperator, InterruptibleOperator):
 
 
 class HousekeepingOperator(InterruptibleOperator):
-    """Removes the savepoints that retention lets go, and what interrupted takes and deletes left.
+    """Removes the savepoints that retention lets go, what interrupted work left, and checkpoints no longer in force.
 
     For every job that is deployed or has savepoints, by the ``savepoints.keep`` of its deployed spec; of a job that is
     not deployed, by its YAML, and by the defaults where there is none. Never removes the newest verified one, one with

@@ -164,7 +164,6 @@ def housekeeping(
         elif record.state == "deleting":
             _finish_delete(workspace, record)
             deleting.append(record.id)
-    _release_ended(workspace, job)
     expired = [one.manifest.id for one in _expired(savepoints(workspace, job), retention, now)]
     for name in expired:
         delete(workspace, job, name)
@@ -274,19 +273,6 @@ def _update(workspace: Workspace, found: Savepoint, change: Callable[[Record], R
         return change(record)
 
     return record_document(workspace, found.manifest.job, found.manifest.id).update(apply)
-
-
-def _release_ended(workspace: Workspace, job: str) -> None:
-    """Take back :func:`use` for operations that were killed and never resumed: a later one has taken their place."""
-    used = [one for one in savepoints(workspace, job) if one.record.in_use_by]
-    if not used:
-        return
-    # Read after the savepoints, as an operation begins before it uses one. Of all jobs: a clone uses another's.
-    found = [JobDocuments(workspace.storage, name).operation.read() for name in workspace.files.folders("control")]
-    going_on = {one.id for one in found if one is not None and one.state == "running"}
-    for one in used:
-        for ended in set(one.record.in_use_by) - going_on:
-            release(workspace, one, ended)
 
 
 def _finish_delete(workspace: Workspace, record: Record) -> None:
