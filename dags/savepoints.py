@@ -104,9 +104,10 @@ with DAG(
     dag_id="housekeeping",
     description="Remove the savepoints that retention lets go, and what interrupted work left.",
     doc_md=(
-        "Checkpoints that are no longer in force go too. By `savepoints.keep` of each job's deployed spec. Never removes the newest verified one, one with a label, or"
-        " one in use; manual ones only where the job says so. Hourly, unless `STREAMWARDEN_HOUSEKEEPING_SCHEDULE` says"
-        " otherwise; an empty one means none. It reads small documents and starts nothing."
+        "By `savepoints.keep` of each job's deployed spec. Never removes the newest verified one, one with a label, or"
+        " one in use; manual ones only where the job says so. Checkpoints that are no longer in force go too. Hourly,"
+        " unless `STREAMWARDEN_HOUSEKEEPING_SCHEDULE` says otherwise; an empty one means none. It reads small documents"
+        " and starts nothing."
     ),
     schedule=os.environ.get("STREAMWARDEN_HOUSEKEEPING_SCHEDULE", "@hourly") or None,
     **SCHEDULED,
