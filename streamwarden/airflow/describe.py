@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from streamwarden.control.config import config_dir
+from streamwarden.control.savepoints.periodic import schedule_text
+from streamwarden.control.spec import SavepointSpec
 
-__all__ = ["dag_id_of", "describe_job"]
+__all__ = ["dag_id_of", "describe_job", "periodic_dag_id", "periodic_savepoints", "schedule_text"]
 
 # libyaml where it is there: the whole parse of a DAG file has to stay well under a second.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -24,7 +28,12 @@ _GUIDE = (
 
 def dag_id_of(job: str) -> str:
     """Return the id of a job's DAG. A file name that no job may have still gets one: its DAG shows the error."""
-    return "job_" + re.sub(r"[^\w.-]", "_", job, flags=re.ASCII)
+    return f"job_{_as_id(job)}"
+
+
+def periodic_dag_id(job: str) -> str:
+    """Return the id of the DAG that takes a job's periodic savepoints."""
+    return f"savepoint_{_as_id(job)}"
 
 
 def describe_job(job: str, *, config: Path | None = None) -> tuple[str, str]:
@@ -35,9 +44,29 @@ def describe_job(job: str, *, config: Path | None = None) -> tuple[str, str]:
     """
     path = (config or config_dir()) / "jobs" / f"{job}.yaml"
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        raw = _read(path)
         text = str(raw.get("description") or "").strip()
     except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
         text = f"**{path.name} cannot be read**: {error}"
     first = re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0].replace("\n", " ")
     return first[:200], f"{text}\n\n{_GUIDE.format(file=path.name)}"
+
+
+def periodic_savepoints(job: str, *, config: Path | None = None) -> SavepointSpec | None:
+    """Return what a job's YAML says of savepoints, if they are to be taken by themselves; else None.
+
+    Judges this part of the file only. A wrong one counts as none: the job's deploy task names file and field.
+    """
+    try:
+        spec = SavepointSpec.model_validate(_read((config or config_dir()) / "jobs" / f"{job}.yaml")["savepoints"])
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError, LookupError, TypeError):
+        return None
+    return None if spec.every is None and spec.cron is None else spec
+
+
+def _as_id(job: str) -> str:
+    return re.sub(r"[^\w.-]", "_", job, flags=re.ASCII)
+
+
+def _read(path: Path) -> Any:
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)

@@ -16,6 +16,7 @@ from typing import IO, Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
+from streamwarden.airflow.job_operator import ALL_JOBS, JobOperator, holder_of
 from streamwarden.airflow.logtail import describe_error
 from streamwarden.airflow.triggers import SuperviseTrigger
 from streamwarden.control import operations
@@ -40,43 +41,8 @@ from streamwarden.errors import StreamwardenError
 
 __all__ = ["ALL_JOBS", "CheckOperator", "DeployOperator", "ReleaseOperator", "StopOperator", "SuperviseOperator"]
 
-ALL_JOBS = "all"
-"""What to give :class:`StopOperator` as job for every deployed one."""
 
-
-class _JobOperator(BaseOperator):
-    """What the operators of one job share: the place, and Airflow's words for an error."""
-
-    template_fields: Sequence[str] = ("job",)
-
-    def __init__(
-        self,
-        *,
-        job: str,
-        profile: str | None = None,
-        config: str | None = None,
-        root: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.job = job
-        self.profile = profile
-        self.config = config
-        self.root = root
-
-    def open(self) -> Workspace:
-        """Open the place; what is not given comes from the worker's environment."""
-        try:
-            return open_workspace(self.profile, config=Path(self.config) if self.config else None, root=self.root)
-        except StreamwardenError as error:
-            raise AirflowFailException(str(error)) from error
-
-    def fail(self, error: StreamwardenError) -> AirflowException:
-        """Return the exception to raise: a final one if starting again can't help."""
-        return AirflowException(str(error)) if error.retryable else AirflowFailException(str(error))
-
-
-class DeployOperator(_JobOperator):
+class DeployOperator(JobOperator):
     """Makes a job run as its YAML says now; leaves a driver alone that does so already.
 
     Waits a moment for the driver to say that it runs, so that an error of the configuration fails this task, with the
@@ -109,7 +75,7 @@ class DeployOperator(_JobOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Deploy."""
         workspace = self.open()
-        holder = _holder(context)
+        holder = holder_of(context)
         try:
             self._respect_stop(workspace, context)
             # Now, not when the supervise task starts: an ended run's late trigger must find that the job is ours.
@@ -151,7 +117,7 @@ class DeployOperator(_JobOperator):
         raise AirflowFailException(str(seen.error.to_exception()))
 
 
-class SuperviseOperator(_JobOperator):
+class SuperviseOperator(JobOperator):
     """Keeps a deployed job running for as long as it is wanted, holding no worker slot while there is nothing to do.
 
     Restarts a dead, silent or failed driver from its checkpoint, with back-off, within the spec's failure budget
@@ -186,7 +152,7 @@ class SuperviseOperator(_JobOperator):
         """Attach to the job, deploying it if a person cleared the task of one that is down; then watch."""
         workspace = self.open()
         ti = context["ti"]
-        holder = _holder(context)
+        holder = holder_of(context)
         try:
             ours = Claim(holder=holder, attempt=ti.try_number, granted=ti.max_tries, at=utc_now())
             before = claim(workspace, self.job, ours)
@@ -246,7 +212,7 @@ class SuperviseOperator(_JobOperator):
         if seen.error is not None:
             words = describe_error(workspace, self.job, seen.incarnation, seen.error)
             self.log.warning("driver %s is %s\n%s", seen.incarnation, seen.phase, words)
-        launched = restart(workspace, seen, by=f"airflow:{_holder(context)}")
+        launched = restart(workspace, seen, by=f"airflow:{holder_of(context)}")
         if launched is None:
             self.log.info("%s: restarted, stopped or deployed by somebody else meanwhile", seen.incarnation)
         else:
@@ -273,7 +239,7 @@ class SuperviseOperator(_JobOperator):
         operations.stop(
             workspace,
             self.job,
-            by=f"airflow:{_holder(context)}",
+            by=f"airflow:{holder_of(context)}",
             reason=f"its supervise task was ended by hand ({state})",
             incarnation=incarnation,
             timeout=None,
@@ -287,7 +253,7 @@ class SuperviseOperator(_JobOperator):
                 profile=workspace.profile.name,
                 config=str(workspace.config),
                 root=str(workspace.root),
-                holder=_holder(context),
+                holder=holder_of(context),
                 attempt=context["ti"].try_number,
                 incarnation=incarnation,
                 poll_interval=self.poll_interval,
@@ -296,7 +262,7 @@ class SuperviseOperator(_JobOperator):
         )
 
 
-class ReleaseOperator(_JobOperator):
+class ReleaseOperator(JobOperator):
     """Sees to it that no driver of a run goes on unwatched once the run's supervise task has ended.
 
     Normally there is nothing to do: a supervised job ends by its own stop, or because a person marked the task failed
@@ -333,20 +299,20 @@ class ReleaseOperator(_JobOperator):
         try:
             seen = observe(workspace, self.job)
             holder = current_claim(workspace, self.job)
-            if holder is None or holder.holder != _holder(context):
+            if holder is None or holder.holder != holder_of(context):
                 self.log.info("supervised by %s now: left alone", holder.holder if holder else "nobody")
             elif not seen.phase.alive:
                 self.log.info("%s is %s: nothing to release", seen.incarnation, seen.phase)
             else:
                 reason = f"its supervise task has ended ({state})"
-                by = f"airflow:{_holder(context)}"
+                by = f"airflow:{holder_of(context)}"
                 operations.stop(workspace, self.job, by=by, reason=reason, incarnation=seen.incarnation, timeout=None)
                 self.log.warning("driver %s is asked to stop: %s", seen.incarnation, reason)
         except StreamwardenError as error:
             raise self.fail(error) from error
 
 
-class StopOperator(_JobOperator):
+class StopOperator(JobOperator):
     """Suspends a job, or all of them: each driver finishes its batch in flight and ends.
 
     Holds its slot while it waits: a stop takes a batch's time. Does not delete anything: a deploy goes on where the
@@ -375,7 +341,7 @@ class StopOperator(_JobOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Ask all, then wait for each."""
         workspace = self.open()
-        by, timeout = f"airflow:{_holder(context)}", float(self.timeout)
+        by, timeout = f"airflow:{holder_of(context)}", float(self.timeout)
         try:
             if self.job == ALL_JOBS:
                 names = job_names(workspace.config)
@@ -493,11 +459,6 @@ class CheckOperator(BaseOperator):
             self.log.info(line.rstrip())
             last.append(line.rstrip())
             del last[:-20]
-
-
-def _holder(context: Context) -> str:
-    ti = context["ti"]
-    return f"{ti.dag_id}/{ti.run_id}"
 
 
 def _summary(workspace: Workspace, seen: Observation) -> dict[str, Any]:

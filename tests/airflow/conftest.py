@@ -58,6 +58,9 @@ class Run:
     granted: int = 1000
     states: dict[str, Any] = field(default_factory=lambda: {"supervise": "running"})
     dag_id: str = "job_lamp"
+    run_type: str = "manual"
+    runs_of_job: int = 0
+    job_paused: bool = False
 
     def context(self, task: str = "supervise") -> Any:
         from airflow.sdk import timezone
@@ -71,9 +74,12 @@ class Run:
             max_tries=self.granted,
             xcom_push=lambda key, value: pushed.update({key: value}),
             get_task_states=lambda **_: {self.run_id: dict(self.states)},
+            get_dr_count=lambda **_: self.runs_of_job,
+            get_dag=lambda _: SimpleNamespace(is_paused=self.job_paused),
             pushed=pushed,
         )
-        return {"ti": ti, "dag_run": SimpleNamespace(run_after=timezone.utcnow()), "params": {}}
+        dag_run = SimpleNamespace(run_after=timezone.utcnow(), run_type=self.run_type)
+        return {"ti": ti, "dag_run": dag_run, "params": {}}
 
 
 class Place:
@@ -90,7 +96,14 @@ class Place:
         self.write_job()
         self.workspace: Workspace = open_workspace("test", config=self.config)
 
-    def write_job(self, name: str = "lamp", *, restarts: dict[str, Any] | None = None, **options: Any) -> None:
+    def write_job(
+        self,
+        name: str = "lamp",
+        *,
+        restarts: dict[str, Any] | None = None,
+        savepoints: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         spec = {
             "name": name,
             "description": "A stand-in. It has a second sentence.",
@@ -98,6 +111,7 @@ class Place:
             "source": {"kind": "files", "path": "landing"},
             "sinks": [{"table": name, "mode": "append"}],
             "restarts": {"max": 3, "backoff": "200ms", **(restarts or {})},
+            "savepoints": savepoints or {},
             "options": options,
         }
         (self.config / "jobs" / f"{name}.yaml").write_text(yaml.safe_dump(spec))
@@ -111,6 +125,10 @@ class Place:
 
     def seen(self) -> Observation:
         return observe(self.workspace, self.job)
+
+    def batch(self, number: int) -> Observation:
+        """Wait until a batch is committed."""
+        return self.until(lambda seen: bool(seen.heartbeat and (seen.heartbeat.batch or 0) >= number))
 
     def until(self, condition: Callable[[Observation], bool], *, timeout: float = 30) -> Observation:
         return operations.wait_for(self.workspace, self.job, condition, timeout=timeout, what="the test", poll=0.05)

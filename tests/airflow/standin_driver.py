@@ -1,7 +1,8 @@
-"""A driver without Spark: speaks the control protocol, does no work. Called like ``streamwarden.driver``.
+"""A driver without Spark: speaks the control protocol, and writes the checkpoint of a stateless job without outputs.
 
-The job's ``options`` tell it how to misbehave: ``standin_fail`` (an error code to fail with, once ``standin_after``
-batches were done) and ``standin_stop_s`` (how long a stop takes).
+Called like ``streamwarden.driver``. The job's ``options`` tell it how to misbehave: ``standin_fail`` (an error code to
+fail with, once ``standin_after`` batches were done), ``standin_stop_s`` (how long a stop takes), ``standin_mute``
+(after so many batches it does no more, and lives on) and ``standin_idle`` (the same, but says that there is no input).
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import sys
 import time
 from pathlib import Path
 
+from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.documents import (
     BatchProgress,
+    CheckpointRef,
     DriverState,
     ErrorInfo,
     Exit,
@@ -25,7 +28,7 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.lease import LeaseHolder
 from streamwarden.control.processes import current_process
-from streamwarden.control.workspace import open_workspace
+from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
 
 BATCH_S = 0.2
@@ -34,6 +37,23 @@ BATCH_S = 0.2
 def say_aloud(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def checkpoint_of(workspace: Workspace, documents: JobDocuments) -> CheckpointRef:
+    found = documents.checkpoint.read()
+    if found is None:
+        path = f"checkpoints/{documents.job}/g000001"
+        found = CheckpointRef(job=documents.job, generation=1, path=path, since=utc_now(), reason="first start")
+        documents.checkpoint.create(found)
+        workspace.files.write(f"{path}/metadata", b'{"id":"stand-in"}')
+    return found
+
+
+def commit(workspace: Workspace, path: str, batch: int) -> None:
+    """Write what Spark writes of a batch without state, read from a folder of files."""
+    offset = f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{{}}}}\n{{"logOffset":{batch}}}'
+    workspace.files.write(f"{path}/offsets/{batch}", offset.encode())
+    workspace.files.write(f"{path}/commits/{batch}", b'v1\n{"nextBatchWatermarkMs":0}')
 
 
 def main() -> int:
@@ -48,6 +68,7 @@ def main() -> int:
     signalled: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: signalled.append(number))
     batch: int | None = None
+    generation, idle = 0, False
 
     def say(state: DriverState) -> None:
         documents.heartbeat(incarnation).write(
@@ -57,7 +78,9 @@ def main() -> int:
                 started_at=started,
                 state=state,
                 process=process,
+                generation=generation,
                 batch=batch,
+                idle=idle,
             )
         )
 
@@ -78,17 +101,22 @@ def main() -> int:
         lease.acquire(wait=workspace.profile.lease)
     except StreamwardenError as error:
         return leave(error)
-    last = documents.checkpoint.storage.read(f"standin/{given.job}")
-    batch = int(last.data) if last else None
+    reference = checkpoint_of(workspace, documents)
+    generation = reference.generation
+    batch = CheckpointReader(workspace.storage, reference.path).last_commit()
+    done = 0
     while True:
         lease.renew()
         if "standin_fail" in options and (batch or 0) >= options.get("standin_after", 0):
             say_aloud("stand-in fails as it was told")
             return leave(StreamwardenError(options["standin_fail"], "as it was told"))
-        batch = 0 if batch is None else batch + 1
-        documents.checkpoint.storage.write(f"standin/{given.job}", str(batch).encode())
-        done = BatchProgress(batch=batch, at=utc_now(), duration_ms=int(BATCH_S * 1000), rows_in=10, rows_out=10)
-        documents.progress(incarnation).write(Progress(incarnation=incarnation, at=utc_now(), last=done))
+        idle = done >= options.get("standin_idle", 1_000_000)
+        if not idle and done < options.get("standin_mute", 1_000_000):
+            batch = 0 if batch is None else batch + 1
+            commit(workspace, reference.path, batch)
+            last = BatchProgress(batch=batch, at=utc_now(), duration_ms=int(BATCH_S * 1000), rows_in=10, rows_out=10)
+            documents.progress(incarnation).write(Progress(incarnation=incarnation, at=utc_now(), last=last))
+            done += 1
         say(DriverState.RUNNING)
         requests = documents.open_requests(incarnation)
         if requests or signalled:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from streamwarden.airflow.describe import periodic_savepoints
 from streamwarden.control import operations
 from streamwarden.control.config import job_names
 from streamwarden.control.supervision import Phase
@@ -17,6 +18,8 @@ from tests.airflow.conftest import REPOSITORY, Place
 pytestmark = pytest.mark.airflow
 
 DAGS = REPOSITORY / "dags"
+
+OTHERS = {"stop", "restore", "quality", "savepoint", "verify_savepoints", "housekeeping"}
 
 
 def load(path: Path):  # type: ignore[no-untyped-def]
@@ -28,11 +31,13 @@ def load(path: Path):  # type: ignore[no-untyped-def]
 def test_all_files_load(airflow_database: None) -> None:
     bag = load(DAGS)
     assert not bag.import_errors
-    assert set(bag.dag_ids) == {*(f"job_{name}" for name in job_names()), "stop", "quality"}
+    periodic = {f"savepoint_{name}" for name in job_names() if periodic_savepoints(name)}
+    assert set(bag.dag_ids) == {*(f"job_{name}" for name in job_names()), *OTHERS, *periodic}
     for dag in bag.dags.values():
         dag.check_cycle()
         assert dag.doc_md and dag.description and "streamwarden" in dag.tags
-        assert dag.schedule is None
+        scheduled = dag.dag_id in periodic or dag.dag_id == "housekeeping"
+        assert (dag.schedule is not None) is scheduled and not dag.catchup
 
 
 def test_job_dags_are_wired_alike(airflow_database: None) -> None:
@@ -61,13 +66,22 @@ def test_parse_is_quick_and_without_spark() -> None:
         """
     )
     files = [str(path) for path in sorted(DAGS.glob("*.py"))]
-    assert len(files) == 3
+    assert len(files) == 4
     run = subprocess.run([sys.executable, "-c", script, *files], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     for line in run.stdout.splitlines():
         if line.startswith("/"):
             path, seconds = line.split()
             assert float(seconds) < 1, path
+
+
+def test_schedules_come_from_the_environment(
+    place: Place, airflow_database: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMWARDEN_VERIFY_SCHEDULE", "@daily")
+    monkeypatch.setenv("STREAMWARDEN_HOUSEKEEPING_SCHEDULE", "")
+    dags = load(DAGS / "savepoints.py").dags
+    assert dags["verify_savepoints"].schedule == "@daily" and dags["housekeeping"].schedule is None
 
 
 def test_new_yaml_adds_a_dag_and_a_broken_one_harms_no_other(place: Place, airflow_database: None) -> None:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from streamwarden.airflow.standalone import COMPONENTS, Standalone, StandaloneError
+from streamwarden.control.documents import JobDocuments
 from streamwarden.control.supervision import Phase
 from tests.airflow.conftest import REPOSITORY, STANDIN, Place
 
@@ -32,7 +33,7 @@ def airflow(place: Place, tmp_path: Path) -> Iterator[Standalone]:
     }
     home = tmp_path / "airflow"
     with Standalone(home=home, port=0, env=env) as running:
-        running.wait_for_dags([DAG, "stop", "quality"])
+        running.wait_for_dags([DAG, "stop", "quality", "savepoint", "restore"])
         yield running
     left = [
         process.info["cmdline"]
@@ -90,6 +91,74 @@ def test_supervises_through_kills_and_restarts(place: Place, airflow: Standalone
     assert client.xcom(DAG, again, "supervise")["phase"] == "stopped"
     log = client.task_log(DAG, run, "supervise", attempt=1)
     assert "restarted as" in log and "DRIVER_DIED" in log
+
+
+def test_supervised_run_survives_restores(place: Place, airflow: Standalone) -> None:
+    client, documents = airflow.client, JobDocuments(place.workspace.storage, "lamp")
+    run = client.trigger_dag(DAG)
+    client.wait_for_task(DAG, run, "supervise", ("deferred",), timeout=90)
+    place.batch(1)
+    taken = client.trigger_dag("savepoint", {"job": "lamp", "note": "for the test"})
+    assert client.wait_for_run("savepoint", taken, timeout=90) == "success"
+    savepoint = client.xcom("savepoint", taken, "take")
+    assert client.xcom("savepoint", taken, "verify") == {"verified": [savepoint["id"]]}
+
+    # From the one that was verified; the job's own run goes on.
+    first = place.seen().incarnation
+    restored = client.trigger_dag("restore", {"job": "lamp", "reason": "for the test"})
+    assert client.wait_for_run("restore", restored, timeout=120) == "success"
+    done = client.xcom("restore", restored, "restore")
+    assert (done["savepoint"], done["generation"]) == (savepoint["id"], 2)
+    assert client.xcom("restore", restored, "supervise") == DAG
+    assert client.task_state(DAG, run, "supervise") == "deferred" and place.seen().incarnation != first
+    assert f"{place.seen().incarnation} is running" in client.task_log(DAG, run, "supervise")
+
+    # Marked failed while it waits for a job that does nothing: on the new checkpoint, and let go.
+    place.write_job(standin_mute=0)
+    half = client.trigger_dag("restore", {"job": "lamp", "savepoint": savepoint["id"], "health_timeout": 600})
+    place.until(lambda _: _step(documents) == "wait for health", timeout=90)
+    client.set_task_state("restore", half, "restore", "failed")
+    place.until(lambda seen: seen.operation is None, timeout=60)
+    operation = documents.operation.read()
+    assert operation is not None and operation.state == "running", "it may be resumed"
+    assert client.wait_for_run("restore", half, timeout=90) == "failed"
+    assert client.task_state("restore", half, "supervise") == "success"
+    reference = documents.checkpoint.read()
+    assert reference is not None and reference.generation == 3
+    assert client.task_state(DAG, run, "supervise") == "deferred" and place.seen().phase is Phase.RUNNING
+
+    # The next one does not become healthy either, and goes back to that.
+    unwell = client.trigger_dag("restore", {"job": "lamp", "savepoint": savepoint["id"], "health_timeout": 3})
+    assert client.wait_for_run("restore", unwell, timeout=120) == "failed"
+    assert client.xcom("restore", unwell, "restore", "error")["code"] == "RESTORE_UNHEALTHY"
+    log = client.task_log("restore", unwell, "restore")
+    assert "RESTORE_UNHEALTHY" in log and "What to do" in log and "step roll back: " in log
+    place.until(lambda seen: bool(seen.heartbeat and seen.heartbeat.generation == 3), timeout=30)
+    assert client.tasks(DAG, run)["supervise"]["try_number"] == 1, "not one try was lost"
+    assert client.task_state(DAG, run, "supervise") == "deferred"
+
+    # And a killed driver is still restarted, by the same run.
+    seen = place.until(lambda now: now.phase is Phase.RUNNING)
+    assert seen.heartbeat is not None
+    os.kill(seen.heartbeat.process.pid, signal.SIGKILL)
+    place.until(lambda now: now.phase is Phase.RUNNING and now.incarnation != seen.incarnation, timeout=90)
+    stop = client.trigger_dag("stop", {"job": "lamp"})
+    assert client.wait_for_run("stop", stop, timeout=90) == "success"
+    assert client.wait_for_run(DAG, run, timeout=90) == "success"
+
+    # Nobody supervises it now: the restore sees to that.
+    place.write_job()
+    alone = client.trigger_dag("restore", {"job": "lamp", "savepoint": savepoint["id"]})
+    assert client.wait_for_run("restore", alone, timeout=120) == "success"
+    triggered = client.xcom("restore", alone, "supervise", "trigger_run_id")
+    client.wait_for_task(DAG, triggered, "supervise", ("deferred",), timeout=90)
+    launched = client.xcom(DAG, triggered, "deploy")
+    assert launched["launched"] is False and launched["incarnation"] == place.seen().incarnation
+
+
+def _step(documents: JobDocuments) -> str:
+    found = documents.operation.read()
+    return found.steps[-1].name if found is not None and found.state == "running" and found.steps else ""
 
 
 def test_taken_port_is_said_before_anything_starts(tmp_path: Path) -> None:

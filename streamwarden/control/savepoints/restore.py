@@ -172,12 +172,22 @@ class _Restore:
             if not (was.phase.alive or was.phase is Phase.SILENT):
                 step.detail = f"the job is {was.phase}"
                 return
-            operations.request_stop(self._workspace, self._job, by=self._by, reason="restore")
-            kill_silent(was)
+            asked: set[str | None] = set()
+
+            def ended(now: Observation) -> bool:
+                # Each in its turn: a killed try may have started one that takes over when the asked one ends.
+                if now.incarnation not in asked:
+                    asked.add(now.incarnation)
+                    operations.request_stop(
+                        self._workspace, self._job, by=self._by, reason="restore", incarnation=now.incarnation
+                    )
+                    kill_silent(now)
+                return not now.phase.alive
+
             seen = operations.wait_for(
                 self._workspace,
                 self._job,
-                lambda now: not now.phase.alive,
+                ended,
                 timeout=self._stop_timeout,
                 what="the driver to stop",
                 code="STOP_TIMED_OUT",

@@ -13,7 +13,14 @@ from typing import Any
 from streamwarden.control.documents import utc_now
 from streamwarden.control.processes import kill, process_of
 from streamwarden.control.savepoints.catalogue import Savepoint
-from streamwarden.control.savepoints.manifest import Manifest, Record, Verification, checkpoint_key, record_document
+from streamwarden.control.savepoints.manifest import (
+    Manifest,
+    Record,
+    Verification,
+    checkpoint_key,
+    manifest_document,
+    record_document,
+)
 from streamwarden.control.savepoints.take import Report
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
@@ -88,7 +95,8 @@ def verify(
     Returns
     -------
     dict
-        What was found, by savepoint id. A damaged one is marked as such and not raised for.
+        What was found, by savepoint id. A damaged one is marked as such and not raised for. One that was deleted
+        meanwhile is not in it.
 
     Raises
     ------
@@ -106,6 +114,9 @@ def verify(
     found = {}
     for one in chosen:
         manifest = one.manifest
+        if manifest_document(workspace, manifest.job, manifest.id).read() is None:
+            # Its files are gone because somebody deleted it, and a record of it would be one of nothing.
+            continue
         answer = read.get(manifest.id)
         rows = None
         if answer is not None and "error" in answer:
@@ -161,6 +172,8 @@ def _read_state(workspace: Workspace, manifests: list[Manifest]) -> dict[str, di
     )
     try:
         output, errors = process.communicate(timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise StreamwardenError("SAVEPOINT_VERIFY_FAILED", f"no end after {_TIMEOUT_S:.0f} s") from error
     finally:
         # However this ends, its JVM ends too.
         if process.poll() is None:

@@ -1,0 +1,87 @@
+"""The savepoints that a form offers. Read at parse time, so quick, and never an error."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from streamwarden.control.savepoints.catalogue import LATEST
+from streamwarden.control.workspace import open_workspace
+
+__all__ = ["chosen_savepoint", "offered_savepoints"]
+
+_SEPARATOR = " · "
+_HEAD = 4096
+"""Bytes of a manifest that are read. Its list of files comes last and may be long; what is shown comes first."""
+
+
+def offered_savepoints(jobs: Iterable[str], *, limit: int = 50, patience: float = 0.5) -> list[str]:
+    """Return what a form's field may suggest: ``latest``, then the newest savepoints of some jobs, each with its words.
+
+    Airflow's form shows suggestions as they are (`values_display` is for closed lists only), so the words are part of
+    them: :func:`chosen_savepoint` takes the id out again. Damaged ones are left out. A place in a bucket offers
+    ``latest`` only: a DAG file's parsing must not wait for a server.
+
+    Parameters
+    ----------
+    jobs
+        Whose.
+    limit
+        How many at most. 50: a browser's list.
+    patience
+        Seconds for all of it. 0.5: a parse should stay below one; what is read by then is offered, so that a file
+        system that hangs hangs no DAG.
+    """
+    found: list[str] = []
+    # A daemon: a read that never returns holds up neither the parse nor the end of its process.
+    reader = threading.Thread(target=_read, args=(list(jobs), limit, found), daemon=True)
+    reader.start()
+    reader.join(patience)
+    return [LATEST, *found]
+
+
+def chosen_savepoint(text: str) -> str:
+    """Return the id, label or ``latest`` of what was typed or picked."""
+    return text.split(_SEPARATOR, 1)[0].strip()
+
+
+def _read(jobs: list[str], limit: int, found: list[str]) -> None:
+    # Whatever is the matter with the place: the DAG's tasks say it, with its code and remedy.
+    with suppress(Exception):
+        workspace = open_workspace()
+        if workspace.s3 is not None:
+            return
+        named = [(name, job) for job in jobs for name in workspace.files.folders(f"savepoints/{job}")]
+        for name, job in sorted(named, reverse=True):
+            if len(found) >= limit:
+                return
+            # One torn document hides that savepoint only.
+            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                words = _describe(workspace.root, job, name)
+                if words:
+                    found.append(_SEPARATOR.join([name, job, *words]))
+
+
+def _describe(root: Path, job: str, name: str) -> list[str] | None:
+    # No models here: checking a manifest of thousands of files takes longer than a parse may.
+    with (root / "savepoints" / job / name / "manifest.json").open("rb") as stream:
+        head = stream.read(_HEAD).decode(errors="replace")
+    record = {}
+    with suppress(FileNotFoundError):
+        record = json.loads((root / "control" / job / "savepoints" / f"{name}.json").read_bytes())
+    verdict = (record.get("verification") or {}).get("verdict", "unverified")
+    if record.get("state") == "deleting" or verdict == "damaged":
+        return None
+    words = [_field(head, "taken_at")[:16].replace("T", " ") + " UTC", f"batch {_field(head, 'batch')}"]
+    words += [_field(head, "origin"), verdict]
+    label = " ".join(str(record.get("label") or "").split())
+    return [*words, f"“{label}”"] if label else words
+
+
+def _field(head: str, name: str) -> str:
+    match = re.search(rf'^ "{name}": "?([^",\n]+)', head, flags=re.MULTILINE)
+    return match[1] if match else "?"

@@ -1,0 +1,285 @@
+"""Restoring from Airflow, with drivers that are stand-ins."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, DagRunTriggerException, TaskDeferred
+
+from streamwarden.airflow.operators import SuperviseOperator
+from streamwarden.airflow.restore_operators import EnsureSupervisedOperator, RestoreOperator
+from streamwarden.control import operations
+from streamwarden.control.documents import CheckpointRef, JobDocuments, Operation
+from streamwarden.control.operation import active_operation, begin
+from streamwarden.control.savepoints import catalogue, restore
+from streamwarden.control.savepoints.manifest import Manifest, Origin
+from streamwarden.control.savepoints.take import take
+from streamwarden.control.savepoints.verify import verify
+from streamwarden.control.supervision import Phase
+from streamwarden.errors import StreamwardenError
+from tests.airflow.conftest import REPOSITORY, Place, Run, fired, reborn
+from tests.airflow.test_dags import load
+
+pytestmark = pytest.mark.airflow
+
+
+def restoring(place: Place, **kwargs: Any) -> RestoreOperator:
+    kwargs.setdefault("health_timeout", 20)
+    return RestoreOperator(task_id="restore", job="lamp", **kwargs, **place.place())
+
+
+def run_of(attempt: int = 1, **kwargs: Any) -> Run:
+    return Run(dag_id="restore", attempt=attempt, granted=3, **kwargs)
+
+
+def savepoint(place: Place, *, batches: int = 3) -> Manifest:
+    """Deploy, take a verified savepoint, and go on for some batches."""
+    place.deploy()
+    made = take(place.workspace, "lamp", origin=Origin.MANUAL, by="test")
+    verify(place.workspace, [catalogue.find(place.workspace, "lamp", made.id)], by="test")
+    place.batch(made.batch + batches)
+    return made
+
+
+def reference(place: Place) -> CheckpointRef:
+    found = JobDocuments(place.workspace.storage, "lamp").checkpoint.read()
+    assert found is not None
+    return found
+
+
+def operation(place: Place) -> Operation:
+    found = JobDocuments(place.workspace.storage, "lamp").operation.read()
+    assert found is not None
+    return found
+
+
+@contextmanager
+def terminated_when(task: RestoreOperator, condition: Callable[[], bool]) -> Iterator[None]:
+    """Send SIGTERM as Airflow does when a task is marked failed, once a condition holds."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            if condition():
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.signal(signal.SIGTERM, before)
+
+
+def at_step(place: Place, name: str) -> Callable[[], bool]:
+    def reached() -> bool:
+        found = active_operation(place.workspace, "lamp")
+        return found is not None and bool(found.steps) and found.steps[-1].name == name
+
+    return reached
+
+
+def test_restores_while_the_supervisor_waits(place: Place) -> None:
+    made = savepoint(place)
+    first = place.seen()
+    run = Run()
+    with pytest.raises(TaskDeferred) as raised:
+        SuperviseOperator(task_id="supervise", job="lamp", **place.place()).execute(run.context())
+    trigger = reborn(raised.value.trigger, run)  # type: ignore[arg-type]
+    events: list[Any] = []
+    watching = threading.Thread(target=lambda: events.append(fired(trigger, within=6)), daemon=True)
+    watching.start()
+    task, said = restoring(place, savepoint=f"{made.id} · lamp · batch 1", reason="a bad file"), []
+    task.log.info = lambda text, *args: said.append(text % args)  # type: ignore[method-assign]
+    context = run_of().context("restore")
+    done = task.execute(context)
+    assert done["state"] == "done" and done["savepoint"] == made.id
+    assert (done["batch"], done["generation"]) == (made.batch, 2)
+    assert list(done["steps"]) == [
+        "precheck",
+        "stop",
+        "pre-restore savepoint",
+        "fresh checkpoint",
+        "switch",
+        "start",
+        "wait for health",
+    ]
+    seen = place.seen()
+    assert seen.phase is Phase.RUNNING and seen.incarnation != first.incarnation
+    assert seen.desired is not None and seen.desired.note == done_note(place)
+    for name in done["steps"]:
+        assert any(line.startswith(f"step {name}: ") for line in said), name
+    watching.join(10)
+    assert events == [None], "the supervisor had nothing to do"
+    # And it watches the new driver now.
+    assert trigger.incarnation == seen.incarnation
+    assert active_operation(place.workspace, "lamp") is None
+
+
+def done_note(place: Place) -> str:
+    # The start is the last that writes it.
+    return reference(place).reason
+
+
+def test_unhealthy_job_goes_back_and_the_run_says_why(place: Place) -> None:
+    made = savepoint(place)
+    before = reference(place)
+    place.write_job(standin_fail="DRIVER_FAILED")
+    task, said = restoring(place, savepoint="latest"), []
+    task.log.error = lambda text, *args: said.append(text % args)  # type: ignore[method-assign]
+    context = run_of().context("restore")
+    with pytest.raises(AirflowFailException) as raised:
+        task.execute(context)
+    text = str(raised.value)
+    assert "[RESTORE_UNHEALTHY]" in text and "DRIVER_FAILED: as it was told" in text and "What to do" in text
+    assert context["ti"].pushed["error"]["code"] == "RESTORE_UNHEALTHY"
+    assert "stand-in fails as it was told" in said[0], "the words of the driver that failed"
+    seen = place.until(lambda now: now.phase is Phase.RUNNING)
+    assert seen.heartbeat is not None and seen.heartbeat.generation == before.generation == 1
+    assert reference(place).path == before.path and operation(place).state == "rolled back"
+    assert catalogue.find(place.workspace, "lamp", made.id).record.in_use_by == []
+    # Had the worker died just before it said so, the next try would say the same, and not begin anew.
+    again = run_of(attempt=2).context("restore")
+    with pytest.raises(AirflowFailException, match="RESTORE_UNHEALTHY"):
+        task.execute(again)
+    assert operation(place).id == operation(place).id and place.seen().incarnation == seen.incarnation
+
+
+@pytest.mark.parametrize(
+    "change, code",
+    [({"savepoint": "nothing"}, "SAVEPOINT_NOT_FOUND"), ({}, "RESTORE_SOURCE_CHANGED")],
+)
+def test_what_does_not_fit_is_said_before_anything_is_touched(place: Place, change: dict[str, str], code: str) -> None:
+    savepoint(place)
+    first = place.seen()
+    if code == "RESTORE_SOURCE_CHANGED":
+        path = place.config / "jobs" / "lamp.yaml"
+        path.write_text(path.read_text().replace("path: landing", "path: elsewhere"))
+    context = run_of().context("restore")
+    with pytest.raises(AirflowFailException, match=rf"\[{code}\](?s:.)*What to do"):
+        restoring(place, **change).execute(context)
+    assert context["ti"].pushed["error"]["code"] == code
+    assert place.seen().incarnation == first.incarnation and place.seen().phase is Phase.RUNNING
+    assert reference(place).generation == 1
+
+
+def test_another_operation_is_not_waited_for(place: Place) -> None:
+    savepoint(place)
+    with (
+        begin(place.workspace, "lamp", "restore", by="somebody", params={}) as handle,
+        pytest.raises(AirflowFailException, match="OPERATION_RUNNING"),
+    ):
+        restoring(place).execute(run_of().context("restore"))
+    assert operation(place).id == handle.id
+
+
+def test_an_earlier_try_that_still_works_is_waited_for(place: Place) -> None:
+    savepoint(place)
+    by = "airflow:restore/manual__1"
+    with begin(place.workspace, "lamp", "restore", by=by, params={}), pytest.raises(AirflowException) as raised:
+        restoring(place).execute(run_of(attempt=2).context("restore"))
+    assert "OPERATION_RUNNING" in str(raised.value) and not isinstance(raised.value, AirflowFailException)
+
+
+@pytest.mark.parametrize("step, generation", [("stop", 1), ("wait for health", 2)])
+def test_killed_restore_lets_a_supervisor_go_on_and_is_resumed(place: Place, step: str, generation: int) -> None:
+    place.write_job(standin_stop_s=1)
+    made = savepoint(place)
+    # After the restore it does nothing at first: its health is waited for.
+    place.write_job(standin_stop_s=1, standin_mute=0)
+    task = restoring(place)
+    with terminated_when(task, at_step(place, step)), pytest.raises(AirflowException, match="ended from outside"):
+        task.execute(run_of().context("restore"))
+    left = operation(place)
+    assert left.state == "running" and left.process is None and active_operation(place.workspace, "lamp") is None
+    assert reference(place).generation == generation, "on the old checkpoint or on the new one"
+    seen = place.until(lambda now: now.phase is Phase.RUNNING)
+    assert seen.desired is not None and seen.desired.state == "running"
+    place.write_job(standin_stop_s=1)
+    if generation == 2:
+        # Whoever starts the driver again, it goes on from there.
+        operations.deploy(place.workspace, "lamp", by="test")
+        place.until(lambda now: now.phase is Phase.RUNNING and now.incarnation != seen.incarnation)
+    done = restoring(place).execute(run_of(attempt=2).context("restore"))
+    assert done["operation"] == left.id and done["savepoint"] == made.id and done["generation"] == 2
+    assert place.seen().phase is Phase.RUNNING and reference(place).generation == 2
+    # And once more: Airflow never heard that it had ended.
+    told = restoring(place).execute(run_of(attempt=3).context("restore"))
+    assert told == done and reference(place).generation == 2
+    # But a clear means it again.
+    cleared = Run(dag_id="restore", attempt=4, granted=6).context("restore")
+    assert restoring(place).execute(cleared)["generation"] == 3
+
+
+def test_documents_out_of_reach_are_tried_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    savepoint(place)
+
+    def away(*_: Any, **__: Any) -> None:
+        raise StreamwardenError("S3_UNREACHABLE", "no answer")
+
+    monkeypatch.setattr("streamwarden.airflow.restore_operators.restore", away)
+    with pytest.raises(AirflowException) as raised:
+        restoring(place).execute(run_of().context("restore"))
+    assert not isinstance(raised.value, AirflowFailException)
+
+
+def ensure(place: Place, run: Run) -> str | None:
+    task = EnsureSupervisedOperator(task_id="supervise", job="lamp", **place.place())
+    return task.execute(run.context("supervise"))
+
+
+def test_a_restored_job_that_nobody_supervises_gets_a_run(place: Place) -> None:
+    place.deploy()
+    assert ensure(place, run_of(states={"restore": "success"}, runs_of_job=1)) == "job_lamp"
+    with pytest.raises(DagRunTriggerException) as raised:
+        ensure(place, run_of(states={"restore": "success"}, job_paused=True))
+    assert raised.value.trigger_dag_id == "job_lamp" and raised.value.dag_run_id == "restore__manual__1__1"
+    assert ensure(place, run_of(states={"restore": "failed"})) is None, "it runs as it did"
+    operations.stop(place.workspace, "lamp", by="test")
+    assert ensure(place, run_of(states={"restore": "success"})) is None
+
+
+def test_a_job_that_a_killed_restore_left_down_gets_a_run(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    savepoint(place)
+
+    def killed(*_: Any, **__: Any) -> None:
+        # As SIGKILL would: nothing is tidied up.
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(restore._Restore, "_save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        restoring(place).execute(run_of().context("restore"))
+    seen = place.seen()
+    assert seen.phase is Phase.STOPPED and seen.desired is not None and seen.desired.state == "running"
+    with pytest.raises(DagRunTriggerException):
+        ensure(place, run_of(states={"restore": "failed"}))
+
+
+def test_runs_in_airflow_and_triggers_a_supervised_run(place: Place, airflow_database: None) -> None:
+    made = savepoint(place)
+    dag = load(REPOSITORY / "dags" / "operations.py").dags["restore"]
+    run = dag.test(run_conf={"job": "lamp", "savepoint": made.id, "reason": "the test", "health_timeout": 20})
+    assert {ti.task_id: str(ti.state) for ti in run.get_task_instances()} == {
+        "restore": "success",
+        "supervise": "success",
+    }
+    assert reference(place).generation == 2 and operation(place).by.startswith("airflow:restore/")
+    from airflow.models.dagrun import DagRun
+
+    assert [str(found.state) for found in DagRun.find(dag_id="job_lamp")] == ["queued"]
+
+    place.write_job(standin_fail="DRIVER_FAILED")
+    run = dag.test(run_conf={"job": "lamp", "savepoint": made.id, "health_timeout": 20})
+    assert {ti.task_id: str(ti.state) for ti in run.get_task_instances()} == {
+        "restore": "failed",
+        "supervise": "success",
+    }
+    assert str(run.state) == "failed", "the teardown hides nothing"

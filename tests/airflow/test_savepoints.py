@@ -1,0 +1,346 @@
+"""Savepoints' DAGs and operators, with drivers that are stand-ins: of a stateless job, so no JVM is needed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, ParamValidationError
+
+from streamwarden.airflow import savepoint_operators
+from streamwarden.airflow.describe import periodic_savepoints
+from streamwarden.airflow.offered import chosen_savepoint, offered_savepoints
+from streamwarden.airflow.savepoint_operators import (
+    HousekeepingOperator,
+    PeriodicSavepointOperator,
+    SavepointOperator,
+    VerifyOperator,
+)
+from streamwarden.control import operations
+from streamwarden.control.documents import JobDocuments
+from streamwarden.control.operation import begin
+from streamwarden.control.savepoints import catalogue
+from streamwarden.control.savepoints import take as taking
+from streamwarden.control.savepoints.manifest import Manifest, Origin, checkpoint_key, folder_key
+from streamwarden.control.savepoints.periodic import reason_to_skip
+from streamwarden.control.savepoints.take import take
+from streamwarden.control.savepoints.verify import verify
+from streamwarden.control.supervision import Phase
+from streamwarden.errors import StreamwardenError
+from tests.airflow.conftest import REPOSITORY, Place, Run
+from tests.airflow.test_dags import load
+
+pytestmark = pytest.mark.airflow
+
+DAGS = REPOSITORY / "dags"
+
+
+def states(run: Any) -> dict[str, str]:
+    return {ti.task_id: str(ti.state) for ti in run.get_task_instances()}
+
+
+def taken(place: Place, origin: Origin = Origin.MANUAL) -> Manifest:
+    return take(place.workspace, "lamp", origin=origin, by="test")
+
+
+def damage(place: Place, made: Manifest, name: str = "offsets/0") -> None:
+    path = place.workspace.root / checkpoint_key("lamp", made.id) / name
+    # A new file: the old one is shared with the checkpoint.
+    path.unlink()
+    path.write_text("something else")
+
+
+def operator(kind: Any, place: Place, **kwargs: Any) -> Any:
+    return kind(task_id="task", **kwargs, **place.place())
+
+
+def test_forms_take_what_they_should(place: Place, airflow_database: None) -> None:
+    place.write_job("other")
+    bag = load(DAGS)
+    assert not bag.import_errors
+    form = bag.dags["savepoint"].params
+    assert form.get_param("job").schema["enum"] == ["lamp", "other"] and not form.get_param("job").has_value
+    assert (form["stop"], form["verify"], form["note"]) == (False, True, "")
+    restore = bag.dags["restore"].params
+    assert not restore.get_param("job").has_value and restore["savepoint"] == "latest"
+    outputs = restore.get_param("outputs").schema
+    assert set(outputs["values_display"]) == set(outputs["enum"]) == {"default", "rewind", "leave"}
+    for param, wrong in (("job", "nobody"), ("outputs", "burn"), ("health_timeout", 0), ("savepoint", "")):
+        with pytest.raises(ParamValidationError):
+            restore.get_param(param).resolve(wrong)
+    restore.get_param("savepoint").resolve("an id that came after the parse")
+    assert bag.dags["verify_savepoints"].params.get_param("job").schema["enum"] == ["all", "lamp", "other"]
+
+
+def test_savepoint_of_a_running_job_is_taken_and_verified(place: Place, airflow_database: None) -> None:
+    first = place.deploy()
+    dag = load(DAGS / "savepoints.py").dags["savepoint"]
+    run = dag.test(run_conf={"job": "lamp", "note": "before lunch"})
+    assert states(run) == {"take": "success", "verify": "success"}
+    [found] = catalogue.savepoints(place.workspace, "lamp")
+    assert (found.verdict, found.manifest.origin, found.record.note) == ("verified", Origin.MANUAL, "before lunch")
+    assert found.manifest.by.startswith("airflow:savepoint/")
+    assert place.seen().incarnation == first.incarnation and place.seen().phase is Phase.RUNNING
+
+
+def test_savepoint_with_a_stop_and_unverified(place: Place, airflow_database: None) -> None:
+    place.deploy()
+    dag = load(DAGS / "savepoints.py").dags["savepoint"]
+    run = dag.test(run_conf={"job": "lamp", "stop": True, "verify": False})
+    assert states(run) == {"take": "success", "verify": "skipped"}
+    seen = place.seen()
+    assert seen.phase is Phase.STOPPED and seen.desired is not None and seen.desired.state == "suspended"
+    [found] = catalogue.savepoints(place.workspace, "lamp")
+    assert seen.exit is not None and found.manifest.batch == seen.exit.batch
+    assert (found.verdict, found.manifest.origin) == ("unverified", Origin.SUSPEND)
+
+
+def test_take_returns_what_it_took_and_logs_it(place: Place) -> None:
+    place.deploy()
+    take_it = operator(SavepointOperator, place, job="lamp", stop="False")
+    said: list[str] = []
+    take_it.log.info = lambda text, *args: said.append(text % args)
+    done = take_it.execute(Run(dag_id="savepoint").context("take"))
+    [found] = catalogue.savepoints(place.workspace, "lamp")
+    assert done["id"] == found.manifest.id and done["batch"] == found.manifest.batch
+    assert done["bytes"] > 0 and done["rows"] == 0 and done["took_s"] >= 0
+    assert any(line.startswith("copy: ") for line in said) and any(f"savepoint {done['id']}" in line for line in said)
+
+
+def test_nothing_to_take_is_final_and_what_may_pass_is_not(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AirflowFailException, match=r"NOT_DEPLOYED(?s:.)*What to do"):
+        operator(SavepointOperator, place, job="lamp").execute(Run().context("take"))
+
+    def outrun(*_: Any, **__: Any) -> None:
+        raise StreamwardenError("SAVEPOINT_OUTRUN", "lamp: 5 tries")
+
+    monkeypatch.setattr(savepoint_operators, "take", outrun)
+    with pytest.raises(AirflowException, match="SAVEPOINT_OUTRUN") as raised:
+        operator(SavepointOperator, place, job="lamp").execute(Run().context("take"))
+    assert not isinstance(raised.value, AirflowFailException)
+
+
+def test_ended_by_hand_leaves_nothing_and_the_job_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    task = operator(SavepointOperator, place, job="lamp", stop=True)
+    before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
+    real = taking._Take._sinks
+
+    def ended_here(self: Any, batch: int) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, batch)
+
+    monkeypatch.setattr(taking._Take, "_sinks", ended_here)
+    try:
+        with pytest.raises(AirflowException, match="ended from outside"):
+            task.execute(Run(dag_id="savepoint").context("take"))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not place.workspace.files.folders("savepoints/lamp")
+    assert not list((place.workspace.root / "control" / "lamp" / "savepoints").glob("*"))
+    place.until(lambda seen: seen.phase is Phase.RUNNING)
+    # Not in the midst of work, it is nothing: Airflow also calls it after a timeout has ended the work.
+    task.on_kill()
+
+
+def test_verify_names_each_damaged_savepoint_with_its_file(place: Place) -> None:
+    place.deploy()
+    first, good, last = taken(place), taken(place), taken(place)
+    damage(place, first)
+    (place.workspace.root / checkpoint_key("lamp", last.id) / "metadata").unlink()
+    with pytest.raises(AirflowFailException) as raised:
+        operator(VerifyOperator, place, job="all", savepoint="all").execute(Run().context("verify"))
+    text = str(raised.value)
+    assert "SAVEPOINT_DAMAGED" in text and good.id not in text
+    assert f"lamp {first.id}: offsets/0: 14 bytes" in text and f"lamp {last.id}: metadata: missing" in text
+    verdicts = {one.manifest.id: one.verdict for one in catalogue.savepoints(place.workspace, "lamp")}
+    assert verdicts == {first.id: "damaged", good.id: "verified", last.id: "damaged"}
+    one = operator(VerifyOperator, place, job="lamp", savepoint="latest").execute(Run().context("verify"))
+    assert one == {"verified": [good.id]}
+
+
+def test_verify_finds_by_label_over_all_jobs(place: Place) -> None:
+    with pytest.raises(AirflowSkipException, match="no savepoints"):
+        operator(VerifyOperator, place, job="all").execute(Run().context("verify"))
+    place.deploy()
+    made = taken(place)
+    catalogue.label(place.workspace, "lamp", made.id, "golden")
+    found = operator(VerifyOperator, place, job="all", savepoint="golden").execute(Run().context("verify"))
+    assert found == {"verified": [made.id]}
+    with pytest.raises(AirflowFailException, match="SAVEPOINT_NOT_FOUND"):
+        operator(VerifyOperator, place, job="all", savepoint="nothing").execute(Run().context("verify"))
+    with pytest.raises(AirflowSkipException, match="not asked for"):
+        operator(VerifyOperator, place, job="lamp", wanted="False").execute(Run().context("verify"))
+
+
+def test_verify_dag_runs(place: Place, airflow_database: None) -> None:
+    place.deploy()
+    damage(place, taken(place))
+    run = load(DAGS / "savepoints.py").dags["verify_savepoints"].test()
+    assert states(run) == {"verify": "failed"}
+
+
+def test_periodic_dags_follow_the_yaml(place: Place, airflow_database: None) -> None:
+    place.write_job("six", savepoints={"every": "6h"})
+    place.write_job("night", savepoints={"cron": "0 3 * * *", "verify": False})
+    place.write_job("wrong", savepoints={"cron": "at night"})
+    place.write_job("both", savepoints={"every": "6h", "cron": "0 3 * * *"})
+    (place.config / "jobs" / "torn.yaml").write_text("name: [")
+    (place.config / "jobs" / "text.yaml").write_text("just text")
+    (place.config / "jobs" / "odd name!.yaml").write_text("savepoints: {every: 1h}")
+    bag = load(DAGS / "savepoints.py")
+    assert not bag.import_errors
+    periodic = {name: dag for name, dag in bag.dags.items() if name.startswith("savepoint_")}
+    assert set(periodic) == {"savepoint_six", "savepoint_night", "savepoint_odd_name_"}
+    assert periodic["savepoint_six"].schedule == timedelta(hours=6)
+    night = periodic["savepoint_night"]
+    assert night.schedule == "0 3 * * *" and str(night.timezone) == "UTC"
+    assert all(dag.catchup is False and dag.max_active_runs == 1 for dag in periodic.values())
+    assert "cron 0 3 * * *" in night.doc_md
+    assert periodic_savepoints("wrong") is None and periodic_savepoints("no such file") is None
+
+
+def test_periodic_take_is_verified_as_deployed(place: Place, airflow_database: None) -> None:
+    place.write_job(savepoints={"every": "1h"})
+    place.deploy()
+    run = load(DAGS / "savepoints.py").dags["savepoint_lamp"].test()
+    assert states(run) == {"take": "success", "verify": "success"}
+    [found] = catalogue.savepoints(place.workspace, "lamp")
+    assert (found.manifest.origin, found.verdict) == (Origin.PERIODIC, "verified")
+
+
+def test_periodic_take_is_skipped_with_its_reason(place: Place) -> None:
+    place.write_job(savepoints={"every": "1h"}, standin_idle=3)
+    task = operator(PeriodicSavepointOperator, place, job="lamp", planned="every 1h")
+    context = Run(dag_id="savepoint_lamp", run_type="scheduled").context("take")
+
+    def skipped() -> str:
+        with pytest.raises(AirflowSkipException) as raised:
+            task.execute(context)
+        return str(raised.value)
+
+    assert skipped() == "lamp is not deployed"
+    place.deploy()
+    place.until(lambda seen: bool(seen.heartbeat and seen.heartbeat.idle))
+    with begin(place.workspace, "lamp", "restore", by="test", params={}) as handle:
+        assert f"restore {handle.id} is working on lamp" in skipped()
+        handle.end("done")
+    made = task.execute(context)
+    assert made["verify"] is True
+    assert skipped() == f"lamp has no new batch since savepoint {made['id']} (batch 2)"
+    damage(place, catalogue.find(place.workspace, "lamp", made["id"]).manifest)
+    verify(place.workspace, catalogue.savepoints(place.workspace, "lamp"), by="test")
+    assert reason_to_skip(place.workspace, "lamp") is None, "a damaged one is no reason"
+    operations.stop(place.workspace, "lamp", by="somebody")
+    assert "lamp is suspended, by somebody" in skipped()
+
+
+def test_what_is_deployed_decides_over_a_changed_yaml(place: Place) -> None:
+    place.write_job(savepoints={"every": "6h"})
+    place.deploy()
+    context = Run(dag_id="savepoint_lamp", run_type="scheduled").context("take")
+    task = operator(PeriodicSavepointOperator, place, job="lamp", planned="every 1h")
+    said: list[str] = []
+    task.log.warning = lambda text, *args: said.append(text % args)
+    made = task.execute(context)
+    assert "deployed: every 6h; this DAG follows the YAML: every 1h. What is deployed counts" in said
+    place.batch(made["batch"] + 1)
+    with pytest.raises(AirflowSkipException, match=r"as deployed \(every 6h; its YAML says every 1h\) the next one is"):
+        task.execute(context)
+    later = catalogue.find(place.workspace, "lamp", made["id"]).manifest.taken_at + timedelta(hours=6)
+    assert reason_to_skip(place.workspace, "lamp", planned="every 1h", now=later) is None
+    by_hand = Run(dag_id="savepoint_lamp", run_type="manual").context("take")
+    assert task.execute(by_hand)["batch"] > made["batch"], "a person doesn't wait for the clock"
+
+    def deployed(**savepoints: Any) -> None:
+        place.write_job(savepoints=savepoints)
+        operations.deploy(place.workspace, "lamp", by="test")
+        place.until(lambda seen: seen.phase is Phase.RUNNING)
+
+    deployed(cron="0 0 1 1 *")
+    reason = reason_to_skip(place.workspace, "lamp", planned="every 1h")
+    assert reason is not None and "-01-01 00:00:00 UTC" in reason
+    deployed()
+    reason = reason_to_skip(place.workspace, "lamp", planned="every 1h")
+    assert reason is not None and "takes no periodic savepoints" in reason
+
+
+def test_housekeeping_removes_and_protects(place: Place, airflow_database: None) -> None:
+    place.write_job(savepoints={"keep": {"periodic": {"count": 1}}})
+    place.deploy()
+    labelled, old, newest = (taken(place, Origin.PERIODIC) for _ in range(3))
+    catalogue.label(place.workspace, "lamp", labelled.id, "golden")
+    manual = taken(place)
+    # What a killed take leaves: a record of a process that is gone, and files without a manifest.
+    folder = place.workspace.root / folder_key("lamp", "20200101T000000000z0000")
+    (folder / "checkpoint").mkdir(parents=True)
+    (folder / "checkpoint" / "metadata").write_text("half")
+    record = catalogue.find(place.workspace, "lamp", old.id).record
+    from streamwarden.control.savepoints.manifest import record_document
+
+    record_document(place.workspace, "lamp", folder.name).write(
+        record.model_copy(update={"id": folder.name, "state": "taking", "process": None})
+    )
+    removed = operator(HousekeepingOperator, place).execute(Run(dag_id="housekeeping").context("housekeeping"))
+    assert removed == {"lamp": {"removed_interrupted": [folder.name], "expired": [old.id]}}
+    assert not folder.exists()
+    left = [one.manifest.id for one in catalogue.savepoints(place.workspace, "lamp")]
+    assert left == [manual.id, newest.id, labelled.id]
+    dag = load(DAGS / "savepoints.py").dags["housekeeping"]
+    assert dag.schedule == "@hourly" and states(dag.test()) == {"housekeeping": "success"}
+
+
+def test_housekeeping_of_one_job_does_not_wait_for_another(place: Place) -> None:
+    place.write_job(savepoints={"keep": {"periodic": {"count": 1}}})
+    place.deploy()
+    old, _ = taken(place, Origin.PERIODIC), taken(place, Origin.PERIODIC)
+    JobDocuments(place.workspace.storage, "broken").desired.storage.write("control/broken/desired.json", b"{")
+    with pytest.raises(AirflowException, match="DOCUMENT_INVALID"):
+        operator(HousekeepingOperator, place).execute(Run(dag_id="housekeeping").context("housekeeping"))
+    assert old.id not in [one.manifest.id for one in catalogue.savepoints(place.workspace, "lamp")]
+
+
+def test_restore_form_offers_the_savepoints_with_their_words(place: Place, airflow_database: None) -> None:
+    place.deploy()
+    first, torn, bad, last = (taken(place) for _ in range(4))
+    catalogue.label(place.workspace, "lamp", first.id, "before the  upgrade")
+    damage(place, bad)
+    verify(place.workspace, [catalogue.find(place.workspace, "lamp", one.id) for one in (first, bad)], by="test")
+    (place.workspace.root / folder_key("lamp", torn.id) / "manifest.json").unlink()
+    offered = load(DAGS / "operations.py").dags["restore"].params.get_param("savepoint").schema["examples"]
+    when = f"{first.taken_at:%Y-%m-%d %H:%M} UTC"
+    assert offered == [
+        "latest",
+        f"{last.id} · lamp · {last.taken_at:%Y-%m-%d %H:%M} UTC · batch {last.batch} · manual · unverified",
+        f"{first.id} · lamp · {when} · batch {first.batch} · manual · verified · “before the upgrade”",
+    ]
+    assert [chosen_savepoint(text) for text in offered] == ["latest", last.id, first.id]
+    assert offered_savepoints(["lamp"], limit=1) == offered[:2]
+
+
+def test_no_trouble_with_the_place_is_a_trouble_of_the_parse(
+    place: Place, airflow_database: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("STREAMWARDEN_ROOT", str(tmp_path / "file" / "below"))
+    assert offered_savepoints(["lamp"]) == ["latest"]
+    monkeypatch.setenv("STREAMWARDEN_PROFILE", "nowhere")
+    assert offered_savepoints(["lamp"]) == ["latest"]
+    bucket = {"name": "bucket", "root": str(tmp_path), "s3": {"bucket": "b-1", "endpoint": "http://127.0.0.1:9"}}
+    import yaml
+
+    (place.config / "profiles" / "bucket.yaml").write_text(yaml.safe_dump(bucket))
+    monkeypatch.setenv("STREAMWARDEN_PROFILE", "bucket")
+    assert offered_savepoints(["lamp"]) == ["latest"]
+    bag = load(DAGS)
+    assert not bag.import_errors and "restore" in bag.dags
+
+    hangs = threading.Event()
+    monkeypatch.setattr("streamwarden.airflow.offered.open_workspace", lambda: hangs.wait(30))
+    assert offered_savepoints(["lamp"], patience=0.1) == ["latest"]
+    hangs.set()

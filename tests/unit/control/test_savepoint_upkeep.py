@@ -1,0 +1,119 @@
+"""What is left of interrupted work on savepoints, on a checkpoint made by hand."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from streamwarden.control.documents import CheckpointRef, Desired, JobDocuments, utc_now
+from streamwarden.control.operation import begin
+from streamwarden.control.savepoints import catalogue
+from streamwarden.control.savepoints import verify as verifying
+from streamwarden.control.savepoints.manifest import Manifest, Origin, record_document
+from streamwarden.control.savepoints.take import take
+from streamwarden.control.spec import RetentionSpec
+from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.errors import StreamwardenError
+
+pytestmark = pytest.mark.unit
+
+JOB = "lamp"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    config = tmp_path / "config"
+    for folder in ("jobs", "profiles"):
+        (config / folder).mkdir(parents=True)
+    (config / "profiles" / "test.yaml").write_text(yaml.safe_dump({"name": "test", "root": str(tmp_path / "root")}))
+    spec = {
+        "name": JOB,
+        "module": "spark_jobs.none",
+        "source": {"kind": "files", "path": "landing"},
+        "sinks": [{"table": JOB, "mode": "append"}],
+    }
+    (config / "jobs" / f"{JOB}.yaml").write_text(yaml.safe_dump(spec))
+    made = open_workspace("test", config=config)
+    documents, loaded = JobDocuments(made.storage, JOB), made.job(JOB)
+    documents.desired.write(
+        Desired(
+            job=JOB,
+            state="suspended",
+            spec=loaded,
+            digest=loaded.digest(),
+            profile="test",
+            updated_at=utc_now(),
+            updated_by="test",
+        )
+    )
+    reference = CheckpointRef(
+        job=JOB, generation=1, path=f"checkpoints/{JOB}/g000001", since=utc_now(), reason="first start"
+    )
+    documents.checkpoint.write(reference)
+    files = {
+        "metadata": '{"id":"1"}',
+        "offsets/0": 'v1\n{"batchWatermarkMs":0}\n{"logOffset":0}',
+        "commits/0": "v1\n{}",
+    }
+    for name, text in files.items():
+        made.files.write(f"{reference.path}/{name}", text.encode())
+    return made
+
+
+def taken(workspace: Workspace) -> Manifest:
+    return take(workspace, JOB, origin=Origin.MANUAL, by="test")
+
+
+def test_a_savepoint_used_by_a_killed_operation_is_freed_once_another_took_its_place(workspace: Workspace) -> None:
+    made = taken(workspace)
+    found = catalogue.find(workspace, JOB, made.id)
+    with begin(workspace, JOB, "restore", by="killed", params={}) as handle:
+        catalogue.use(workspace, found, handle.id)
+    catalogue.housekeeping(workspace, JOB, RetentionSpec())
+    record = catalogue.find(workspace, JOB, made.id).record
+    assert record.in_use_by == [handle.id], "it may still be resumed"
+    with begin(workspace, JOB, "restore", by="another", params={}) as later:
+        later.end("done")
+    catalogue.housekeeping(workspace, JOB, RetentionSpec())
+    assert catalogue.find(workspace, JOB, made.id).record.in_use_by == []
+    catalogue.delete(workspace, JOB, made.id)
+
+
+def test_verifying_a_savepoint_that_is_deleted_meanwhile_leaves_nothing_of_it(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, stays = taken(workspace), taken(workspace)
+    chosen = catalogue.savepoints(workspace, JOB)
+    real = verifying.check_files
+
+    def slow(*args: Any, **kwargs: Any) -> list[str]:
+        if args[1].id == gone.id:
+            catalogue.delete(workspace, JOB, gone.id)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(verifying, "check_files", slow)
+    found = verifying.verify(workspace, chosen, by="test")
+    assert {name: one.verdict for name, one in found.items()} == {stays.id: "verified"}
+    assert record_document(workspace, JOB, gone.id).read() is None
+
+
+def test_reading_state_that_never_ends_is_an_error_of_the_catalogue(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = taken(workspace)
+    monkeypatch.setattr(verifying, "_TIMEOUT_S", 0.2)
+    real = subprocess.Popen
+    started: list[subprocess.Popen[str]] = []
+
+    def hanging(_: list[str], **kwargs: Any) -> subprocess.Popen[str]:
+        started.append(real(["sleep", "60"], **kwargs))
+        return started[-1]
+
+    monkeypatch.setattr(verifying.subprocess, "Popen", hanging)
+    with pytest.raises(StreamwardenError, match=r"SAVEPOINT_VERIFY_FAILED(?s:.)*no end"):
+        verifying._read_state(workspace, [made])
+    assert started[0].wait(5) == -9
