@@ -151,7 +151,9 @@ class ProgressListener(StreamingQueryListener):
             _log.exception("batch %s committed, but its progress could not be written", event.progress.batchId)
 
     def _report(self, event: StreamingQueryProgress) -> None:
-        # Spark also sends events, about every ten seconds, for triggers that found nothing to do.
+        # Spark also sends events for triggers that found nothing to do, under the id of the batch that comes next.
+        if "addBatch" not in event.durationMs:
+            return
         if self._recent and event.batchId <= self._recent[-1].batch:
             return
         if not self._checkpoint.is_committed(event.batchId):
