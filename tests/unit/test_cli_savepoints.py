@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from streamwarden.cli import app
+from streamwarden.control.documents import CheckpointRef, Desired, JobDocuments, utc_now
+from streamwarden.control.workspace import Workspace, open_workspace
+
+pytestmark = pytest.mark.unit
+
+REPOSITORY = Path(__file__).parents[2]
+JOB = "ingest_trips"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A place where a stateless job has run for three batches and is stopped."""
+    config = tmp_path / "config"
+    shutil.copytree(REPOSITORY / "config" / "jobs", config / "jobs")
+    (config / "profiles").mkdir()
+    (config / "profiles" / "test.yaml").write_text(yaml.safe_dump({"name": "test", "root": "root"}))
+    monkeypatch.setenv("STREAMWARDEN_CONFIG", str(config))
+    monkeypatch.setenv("STREAMWARDEN_PROFILE", "test")
+    made = open_workspace("test", config=config)
+    path = f"checkpoints/{JOB}/g000001"
+    made.files.write(f"{path}/metadata", b'{"id":"1"}')
+    for batch in range(3):
+        planned = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}})
+        made.files.write(f"{path}/offsets/{batch}", f'v1\n{planned}\n{{"logOffset":{batch}}}'.encode())
+        made.files.write(f"{path}/commits/{batch}", b"v1\n{}")
+        made.files.write(f"{path}/sources/0/{batch}", b"v1")
+    documents = JobDocuments(made.storage, JOB)
+    spec = made.job(JOB)
+    documents.desired.write(
+        Desired(
+            job=JOB,
+            state="suspended",
+            spec=spec,
+            digest=spec.digest(),
+            profile="test",
+            updated_at=utc_now(),
+            updated_by="test",
+        )
+    )
+    documents.checkpoint.write(CheckpointRef(job=JOB, generation=1, path=path, since=utc_now(), reason="first start"))
+    return made
+
+
+def run(*words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def taken(*words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run("savepoint", JOB, "--json", *words))
+    return found
+
+
+def test_a_savepoint_is_taken_listed_shown_labelled_and_deleted(workspace: Workspace) -> None:
+    first = taken("--note", "one")
+    assert (first["batch"], first["state"], first["note"], first["origin"]) == (2, "verified", "one", "manual")
+    second = taken("--no-verify")
+    assert second["state"] == "unverified"
+    listed = json.loads(run("savepoints", "list", "--json"))
+    assert [one["id"] for one in listed] == [second["id"], first["id"]]
+    assert first["id"] in run("savepoints", "list", JOB)
+    shown = json.loads(run("savepoints", "show", JOB, "latest", "--json"))
+    assert shown["id"] == first["id"]
+    assert len(shown["manifest"]["files"]) == 10
+    assert "table trips" in run("savepoints", "show", JOB, first["id"])
+    run("savepoints", "label", JOB, second["id"], "before-the-change")
+    assert "SAVEPOINT_IN_USE" in run("savepoints", "delete", JOB, "before-the-change", code=2)
+    run("savepoints", "label", JOB, second["id"], "")
+    run("savepoints", "delete", JOB, second["id"])
+    assert "SAVEPOINT_IN_USE" in run("savepoints", "delete", JOB, first["id"], code=2), "the newest verified one"
+    run("savepoints", "delete", JOB, first["id"], "--force")
+    assert json.loads(run("savepoints", "list", "--json")) == []
+
+
+def test_a_damaged_savepoint_is_named_and_is_not_well(workspace: Workspace) -> None:
+    made = taken()
+    (workspace.root / "savepoints" / JOB / made["id"] / "checkpoint" / "offsets" / "1").unlink()
+    said = run("savepoints", "verify", JOB, code=1)
+    assert "damaged" in said and "offsets/1: missing" in said
+    assert "SAVEPOINT_DAMAGED" in run("restore", JOB, "--savepoint", made["id"], code=2)
+
+
+def test_what_is_not_there_is_a_clear_error(workspace: Workspace) -> None:
+    assert "SAVEPOINT_NOT_FOUND" in run("savepoints", "show", JOB, "latest", code=2)
+    assert "NOT_DEPLOYED" in run("savepoint", "zone_windows", code=2)
+    assert "JOB_UNKNOWN" in run("restore", "nothing", code=2)
+
+
+def test_housekeeping_says_what_it_removed(workspace: Workspace) -> None:
+    workspace.files.write(f"checkpoints/{JOB}/g000000/metadata", b"old")
+    found = json.loads(run("housekeeping", JOB, "--json"))
+    assert found[JOB]["old_checkpoints"] == [f"checkpoints/{JOB}/g000000"]
+    assert "nothing to do" in run("housekeeping", JOB)
+
+
+def test_operations_are_shown_with_their_steps_and_error(workspace: Workspace) -> None:
+    made = taken()
+    (workspace.config / "jobs" / f"{JOB}.yaml").write_text(
+        (workspace.config / "jobs" / f"{JOB}.yaml").read_text().replace("path: landing", "path: elsewhere")
+    )
+    assert "RESTORE_SOURCE_CHANGED" in run("restore", JOB, "--savepoint", made["id"], code=2)
+    said = run("operations", JOB)
+    assert "precheck" in said and "RESTORE_SOURCE_CHANGED" in said
+    (found,) = json.loads(run("operations", JOB, "--json"))
+    assert found["state"] == "failed"
