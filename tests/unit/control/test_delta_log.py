@@ -136,7 +136,7 @@ def test_only_commits_are_versions(tmp_path: Path) -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[Commit], int]:
-    """A table's life: older generations, then ours with gaps, interrupted by what has no transaction or a failed one."""
+    """A table's life: an older generation, then ours with gaps, commits without a transaction, and failed generations."""
     commits = [CREATE]
     for number in range(draw(st.integers(0, 3))):
         commits.append(batch(number, OLDER))
