@@ -136,7 +136,7 @@ def test_only_commits_are_versions(tmp_path: Path) -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[Commit], int]:
-    """A table's life: an older generation, then ours with gaps, commits without a transaction, and failed generations."""
+    """A life of a table: an older generation, ours with gaps, commits without a transaction, failed generations."""
     commits = [CREATE]
     for number in range(draw(st.integers(0, 3))):
         commits.append(batch(number, OLDER))
