@@ -13,7 +13,14 @@ from typing import Any
 from streamwarden.control.documents import utc_now
 from streamwarden.control.processes import kill, process_of
 from streamwarden.control.savepoints.catalogue import Savepoint
-from streamwarden.control.savepoints.manifest import Manifest, Record, Verification, checkpoint_key, record_document
+from streamwarden.control.savepoints.manifest import (
+    Manifest,
+    Record,
+    Verification,
+    checkpoint_key,
+    manifest_document,
+    record_document,
+)
 from streamwarden.control.savepoints.take import Report
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
@@ -180,4 +187,6 @@ def _record(workspace: Workspace, one: Savepoint, verification: Verification) ->
     def apply(record: Record | None) -> Record:
         return (record or one.record).model_copy(update={"verification": verification})
 
-    record_document(workspace, one.manifest.job, one.manifest.id).update(apply)
+    # Deleted while it was looked through, it must not get a record again.
+    if manifest_document(workspace, one.manifest.job, one.manifest.id).read() is not None:
+        record_document(workspace, one.manifest.job, one.manifest.id).update(apply)
