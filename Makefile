@@ -12,7 +12,7 @@ ifdef TRIPS
 export STREAMWARDEN_TEST_DATA := $(abspath $(dir $(TRIPS)))
 endif
 
-.PHONY: help setup s3-server demo test test-fast check format up down docs bench-overhead clean
+.PHONY: help setup s3-server demo test test-fast check format up down docs bench-overhead bench-savepoint clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -66,6 +66,9 @@ docs: setup ## Write the generated pages of docs/ again
 
 bench-overhead: setup ## Our driver against a bare PySpark script
 	@$(BIN)/python benchmarks/overhead.py
+
+bench-savepoint: setup ## Savepoints against cp, sha256sum and reprocessing
+	@$(BIN)/python benchmarks/savepoint.py
 
 clean: ## Remove everything that a set-up or a run made
 	rm -rf .venv .tools .jars var .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -51,6 +51,8 @@ def configure_logging(folder: Path, job: str, incarnation: str, spec: LogSpec) -
     root.setLevel(logging.INFO)
     # py4j logs every broken connection of a stopping JVM as if it were news.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # Where it found credentials is said at each start, and needn't be.
+    logging.getLogger("botocore").setLevel(logging.WARNING)
 
 
 def rotate_console(folder: Path, spec: LogSpec) -> None:

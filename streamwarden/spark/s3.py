@@ -19,10 +19,11 @@ _ALWAYS: dict[str, str] = {
     # Delta's default for s3a, said here because it is relied on: it does not keep two writers of one table apart. Our
     # lease does.
     "spark.delta.logStore.s3a.impl": "io.delta.storage.S3SingleDriverLogStore",
-    # The defaults wait for minutes: 200 s of silence, 7 repetitions of S3A around 5 of the SDK. A batch that fails is
-    # tried again by the driver, out of a budget that a person has set, and says why; one that waits says nothing. As it
-    # is, a server that is back within some 10 s is not noticed, and one that stays away fails the batch after 20.
-    f"{_A}.connection.establish.timeout": "5s",
+    # The defaults wait for minutes: 30 s for a connection (15 is the least it takes), 200 s of silence, 7 repetitions
+    # by S3A around 5 by the SDK. A batch that fails is tried again by the driver, out of a budget that a person has
+    # set, and says why; one that waits says nothing. As it is, a server that is back within some 10 s is not noticed,
+    # and one that stays away fails the batch after 20.
+    f"{_A}.connection.establish.timeout": "15s",
     f"{_A}.connection.timeout": "30s",
     f"{_A}.attempts.maximum": "3",
     f"{_A}.retry.limit": "4",

@@ -83,12 +83,7 @@ class S3Storage(Storage):
 
     @override
     def delete(self, key: str) -> None:
-        try:
-            with self._bucket.errors("delete", key):
-                self._bucket.client.delete_object(Bucket=self._bucket.name, Key=self._bucket.key(key))
-        except FileNotFoundError:
-            # Amazon says nothing of an object that was not there; other servers do.
-            return
+        self._bucket.delete(key)
 
     @override
     def list(self, prefix: str) -> list[str]:
@@ -254,11 +249,7 @@ class S3Files(FileStore):
     @override
     @_patient
     def delete(self, key: str) -> None:
-        try:
-            with self._bucket.errors("delete", key):
-                self._bucket.client.delete_object(Bucket=self._bucket.name, Key=self._bucket.key(key))
-        except FileNotFoundError:
-            return
+        self._bucket.delete(key)
 
     @override
     @_patient

@@ -168,6 +168,15 @@ class Bucket:
                     self.client.list_objects_v2(Bucket=self.name, Prefix=self.key(key), MaxKeys=1)
                 raise
 
+    def delete(self, key: str) -> None:
+        """Remove an object; no error where there is none."""
+        try:
+            with self.errors("delete", key):
+                self.client.delete_object(Bucket=self.name, Key=self.key(key))
+        except FileNotFoundError:
+            # Amazon says nothing of an object that was not there; other servers do.
+            return
+
     def open(self, key: str) -> GetObjectOutputTypeDef:
         """Ask for an object, whose body is read later. Errors are botocore's: for use inside :meth:`errors`."""
         return self.client.get_object(Bucket=self.name, Key=self.key(key))

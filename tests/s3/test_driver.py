@@ -1,4 +1,4 @@
-"""One driver whose documents, checkpoint and table are on S3: a real process, a real server."""
+"""Drivers whose documents, checkpoints and tables are on S3: real processes, a real server."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from deltalake import write_deltalake
 
 from streamwarden.control import operations
 from streamwarden.control.documents import Supervision
+from streamwarden.control.savepoints.manifest import Origin, checkpoint_key
+from streamwarden.control.savepoints.take import take
 from streamwarden.control.supervision import Action, Observation, Phase, decide, observe, restart
+from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
 from streamwarden.demo.verify import read_table
+from tests.conftest import TripMaker
 from tests.integration.conftest import BY, REPOSITORY, Place
 from tests.s3.conftest import Place as Bucket
 from tests.s3.server import S3Server
+from tests.spark.job_runs import as_trips
 
 pytestmark = [pytest.mark.s3, pytest.mark.integration, pytest.mark.slow]
 
@@ -90,3 +96,32 @@ def test_a_driver_on_s3_survives_its_own_death_and_the_servers(place: Place, ser
     # Nothing but logs and the landing folder is on this machine's disk.
     assert sorted(path.name for path in place.workspace.root.iterdir()) == ["landing", "logs"]
     assert read_table(place.workspace, "numbers").num_rows == 4
+
+
+def test_state_on_s3_survives_a_killed_driver_and_can_be_saved(place: Place, make_trips: TripMaker) -> None:
+    place.job("zone_windows", source={"kind": "delta", "table": "trips", "max_files_per_batch": 1})
+    uri, options = place.workspace.delta_rs("trips")
+    trips = as_trips(make_trips(2_000, hours=24))
+    for start in range(0, 2_000, 200):
+        write_deltalake(uri, trips.slice(start, 200), mode="append", storage_options=options)
+    operations.deploy(place.workspace, "zone_windows", by=BY)
+    seen = place.wait("zone_windows", reached(2), "batch 2")
+    # With its JVM, as when the machine goes: state is then read back from the bucket.
+    lease = place.documents("zone_windows").lease.read()
+    assert lease is not None and lease.jvm is not None and seen.heartbeat is not None
+    for process in (seen.heartbeat.process, lease.jvm):
+        os.kill(process.pid, signal.SIGKILL)
+    operations.deploy(place.workspace, "zone_windows", by=BY)
+    place.wait("zone_windows", reached(9), "batch 9")
+
+    saved = take(place.workspace, "zone_windows", origin=Origin.MANUAL, by=BY)
+    assert {operator.name for operator in saved.operators} and any("state/" in file.path for file in saved.files)
+    folder = checkpoint_key("zone_windows", saved.id)
+    hashed = place.workspace.files.hash_many(f"{folder}/{file.path}" for file in saved.files)
+    assert {key: (one.size, one.sha256) for key, one in hashed.items()} == {
+        f"{folder}/{file.path}": (file.size, file.sha256) for file in saved.files
+    }
+
+    assert operations.stop(place.workspace, "zone_windows", by=BY).phase is Phase.STOPPED
+    expected = expected_zone_windows(read_table(place.workspace, "trips"))
+    assert compare_zone_windows(expected, read_table(place.workspace, "zone_windows")).equal

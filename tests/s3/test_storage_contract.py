@@ -165,3 +165,6 @@ def test_deleting_a_tree_may_be_repeated_and_touches_nothing_beside_it(files: Fi
     assert files.delete_tree("a") == 2
     assert (files.delete_tree("a"), list(files.walk("a"))) == (0, [])
     assert files.read("ab/3") == b"one"
+    files.delete("ab/3")
+    files.delete("ab/3")
+    assert list(files.walk("ab")) == []

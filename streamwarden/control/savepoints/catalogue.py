@@ -159,6 +159,7 @@ def housekeeping(
         folders of checkpoints that are no longer in force under ``old_checkpoints``.
     """
     now = now or utc_now()
+    _release_ended(workspace, job)
     interrupted, deleting = [], []
     for record in _records(workspace, job):
         if record.interrupted():
@@ -215,6 +216,22 @@ def describe(workspace: Workspace, found: Savepoint, *, sizes: bool = True) -> d
         "took_s": manifest.took_s,
         "verification": record.verification.model_dump(mode="json") if record.verification else None,
     }
+
+
+def _release_ended(workspace: Workspace, job: str) -> None:
+    """Free the savepoints of operations that ended, or were replaced, without saying so: their process was killed."""
+    used = [one for one in savepoints(workspace, job) if one.record.in_use_by]
+    if not used:
+        return
+    unfinished = set()
+    # The operation may be that of a clone.
+    for other in workspace.files.folders("control"):
+        operation = JobDocuments(workspace.storage, other).operation.read()
+        if operation is not None and operation.state == "running":
+            unfinished.add(operation.id)
+    for one in used:
+        for user in set(one.record.in_use_by) - unfinished:
+            release(workspace, one, user)
 
 
 def _remove_old_checkpoints(workspace: Workspace, job: str) -> list[str]:

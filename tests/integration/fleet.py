@@ -1,0 +1,141 @@
+"""The project's three jobs over trips that stream in, supervised as their DAGs do it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from streamwarden.control import operations
+from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.delta_log import DeltaLog
+from streamwarden.control.documents import Supervision
+from streamwarden.control.supervision import Action, Phase, decide, observe, restart
+from streamwarden.demo.verify import verify_outputs
+from streamwarden.errors import StreamwardenError
+from streamwarden.trips.generator import GeneratorOptions, generate
+from streamwarden.trips.replay import Replay, ReplayOptions
+from streamwarden.trips.tlc import read_tlc
+from tests.integration.conftest import BY, REPOSITORY, Place
+
+JOBS = ("ingest_trips", "zone_windows", "card_sessions")
+TABLES = ("trips", "trips_quarantine", "zone_windows", "card_sessions")
+START = datetime(2023, 3, 6)
+
+
+def some_trips(days: float) -> pa.Table:
+    """Real trips where they are at hand (STREAMWARDEN_TEST_DATA, or shared/data beside the checkout), or generated."""
+    folder = Path(os.environ.get("STREAMWARDEN_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
+    real = folder / "green_tripdata_2023-03.parquet"
+    end = START + timedelta(days=days)
+    if real.exists():
+        return read_tlc([real], start=START, end=end)
+    return generate(GeneratorOptions(start=START, end=end))
+
+
+class Supervisor(threading.Thread):
+    """Does for a few jobs what their DAGs' supervise tasks do."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(daemon=True)
+        self.place = place
+        self.done = threading.Event()
+        self.gave_up: list[str] = []
+
+    def run(self) -> None:
+        while not self.done.wait(0.3):
+            for job in JOBS:
+                try:
+                    self._look(job)
+                except StreamwardenError as error:
+                    if not error.retryable:
+                        self.gave_up.append(f"{job}: {error}")
+
+    def _look(self, job: str) -> None:
+        seen = observe(self.place.workspace, job)
+        if seen.phase is Phase.NOT_DEPLOYED:
+            return
+        verdict = decide(seen, self.place.documents(job).supervision.read() or Supervision())
+        if verdict.action is Action.RESTART:
+            restart(self.place.workspace, seen, by=BY)
+        elif verdict.action is Action.FAIL:
+            self.gave_up.append(f"{job}: {verdict.error}")
+
+
+class Fleet:
+    """Deployed, fed and supervised; used as a context, after which the supervisor is at rest."""
+
+    def __init__(self, place: Place, *, days: float, speed: float, profile: dict[str, Any] | None = None) -> None:
+        self.place = place
+        for job in JOBS:
+            place.job(job, restarts={"max": 200, "backoff": "100ms", "backoff_max": "1s"})
+        # Some batches more than the default would make of it, so that there is more to be killed in.
+        place.job("ingest_trips", source={"kind": "files", "path": "landing", "max_files_per_batch": 6})
+        place.profile(
+            **{
+                "jobs": {
+                    "interval": "1s",
+                    "partitions": 2,
+                    "resources": {"cores": 1, "memory": "768m"},
+                    "options": {"card_sessions": {"close_after": "5s"}},
+                },
+                **(profile or {}),
+            }
+        )
+        landing = place.workspace.root / "landing"
+        landing.mkdir(parents=True)
+        (landing / "notes.csv").write_text("no,trips\n")
+        late = timedelta(minutes=90)
+        options = ReplayOptions(speed=speed, late_share=0.1, late_max=late, file_every=timedelta(hours=1))
+        self.replay = Replay(some_trips(days), landing, options)
+        self.supervisor = Supervisor(place)
+        self._feeding = threading.Thread(target=self.replay.run, daemon=True)
+
+    def __enter__(self) -> Fleet:
+        for job in JOBS:
+            operations.deploy(self.place.workspace, job, by=BY)
+        self.supervisor.start()
+        self._feeding.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.supervisor.done.set()
+        self.supervisor.join()
+
+    def await_tables(self, timeout: float = 240) -> None:
+        """Wait until every job has committed a batch."""
+        for job in JOBS:
+            self.place.wait(job, lambda seen: bool(seen.heartbeat and seen.heartbeat.batch is not None), job, timeout)
+
+    def settle(self, timeout: float = 400, rest: int = 25) -> None:
+        """Wait until all trips have landed and nothing changes any more: each table rests while the drivers run."""
+        self._feeding.join()
+        deadline = time.monotonic() + timeout
+        rested, last = 0, []
+        while rested < rest:
+            assert not self.supervisor.gave_up, self.supervisor.gave_up
+            phases = [observe(self.place.workspace, job).phase for job in JOBS]
+            assert time.monotonic() < deadline, phases
+            time.sleep(1)
+            running = all(phase is Phase.RUNNING for phase in phases)
+            files = self.place.workspace.files
+            now = [DeltaLog(files, f"tables/{table}").latest for table in TABLES] if running else []
+            rested = rested + 1 if running and now == last else 0
+            last = now
+
+    def stop_and_compare(self, words: str) -> None:
+        """Stop all jobs cleanly, and compare what they wrote with a batch computation over the same trips."""
+        workspace = self.place.workspace
+        for job in JOBS:
+            assert operations.stop(workspace, job, by=BY).phase is Phase.STOPPED
+            reference = self.place.documents(job).checkpoint.read()
+            assert reference is not None
+            checkpoint = CheckpointReader(workspace.storage, reference.path)
+            assert checkpoint.last_offset() == checkpoint.last_commit()
+        for found in verify_outputs(workspace):
+            assert found.equal, f"{words}: {found}"
