@@ -101,16 +101,37 @@ def made(
 ) -> str:
     """Put a savepoint into the catalogue, with one file."""
     at = NOW - age
-    workspace.files.write(f"{checkpoint_key(JOB, name)}/metadata", b"x")
-    manifest_document(workspace, JOB, name).write(manifest(name, origin=origin, taken_at=at))
+    put(workspace, f"{checkpoint_key(JOB, name)}/metadata", "x")
+    put(
+        workspace,
+        manifest_document(workspace, JOB, name).key,
+        manifest(name, origin=origin, taken_at=at).model_dump_json(),
+    )
     found = None
     if verdict != "unverified":
         found = Verification(verdict=verdict, at=NOW, by="test", took_s=0, files=1, bytes=1)
     fields = {"id": name, "job": JOB, "state": "complete", "origin": origin, "by": "test", "at": at}
-    record_document(workspace, JOB, name).write(
-        Record.model_validate({**fields, "verification": found, **(record or {})})
-    )
+    whole = Record.model_validate({**fields, "verification": found, **(record or {})})
+    put(workspace, record_document(workspace, JOB, name).key, whole.model_dump_json())
     return name
+
+
+def put(workspace: Workspace, key: str, text: str) -> None:
+    """Write a file without waiting for the disk."""
+    path = workspace.root / key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def operation(workspace: Workspace, state: str, process: ProcessRef | None, job: str = JOB) -> None:
+    """Say that the operation `1` works on a job."""
+    fields = {"id": "1", "kind": "restore", "job": job, "by": "test", "params": {}, "state": state}
+    fields |= {"started_at": NOW, "seen_at": NOW, "process": process}
+    put(
+        workspace,
+        JobDocuments(workspace.storage, job).operation.key,
+        Operation.model_validate(fields).model_dump_json(),
+    )
 
 
 def ids(workspace: Workspace) -> list[str]:
@@ -199,7 +220,7 @@ def test_the_newest_verified_one_goes_only_by_force(workspace: Workspace) -> Non
     made(workspace, "1")
     made(workspace, "2")
     made(workspace, "3", "unverified")
-    with pytest.raises(StreamwardenError, match="SAVEPOINT_IN_USE.*newest verified"):
+    with pytest.raises(StreamwardenError, match=r"SAVEPOINT_IN_USE.*newest verified"):
         delete(workspace, JOB, "2")
     with pytest.raises(StreamwardenError, match="newest verified"):
         delete(workspace, JOB, LATEST)
@@ -213,7 +234,7 @@ def test_a_label_protects_until_it_is_taken_away(workspace: Workspace) -> None:
     made(workspace, "1")
     made(workspace, "2")
     label(workspace, JOB, "1", "good")
-    with pytest.raises(StreamwardenError, match="SAVEPOINT_IN_USE.*'good'"):
+    with pytest.raises(StreamwardenError, match=r"SAVEPOINT_IN_USE.*'good'"):
         delete(workspace, JOB, "1")
     label(workspace, JOB, "good", "")
     delete(workspace, JOB, "1")
@@ -300,6 +321,28 @@ def test_one_that_was_deleted_does_not_come_back_by_use(workspace: Workspace) ->
     assert left(workspace, "1") == []
 
 
+@pytest.mark.parametrize("job", [JOB, "a_clone"])
+@pytest.mark.parametrize(
+    ("state", "process", "kept"),
+    [
+        ("running", current_process(), True),
+        ("running", GONE, True),
+        ("running", None, True),
+        ("done", GONE, False),
+        ("interrupted", GONE, False),
+        (None, None, False),
+    ],
+)
+def test_only_an_operation_that_may_go_on_keeps_what_it_uses(
+    workspace: Workspace, job: str, state: str | None, process: ProcessRef | None, kept: bool
+) -> None:
+    made(workspace, "1", record={"in_use_by": ["1", "long ago"]})
+    if state is not None:
+        operation(workspace, state, process, job)
+    housekeeping(workspace, JOB, KEEP_ALL, now=NOW)
+    assert find(workspace, JOB, "1").record.in_use_by == (["1"] if kept else [])
+
+
 # -- retention ---------------------------------------------------------------------------------------------------------
 
 
@@ -368,8 +411,9 @@ def test_retention_never_removes_what_is_needed_and_removes_all_else(ones: list[
     names = [f"{number:02d}" for number in range(len(ones))]
     with TemporaryDirectory() as folder:
         workspace = opened(Path(folder))
+        operation(workspace, "running", current_process())
         for name, one in zip(names, ones, strict=True):
-            record = {"label": f"label {name}" if one.labelled else "", "in_use_by": ["x"] if one.used else []}
+            record = {"label": f"label {name}" if one.labelled else "", "in_use_by": ["1"] if one.used else []}
             made(workspace, name, one.verdict, origin=one.origin, age=timedelta(days=one.age), record=record)
         expired = housekeeping(workspace, JOB, keep, now=NOW)["expired"]
         assert ids(workspace) == sorted(set(names) - set(expired), reverse=True)
@@ -458,12 +502,7 @@ def test_old_checkpoints_go_only_when_no_operation_may_go_back_to_one(
 ) -> None:
     paths = list(_generations(workspace, 1, 2, 3, current=2))
     if state is not None:
-        JobDocuments(workspace.storage, JOB).operation.write(
-            Operation.model_validate(
-                {"id": "1", "kind": "restore", "job": JOB, "by": "test", "params": {}, "state": state}
-                | {"started_at": NOW, "seen_at": NOW, "process": process}
-            )
-        )
+        operation(workspace, state, process)
     removed = housekeeping(workspace, JOB, KEEP_ALL)["old_checkpoints"]
     assert removed == ([] if state == "running" else [paths[0], paths[2]])
     assert workspace.files.folders(f"checkpoints/{JOB}") == (
