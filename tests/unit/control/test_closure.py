@@ -253,6 +253,17 @@ def test_all_operators_partitions_and_stores_are_needed(tmp_path: Path) -> None:
         made.changes(folder, [1])
 
 
+def test_an_operator_without_keys_has_one_partition_whatever_its_metadata_say(tmp_path: Path) -> None:
+    made = Made(tmp_path, batches=2)
+    made.operator(0, partitions=4)
+    made.changes("state/0/0", range(1, 3))
+    assert made.state(1) == _under("state/0/0", "1.changelog", "2.changelog")
+    assert made.closure(1).operators[0].partitions == 4
+    made.changes("state/0/2", range(1, 3))
+    with pytest.raises(StateFileMissing, match=r"state/0/1/1\.changelog"):
+        made.closure(1)
+
+
 def test_more_than_ten_operators_come_in_order_of_their_numbers(tmp_path: Path) -> None:
     made = Made(tmp_path, batches=1)
     for number in range(11):
