@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from streamwarden.storage import S3Location
 from streamwarden.storage.s3_client import make_client
+from tests.integration.conftest import REPOSITORY
+from tests.integration.conftest import Place as Jobs
 from tests.s3.proxy import Proxy
 from tests.s3.server import PROGRAM, REGION, S3Server
 
@@ -96,3 +99,19 @@ def proxy(s3: Place) -> Iterator[Proxy]:
 @pytest.fixture
 def through_proxy(s3: Place, proxy: Proxy) -> S3Location:
     return replace(s3.location, endpoint=proxy.endpoint)
+
+
+@pytest.fixture
+def place(tmp_path: Path, s3: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", str(s3.location.endpoint))
+    made = Jobs(tmp_path)
+    made.profile(
+        s3={"bucket": s3.location.bucket, "prefix": s3.location.prefix},
+        # So that the batch fails within a test's patience, and the driver's own tries are what saves it.
+        spark={"spark.hadoop.fs.s3a.retry.limit": "1"},
+    )
+    yield made
+    made.kill_all()
+    for log in tmp_path.glob("root/logs/*/*/driver.log"):
+        sys.stdout.write(f"--- {log}\n{log.read_text()[-6000:]}\n")

@@ -4,44 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from deltalake import write_deltalake
 
 from streamwarden.control import operations
 from streamwarden.control.documents import Supervision
+from streamwarden.control.savepoints.catalogue import find
 from streamwarden.control.savepoints.manifest import Origin, checkpoint_key
+from streamwarden.control.savepoints.restore import restore
 from streamwarden.control.savepoints.take import take
+from streamwarden.control.savepoints.verify import verify
 from streamwarden.control.supervision import Action, Observation, Phase, decide, observe, restart
 from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
 from streamwarden.demo.verify import read_table
 from tests.conftest import TripMaker
-from tests.integration.conftest import BY, REPOSITORY, Place
-from tests.s3.conftest import Place as Bucket
+from tests.integration.conftest import BY, Place
 from tests.s3.server import S3Server
 from tests.spark.job_runs import as_trips
 
 pytestmark = [pytest.mark.s3, pytest.mark.integration, pytest.mark.slow]
-
-
-@pytest.fixture
-def place(tmp_path: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", str(s3.location.endpoint))
-    made = Place(tmp_path)
-    made.profile(
-        s3={"bucket": s3.location.bucket, "prefix": s3.location.prefix},
-        # So that the batch fails within a test's patience, and the driver's own tries are what saves it.
-        spark={"spark.hadoop.fs.s3a.retry.limit": "1"},
-    )
-    yield made
-    made.kill_all()
-    for log in tmp_path.glob("root/logs/*/*/driver.log"):
-        sys.stdout.write(f"--- {log}\n{log.read_text()[-6000:]}\n")
 
 
 def reached(batch: int) -> Callable[[Observation], bool]:
@@ -98,22 +82,22 @@ def test_a_driver_on_s3_survives_its_own_death_and_the_servers(place: Place, ser
     assert read_table(place.workspace, "numbers").num_rows == 4
 
 
-def test_state_on_s3_survives_a_killed_driver_and_can_be_saved(place: Place, make_trips: TripMaker) -> None:
+@pytest.mark.timeout(600)
+def test_state_on_s3_outlives_its_driver_and_is_saved_and_restored(place: Place, make_trips: TripMaker) -> None:
     place.job("zone_windows", source={"kind": "delta", "table": "trips", "max_files_per_batch": 1})
     uri, options = place.workspace.delta_rs("trips")
     trips = as_trips(make_trips(2_000, hours=24))
-    for start in range(0, 2_000, 200):
-        write_deltalake(uri, trips.slice(start, 200), mode="append", storage_options=options)
+    for start in range(0, 2_000, 500):
+        write_deltalake(uri, trips.slice(start, 500), mode="append", storage_options=options)
     operations.deploy(place.workspace, "zone_windows", by=BY)
-    seen = place.wait("zone_windows", reached(2), "batch 2")
+    seen = place.wait("zone_windows", reached(1), "batch 1", timeout=240)
     # With its JVM, as when the machine goes: state is then read back from the bucket.
     lease = place.documents("zone_windows").lease.read()
     assert lease is not None and lease.jvm is not None and seen.heartbeat is not None
     for process in (seen.heartbeat.process, lease.jvm):
         os.kill(process.pid, signal.SIGKILL)
-    operations.deploy(place.workspace, "zone_windows", by=BY)
-    place.wait("zone_windows", reached(9), "batch 9")
 
+    # Saved, checked by reading its state back, and restored: all without a byte of it on this machine.
     saved = take(place.workspace, "zone_windows", origin=Origin.MANUAL, by=BY)
     assert {operator.name for operator in saved.operators} and any("state/" in file.path for file in saved.files)
     folder = checkpoint_key("zone_windows", saved.id)
@@ -121,6 +105,13 @@ def test_state_on_s3_survives_a_killed_driver_and_can_be_saved(place: Place, mak
     assert {key: (one.size, one.sha256) for key, one in hashed.items()} == {
         f"{folder}/{file.path}": (file.size, file.sha256) for file in saved.files
     }
+
+    found = find(place.workspace, "zone_windows", saved.id)
+    verdict = verify(place.workspace, [found], by=BY)[saved.id]
+    assert (verdict.verdict, verdict.problems) == ("verified", [])
+    assert sum(verdict.rows.values()) > 0
+    assert restore(place.workspace, "zone_windows", savepoint=saved.id, by=BY).state == "done"
+    place.wait("zone_windows", reached(3), "batch 3", timeout=240)
 
     assert operations.stop(place.workspace, "zone_windows", by=BY).phase is Phase.STOPPED
     expected = expected_zone_windows(read_table(place.workspace, "trips"))

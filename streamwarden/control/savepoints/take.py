@@ -324,7 +324,12 @@ class _Take:
             if time.monotonic() - self._spoke >= _SPEAK_S:
                 self._spoke = time.monotonic()
                 said = {"step": name, "done": number, "total": total}
-                self._change(lambda record: record.model_copy(update={"seen_at": utc_now(), "done": said}))
+                try:
+                    self._change(lambda record: record.model_copy(update={"seen_at": utc_now(), "done": said}))
+                except StreamwardenError as error:
+                    # Files are patient with a store that is away for a while; a sign of life must not be less so.
+                    if error.code not in ("S3_UNREACHABLE", "S3_THROTTLED"):
+                        raise
 
         return done
 

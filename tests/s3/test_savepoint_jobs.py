@@ -1,0 +1,27 @@
+"""Savepoints of real jobs on S3: the same sequences and the same load as on disk."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.integration.conftest import Place
+from tests.integration.fleet import Fleet
+from tests.integration.test_savepoint_hot import take_in_a_row
+from tests.integration.test_savepoint_sequences import run_sequence
+
+pytestmark = [pytest.mark.s3, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(7200)]
+
+
+def test_a_random_sequence_on_s3_ends_equal_to_batch(place: Place) -> None:
+    seed = int(os.environ.get("STREAMWARDEN_TEST_SEED", "11"))
+    actions = int(os.environ.get("STREAMWARDEN_TEST_ACTIONS", "6"))
+    bucket = place.workspace.profile.s3
+    assert bucket is not None
+    run_sequence(Fleet(place, days=1, speed=1_200, profile={"s3": bucket.model_dump(mode="json")}), seed, actions)
+
+
+def test_hot_savepoints_in_a_row_on_s3(place: Place) -> None:
+    ended = take_in_a_row(place, 12)
+    assert set(ended) <= {"taken", "SAVEPOINT_OUTRUN"}

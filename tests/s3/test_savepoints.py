@@ -1,0 +1,213 @@
+"""Savepoints on S3: what a server's troubles do to them. Savepoints of a job that has run; no JVM is needed here."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from streamwarden.control.config import load_job
+from streamwarden.control.documents import CheckpointRef, Desired, JobDocuments, utc_now
+from streamwarden.control.savepoints import catalogue
+from streamwarden.control.savepoints.manifest import Manifest, Origin, checkpoint_key, record_document
+from streamwarden.control.savepoints.take import Report, take
+from streamwarden.control.savepoints.verify import verify
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+from streamwarden.storage import S3Files, S3Location, S3Storage
+from streamwarden.storage.s3_client import make_client
+from tests.integration.conftest import BY
+from tests.integration.conftest import Place as Jobs
+from tests.s3.conftest import Place
+from tests.s3.proxy import Proxy, Trouble
+from tests.s3.server import S3Server
+
+pytestmark = pytest.mark.s3
+
+JOB = "zone_windows"
+PARTITIONS = 20
+
+
+def _checkpoint(workspace: Workspace, batches: int = 3) -> None:
+    """Write what a job of this state leaves: as many files as make a copy last a moment."""
+    files, path = workspace.files, f"checkpoints/{JOB}/g000001"
+    settings = {"spark.sql.shuffle.partitions": str(PARTITIONS)}
+    files.write(f"{path}/metadata", b'{"id":"4f7d"}')
+    for batch in range(batches):
+        planned = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": settings})
+        files.write(f"{path}/offsets/{batch}", f"v1\n{planned}\n-".encode())
+        files.write(f"{path}/commits/{batch}", b'v1\n{"nextBatchWatermarkMs":0}')
+    operator = {
+        "operatorInfo": {"operatorId": 0, "operatorName": "stateStoreSave"},
+        "stateStoreInfo": [{"storeName": "default", "numColsPrefixKey": 0, "numPartitions": PARTITIONS}],
+    }
+    files.write(f"{path}/state/0/_metadata/metadata", f"v1\n{json.dumps(operator)}".encode())
+    files.write(f"{path}/state/0/0/_metadata/schema", b"schema")
+    for partition in range(PARTITIONS):
+        base = f"{path}/state/0/{partition}"
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w") as snapshot:
+            tables = [{"localFileName": "1.sst", "dfsSstFileName": f"1-{partition}.sst", "sizeBytes": 5}]
+            snapshot.writestr("metadata", "v1\n" + json.dumps({"sstFiles": tables, "numKeys": 1}))
+        files.write(f"{base}/{batches}.zip", content.getvalue())
+        files.write(f"{base}/SSTs/1-{partition}.sst", f"table{partition}".encode())
+    documents = JobDocuments(workspace.storage, JOB)
+    spec = load_job(JOB)
+    documents.desired.write(
+        Desired(
+            job=JOB,
+            state="suspended",
+            spec=spec,
+            digest=spec.digest(),
+            profile="test",
+            updated_at=utc_now(),
+            updated_by=BY,
+        )
+    )
+    documents.checkpoint.write(CheckpointRef(job=JOB, generation=1, path=path, since=utc_now(), reason="first start"))
+
+
+@pytest.fixture
+def workspace(place: Jobs) -> Workspace:
+    _checkpoint(place.workspace)
+    return place.workspace
+
+
+def _through(workspace: Workspace, location: S3Location, **patience: float) -> Workspace:
+    return replace(workspace, storage=S3Storage(location), files=S3Files(location, **patience))  # type: ignore[arg-type]
+
+
+def _take(workspace: Workspace, report: Report | None = None) -> Manifest:
+    return take(workspace, JOB, origin=Origin.MANUAL, by=BY, report=report)
+
+
+def _nothing_is_left(workspace: Workspace) -> None:
+    catalogue.housekeeping(workspace, JOB, load_job(JOB).savepoints.keep)
+    assert catalogue.savepoints(workspace, JOB) == []
+    assert list(workspace.files.walk(f"savepoints/{JOB}")) == []
+
+
+def _later(work: Callable[[], None], seconds: float) -> threading.Thread:
+    def run() -> None:
+        time.sleep(seconds)
+        work()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_a_savepoint_on_s3_is_whole_and_shares_nothing(workspace: Workspace) -> None:
+    made = _take(workspace)
+    assert len(made.files) == 1 + 3 + 3 + 2 + 2 * PARTITIONS
+    found = catalogue.find(workspace, JOB, made.id)
+    described = catalogue.describe(workspace, found)
+    assert (described["shared_bytes"], described["own_bytes"]) == (0, made.bytes)
+    workspace.files.delete_tree(made.checkpoint)
+    assert verify(workspace, [found], by=BY, state=False)[made.id].verdict == "verified"
+
+
+def test_throttling_is_waited_out(workspace: Workspace, proxy: Proxy, through_proxy: S3Location) -> None:
+    proxy.trouble = Trouble(slow_down=0.15)
+    made = _take(_through(workspace, through_proxy))
+    assert proxy.seen["slow_down"] > 5
+    found = catalogue.find(workspace, JOB, made.id)
+    assert verify(workspace, [found], by=BY, state=False)[made.id].verdict == "verified"
+
+
+def test_a_server_restarted_in_the_middle_of_a_copy(
+    workspace: Workspace, server: S3Server, proxy: Proxy, through_proxy: S3Location
+) -> None:
+    restarting: list[threading.Thread] = []
+
+    def in_the_middle(step: str, done: int, total: int) -> None:
+        if step == "copy" and not restarting:
+            server.kill()
+            restarting.append(_later(server.start, 1.5))
+
+    proxy.trouble = Trouble(delay_s=0.2)
+    made = _take(_through(workspace, through_proxy), in_the_middle)
+    assert len(restarting) == 1
+    restarting[0].join()
+    found = catalogue.find(workspace, JOB, made.id)
+    assert verify(workspace, [found], by=BY, state=False)[made.id].verdict == "verified"
+
+
+def test_a_server_that_stays_away_is_a_clear_error_and_leaves_no_half_savepoint(
+    workspace: Workspace, server: S3Server, proxy: Proxy, through_proxy: S3Location
+) -> None:
+    def in_the_middle(step: str, done: int, total: int) -> None:
+        if step == "copy" and server.runs:
+            server.kill()
+
+    proxy.trouble = Trouble(delay_s=0.2)
+    with pytest.raises(StreamwardenError) as raised:
+        _take(_through(workspace, through_proxy, patience_s=1.0), in_the_middle)
+    assert raised.value.code == "S3_UNREACHABLE" and raised.value.retryable
+    server.start()
+    assert catalogue.savepoints(workspace, JOB) == []
+    # Whose process lives could still be at it; this one's is the test's.
+    for key in workspace.storage.list(f"control/{JOB}/savepoints"):
+        document = record_document(workspace, JOB, key.rsplit("/", 1)[1].removesuffix(".json"))
+        record = document.read()
+        assert record is not None
+        document.write(record.model_copy(update={"process": None}))
+    _nothing_is_left(workspace)
+
+
+def test_wrong_credentials_are_refused_at_once(
+    workspace: Workspace, s3: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as changed:
+        changed.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        make_client.cache_clear()
+        started = time.monotonic()
+        with pytest.raises(StreamwardenError) as raised:
+            _take(_through(workspace, s3.location))
+    make_client.cache_clear()
+    assert raised.value.code == "S3_REFUSED"
+    assert time.monotonic() - started < 10
+    assert s3.secret_key not in str(raised.value)
+
+
+def test_a_missing_bucket_is_named(workspace: Workspace, s3: Place) -> None:
+    with pytest.raises(StreamwardenError) as raised:
+        _take(_through(workspace, replace(s3.location, bucket="no-such-bucket")))
+    assert raised.value.code == "S3_BUCKET_MISSING" and "no-such-bucket" in raised.value.what
+
+
+def test_a_corrupted_object_is_found_and_named(workspace: Workspace, s3: Place) -> None:
+    made = _take(workspace)
+    key = f"{checkpoint_key(JOB, made.id)}/state/0/7/SSTs/1-7.sst"
+    s3.client().put_object(Bucket=s3.location.bucket, Key=f"{s3.location.prefix}/{key}", Body=b"tablx7")
+    found = catalogue.find(workspace, JOB, made.id)
+    verdict = verify(workspace, [found], by=BY, state=False)[made.id]
+    assert verdict.verdict == "damaged"
+    assert verdict.problems == ["state/0/7/SSTs/1-7.sst: other content than was copied"]
+
+
+def test_state_that_is_removed_under_a_slow_copy_is_taken_at_a_newer_batch(
+    workspace: Workspace, proxy: Proxy, through_proxy: S3Location
+) -> None:
+    slowed = _through(workspace, through_proxy)
+    proxy.trouble = Trouble(delay_s=0.05)
+
+    def go_on() -> None:
+        # The next batch, and Spark's maintenance after it.
+        _checkpoint(workspace, batches=4)
+        for partition in range(PARTITIONS):
+            workspace.files.delete(f"checkpoints/{JOB}/g000001/state/0/{partition}/3.zip")
+
+    going = _later(go_on, 0.5)
+    made = _take(slowed)
+    going.join()
+    assert made.batch == 3
+    assert not [entry.path for entry in made.files if entry.path.endswith("/3.zip")]
+    found = catalogue.find(workspace, JOB, made.id)
+    assert verify(workspace, [found], by=BY, state=False)[made.id].verdict == "verified"
