@@ -73,13 +73,13 @@ def find(workspace: Workspace, job: str, savepoint: str) -> Savepoint:
             if one.verdict == "verified":
                 return one
         raise StreamwardenError("SAVEPOINT_NOT_FOUND", f"{job} has no verified savepoint")
-    # By comparison and not by a path made of it: what a person typed may be anything.
-    every = savepoints(workspace, job) if savepoint else []
-    for one in every:
-        if one.manifest.id == savepoint:
-            return one
-    for one in every:
-        if one.record.label == savepoint:
+    # Looked up and not made a path of: what a person typed may be anything.
+    known = savepoint in workspace.files.folders(f"savepoints/{job}")
+    direct = _load(workspace, job, savepoint) if known else None
+    if direct is not None:
+        return direct
+    for one in savepoints(workspace, job):
+        if savepoint and one.record.label == savepoint:
             return one
     raise StreamwardenError("SAVEPOINT_NOT_FOUND", f"{job}: {savepoint!r} is neither an id nor a label")
 
