@@ -38,6 +38,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
                 "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
             ),
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+            # Fixed by the first query of the JVM: snapshots are made, and old state removed, within a test.
+            "spark.sql.streaming.stateStore.maintenanceInterval": "300ms",
             # Progress of every batch: tests look at all of them.
             "spark.sql.streaming.numRecentProgressUpdates": "1000",
         },

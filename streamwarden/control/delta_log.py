@@ -17,6 +17,7 @@ from streamwarden.storage import FileStore
 __all__ = ["DeltaLog", "TableState"]
 
 _COMMIT = re.compile(r"(\d{20})\.json")
+_GENERATION = re.compile(r"(.*/g)(\d+)")
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,14 @@ class DeltaLog:
                 state = version - 1 if version > 0 else None
             elif ours:
                 return TableState(state, max(ours))
-            elif written:
-                # Of another generation: all that ours wrote came later.
+            elif any(_is_older(str(txn["appId"]), application) for txn in written):
+                # All that ours wrote came later. A newer generation's commits end nothing: after a rollback from it
+                # ours goes on behind them.
                 break
         return TableState(state, None)
+
+
+def _is_older(one: str, other: str) -> bool:
+    """Tell whether an application id is of an earlier generation of the same job."""
+    mine, its = _GENERATION.fullmatch(one), _GENERATION.fullmatch(other)
+    return mine is not None and its is not None and mine[1] == its[1] and int(mine[2]) < int(its[2])

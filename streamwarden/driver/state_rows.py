@@ -9,8 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import quote
 
 from pyspark.sql import SparkSession
 
@@ -20,6 +24,7 @@ from streamwarden.spark.session import build_session
 
 __all__ = ["count_state_rows"]
 
+_JOIN = "symmetricHashJoin"
 _JOIN_STORES = ("left-", "right-")
 
 
@@ -41,12 +46,22 @@ def count_state_rows(session: SparkSession, checkpoint: str, batch: int) -> dict
     # The coordinator that state stores report to is made with the session's streaming side, which a reader of state
     # never touches otherwise.
     _ = session.streams.active
+    with _plain(checkpoint) as path:
+        return _count(session, path, batch)
+
+
+def _count(session: SparkSession, checkpoint: str, batch: int) -> dict[int, int]:
     rows: dict[int, int] = {}
     for described in session.read.format("state-metadata").load(checkpoint).collect():
         stored = session.read.format("statestore").option("batchId", batch).option("operatorId", described.operatorId)
         counted = 0
-        if described.operatorProperties:
-            for variable in json.loads(described.operatorProperties).get("stateVariables", ()):
+        properties = json.loads(described.operatorProperties or "{}")
+        if described.operatorName == _JOIN and described.stateStoreName == "default":
+            # Join state of format 3: the four stores are column families of one, and have no names of their own.
+            for side in ("left", "right"):
+                counted += stored.option("joinSide", side).load(checkpoint).count()
+        elif "stateVariables" in properties:
+            for variable in properties["stateVariables"]:
                 if variable["stateVariableType"] != "TimerState":
                     whole = str(variable["stateVariableType"] != "ListState").lower()
                     values = stored.option("stateVarName", variable["stateName"])
@@ -60,6 +75,21 @@ def count_state_rows(session: SparkSession, checkpoint: str, batch: int) -> dict
             counted = stored.option("storeName", described.stateStoreName).load(checkpoint).count()
         rows[described.operatorId] = rows.get(described.operatorId, 0) + counted
     return rows
+
+
+@contextmanager
+def _plain(checkpoint: str) -> Iterator[str]:
+    """Give a path that reads the same as a URI: Spark's reader of state looks for ``a%20b`` where ``a b`` is.
+
+    Of a folder on this machine; elsewhere the path is left as it is.
+    """
+    if quote(checkpoint) == checkpoint or "://" in checkpoint:
+        yield checkpoint
+        return
+    with TemporaryDirectory(prefix="streamwarden-") as folder:
+        link = Path(folder) / "checkpoint"
+        link.symlink_to(checkpoint.removeprefix("file:"), target_is_directory=True)
+        yield str(link)
 
 
 def main() -> int:

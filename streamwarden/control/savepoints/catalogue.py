@@ -73,11 +73,15 @@ def find(workspace: Workspace, job: str, savepoint: str) -> Savepoint:
             if one.verdict == "verified":
                 return one
         raise StreamwardenError("SAVEPOINT_NOT_FOUND", f"{job} has no verified savepoint")
-    direct = _load(workspace, job, savepoint) if "/" not in savepoint else None
-    labelled = [one for one in savepoints(workspace, job) if one.record.label == savepoint] if not direct else [direct]
-    if not labelled:
-        raise StreamwardenError("SAVEPOINT_NOT_FOUND", f"{job}: {savepoint!r} is neither an id nor a label")
-    return labelled[0]
+    # Looked up and not made a path of: what a person typed may be anything.
+    known = savepoint in workspace.files.folders(f"savepoints/{job}")
+    direct = _load(workspace, job, savepoint) if known else None
+    if direct is not None:
+        return direct
+    for one in savepoints(workspace, job):
+        if savepoint and one.record.label == savepoint:
+            return one
+    raise StreamwardenError("SAVEPOINT_NOT_FOUND", f"{job}: {savepoint!r} is neither an id nor a label")
 
 
 def label(workspace: Workspace, job: str, savepoint: str, text: str) -> Record:
@@ -107,7 +111,12 @@ def release(workspace: Workspace, found: Savepoint, operation: str) -> None:
     def remove(record: Record) -> Record:
         return record.model_copy(update={"in_use_by": [one for one in record.in_use_by if one != operation]})
 
-    _update(workspace, found, remove)
+    try:
+        _update(workspace, found, remove)
+    except StreamwardenError as error:
+        # One that is gone is in nobody's use.
+        if error.code != "SAVEPOINT_NOT_FOUND":
+            raise
 
 
 def delete(workspace: Workspace, job: str, savepoint: str, *, force: bool = False) -> None:
@@ -267,8 +276,10 @@ def _records(workspace: Workspace, job: str) -> Iterable[Record]:
 
 def _update(workspace: Workspace, found: Savepoint, change: Callable[[Record], Record]) -> Record:
     def apply(record: Record | None) -> Record:
+        # Without a record it was brought here from another root, or is deleted by now: then it must not get a new one.
+        gone = record is None and manifest_document(workspace, found.manifest.job, found.manifest.id).read() is None
         record = record or found.record
-        if record.state == "deleting":
+        if gone or record.state == "deleting":
             raise StreamwardenError("SAVEPOINT_NOT_FOUND", f"{record.job} {record.id} is being deleted")
         return change(record)
 

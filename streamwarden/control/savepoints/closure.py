@@ -177,8 +177,11 @@ def _operator(
         path for path in below if path.startswith("_stateSchema/") or re.search(r"(^|/)_metadata/schema$", path)
     )
     chosen = {described, *schemas}
+    # An aggregation without keys and a limit have one partition, whatever their metadata say.
+    others = {str(partition) for partition in range(1, result.partitions)}
+    single = not any(path.partition("/")[0] in others for path in below)
     for one in stores:
-        for partition in range(int(one["numPartitions"])):
+        for partition in range(1 if single else int(one["numPartitions"])):
             folder = str(partition) if one["storeName"] == "default" else f"{partition}/{one['storeName']}"
             chosen.update(_store(store, f"{checkpoint}/{base}", below, folder, batch + 1))
     result.files = sorted(f"{base}/{path}" for path in chosen)

@@ -54,16 +54,31 @@ def incompatibilities(
 
 
 def job_version(module: str) -> int | None:
-    """Return a job module's ``VERSION`` without importing it, or None where it isn't a plain number."""
-    found = find_spec(module)
-    if found is None or found.origin is None:
+    """Return a job module's ``VERSION`` without importing it, or None where it isn't a plain number.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_MODULE_INVALID`` for a module that isn't Python: a driver would only find that once the job was stopped.
+    """
+    try:
+        found = find_spec(module)
+    except ModuleNotFoundError:
+        # Nor is there the package that it should be in. The driver says so.
         return None
-    for node in ast.parse(Path(found.origin).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-            if "VERSION" in names and isinstance(node.value.value, int):
-                return node.value.value
-    return None
+    if found is None or found.origin is None or not found.has_location:
+        return None
+    try:
+        tree = ast.parse(Path(found.origin).read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        raise StreamwardenError("JOB_MODULE_INVALID", f"{module}: {error}") from error
+    value: ast.expr | None = None
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if "VERSION" in (target.id for target in targets if isinstance(target, ast.Name)):
+                value = node.value
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, int) else None
 
 
 def readers_of(workspace: Workspace, tables: Iterable[str], *, but: str) -> dict[str, list[str]]:

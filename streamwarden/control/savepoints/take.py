@@ -44,6 +44,9 @@ _ATTEMPTS = 5
 _SPEAK_S = 5.0
 """Seconds between a taker's signs of life."""
 
+_TRACKED = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
+"""Where it is off, Spark reports 0 rows, whatever there is: to be compared with nothing."""
+
 _PROGRESS_WAIT_S = 3.0
 """How long to wait for a live driver's report of the batch. A report follows its commit by some milliseconds."""
 
@@ -186,7 +189,7 @@ class _Take:
             )
             for path in needed.files
         ]
-        progress = self._progress(offsets.batch) if needed.operators else None
+        progress = self._progress(offsets.batch) if needed.operators and self._tracked() else None
         rows = {operator.id: operator.rows for operator in progress.operators} if progress else {}
         manifest = Manifest(
             id=self._record.id,
@@ -300,6 +303,11 @@ class _Take:
             if not alive or time.monotonic() >= deadline:
                 return None
             time.sleep(0.1)
+
+    def _tracked(self) -> bool:
+        spec = self._desired.spec
+        settings = {**self._workspace.profile.spark, **spec.spark}
+        return spec.state.backend != "rocksdb" or settings.get(_TRACKED, "true").lower() != "false"
 
     def _versions(self) -> dict[str, str]:
         documents = JobDocuments(self._workspace.storage, self._job)

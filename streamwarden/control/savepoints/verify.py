@@ -193,4 +193,6 @@ def _record(workspace: Workspace, one: Savepoint, verification: Verification) ->
     def apply(record: Record | None) -> Record:
         return (record or one.record).model_copy(update={"verification": verification})
 
-    record_document(workspace, one.manifest.job, one.manifest.id).update(apply)
+    # Deleted while it was looked through, it must not get a record again.
+    if manifest_document(workspace, one.manifest.job, one.manifest.id).read() is not None:
+        record_document(workspace, one.manifest.job, one.manifest.id).update(apply)

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from streamwarden.control.documents import (
+    BatchProgress,
+    Desired,
+    Exit,
+    JobDocuments,
+    Launch,
+    OperatorProgress,
+    Progress,
+    utc_now,
+)
+from streamwarden.control.savepoints.catalogue import savepoints
+from streamwarden.control.savepoints.manifest import Manifest, Origin, checkpoint_key
+from streamwarden.control.savepoints.take import take
+from streamwarden.control.savepoints.verify import check_files
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+from tests.unit.control.test_closure import Made
+from tests.unit.control.test_compat import current, job_module, made, spec, workspace
+
+__all__ = ["job_module", "made", "workspace"]
+
+pytestmark = pytest.mark.unit
+
+UNTRACKED = {"spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false"}
+
+
+@pytest.fixture
+def documents(workspace: Workspace, made: Made) -> JobDocuments:
+    """Those of a job that stopped after batch 2, with 7 rows of state."""
+    found = JobDocuments(workspace.storage, "job")
+    found.checkpoint.write(current())
+    _deploy(found)
+    at = utc_now()
+    operators = [OperatorProgress(id=0, name="stateStoreSave", rows=7, bytes=1)]
+    done = BatchProgress(batch=2, at=at, duration_ms=1, rows_in=1, operators=operators)
+    found.launch("a1").write(Launch(incarnation="a1", at=at, by="test", reason="", digest=""))
+    found.progress("a1").write(Progress(incarnation="a1", at=at, last=done, recent=[done]))
+    found.exit("a1").write(Exit(incarnation="a1", at=at, outcome="stopped", batch=2))
+    return found
+
+
+def _deploy(documents: JobDocuments, **fields: Any) -> None:
+    found = spec(**fields)
+    documents.desired.write(
+        Desired(
+            job="job",
+            state="running",
+            spec=found,
+            digest=found.digest(),
+            profile="test",
+            updated_at=utc_now(),
+            updated_by="test",
+        )
+    )
+
+
+def _take(workspace: Workspace) -> Manifest:
+    return take(workspace, "job", origin=Origin.MANUAL, by="test", note="for the test")
+
+
+def test_a_savepoint_is_the_closure_of_the_newest_batch(
+    workspace: Workspace, documents: JobDocuments, made: Made
+) -> None:
+    taken = _take(workspace)
+    assert (taken.batch, taken.state_rows, taken.partitions) == (2, 7, 2)
+    assert {entry.path for entry in taken.files} == set(made.closure(2).files)
+    assert check_files(workspace, taken, checkpoint_key("job", taken.id)) == []
+    (found,) = savepoints(workspace, "job")
+    assert found.manifest == taken and (found.record.state, found.record.note) == ("complete", "for the test")
+    folder = workspace.root / checkpoint_key("job", taken.id)
+    described = json.loads((folder / "state/0/_metadata/v2/0").read_text().partition("\n")[2])
+    (path,) = described["stateStoreInfo"][0]["stateSchemaFilePaths"]
+    assert path == f"file:{folder}/state/0/_stateSchema/default/0_schema"
+    for entry in taken.files:
+        assert entry.sha256 == hashlib.sha256((folder / entry.path).read_bytes()).hexdigest()
+
+
+def test_rows_that_spark_did_not_count_are_not_said(workspace: Workspace, documents: JobDocuments) -> None:
+    _deploy(documents, spark=UNTRACKED)
+    assert _take(workspace).state_rows is None
+    _deploy(documents, spark=UNTRACKED, state={"backend": "memory"})
+    assert _take(workspace).state_rows == 7, "the memory backend always counts"
+
+
+def test_rows_of_another_batch_are_not_said(workspace: Workspace, documents: JobDocuments, made: Made) -> None:
+    made.batch(3, [json.dumps({"logOffset": 2})])
+    for partition in range(2):
+        made.changes(f"state/0/{partition}", [4])
+    taken = _take(workspace)
+    assert (taken.batch, taken.state_rows) == (3, None)
+
+
+def test_of_a_checkpoint_that_lacks_a_file_nothing_is_left(
+    workspace: Workspace, documents: JobDocuments, made: Made
+) -> None:
+    made.remove("state/0/1/2.changelog")
+    with pytest.raises(StreamwardenError, match=r"CHECKPOINT_DAMAGED.*state/0/1/2\.changelog"):
+        _take(workspace)
+    assert list(workspace.files.walk("savepoints")) == []
+    assert workspace.storage.list("control/job/savepoints") == []
+
+
+def test_a_take_that_is_outrun_begins_again_at_the_newer_batch(
+    workspace: Workspace, documents: JobDocuments, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = workspace.files.copy_many
+    tries: list[int] = []
+
+    def copy_many(pairs: Any, *, done: Any = None) -> None:
+        tries.append(len(tries))
+        if len(tries) == 1:
+            # As Spark does it: a newer batch with a snapshot, and the maintenance removes what was before.
+            made.batch(3, [json.dumps({"logOffset": 2})])
+            for partition in range(2):
+                made.snapshot(f"state/0/{partition}", 4, ["t"])
+                made.remove(*(f"state/0/{partition}/{version}.changelog" for version in (1, 2, 3)))
+            made.remove("offsets/0", "commits/0")
+        real(pairs, done=done)
+
+    monkeypatch.setattr(workspace.files, "copy_many", copy_many)
+    taken = _take(workspace)
+    assert taken.batch == 3 and len(tries) == 2
+    assert check_files(workspace, taken, checkpoint_key("job", taken.id)) == [], "nothing of the first try is left"
+
+
+def test_a_job_without_a_batch_has_nothing_to_take(workspace: Workspace, documents: JobDocuments, made: Made) -> None:
+    made.remove(*(f"commits/{batch}" for batch in range(3)))
+    with pytest.raises(StreamwardenError, match="SAVEPOINT_NOTHING"):
+        _take(workspace)
+    with pytest.raises(StreamwardenError, match="NOT_DEPLOYED"):
+        take(workspace, "another", origin=Origin.MANUAL, by="test")
+
+
+def test_a_take_that_finds_no_room_leaves_nothing(
+    workspace: Workspace, documents: JobDocuments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(workspace.files, "hash_many", fail)
+    with pytest.raises(StreamwardenError, match=r"SAVEPOINT_FAILED.*No space left"):
+        _take(workspace)
+    assert list(workspace.files.walk("savepoints")) == [] and savepoints(workspace, "job") == []
