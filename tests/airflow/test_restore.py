@@ -114,7 +114,8 @@ def test_restores_while_the_supervisor_waits(place: Place) -> None:
     ]
     seen = place.seen()
     assert seen.phase is Phase.RUNNING and seen.incarnation != first.incarnation
-    assert seen.desired is not None and seen.desired.note == done_note(place)
+    # The start is the last that writes it.
+    assert seen.desired is not None and seen.desired.note == reference(place).reason
     for name in done["steps"]:
         assert any(line.startswith(f"step {name}: ") for line in said), name
     watching.join(10)
@@ -122,11 +123,6 @@ def test_restores_while_the_supervisor_waits(place: Place) -> None:
     # And it watches the new driver now.
     assert trigger.incarnation == seen.incarnation
     assert active_operation(place.workspace, "lamp") is None
-
-
-def done_note(place: Place) -> str:
-    # The start is the last that writes it.
-    return reference(place).reason
 
 
 def test_unhealthy_job_goes_back_and_the_run_says_why(place: Place) -> None:
@@ -147,10 +143,11 @@ def test_unhealthy_job_goes_back_and_the_run_says_why(place: Place) -> None:
     assert reference(place).path == before.path and operation(place).state == "rolled back"
     assert catalogue.find(place.workspace, "lamp", made.id).record.in_use_by == []
     # Had the worker died just before it said so, the next try would say the same, and not begin anew.
+    ended = operation(place).id
     again = run_of(attempt=2).context("restore")
     with pytest.raises(AirflowFailException, match="RESTORE_UNHEALTHY"):
         task.execute(again)
-    assert operation(place).id == operation(place).id and place.seen().incarnation == seen.incarnation
+    assert operation(place).id == ended and place.seen().incarnation == seen.incarnation
 
 
 @pytest.mark.parametrize(
@@ -274,7 +271,9 @@ def test_runs_in_airflow_and_triggers_a_supervised_run(place: Place, airflow_dat
     assert reference(place).generation == 2 and operation(place).by.startswith("airflow:restore/")
     from airflow.models.dagrun import DagRun
 
-    assert [str(found.state) for found in DagRun.find(dag_id="job_lamp")] == ["queued"]
+    # The database is that of all tests of this process.
+    triggered = [found for found in DagRun.find(dag_id="job_lamp") if found.run_id.startswith("restore__")]
+    assert [str(found.state) for found in triggered] == ["queued"]
 
     place.write_job(standin_fail="DRIVER_FAILED")
     run = dag.test(run_conf={"job": "lamp", "savepoint": made.id, "health_timeout": 20})
