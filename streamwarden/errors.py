@@ -217,9 +217,9 @@ CATALOGUE: dict[str, ErrorKind] = {
         retryable=True,
     ),
     "SAVEPOINT_UNSUPPORTED": ErrorKind(
-        "a checkpoint is in a format that savepoints do not know",
-        "Remove the Spark setting that chooses it (spark.sql.streaming.stateStore.checkpointFormatVersion) from a fresh"
-        " job.",
+        "a checkpoint or savepoint is in a format that is not known here",
+        "A checkpoint: remove the Spark setting that chooses it (spark.sql.streaming.stateStore.checkpointFormatVersion)"
+        " from a fresh job. A savepoint: restore it with the newer Streamwarden that took it.",
     ),
     "SAVEPOINT_NOT_FOUND": ErrorKind(
         "there is no such savepoint",
@@ -233,6 +233,10 @@ CATALOGUE: dict[str, ErrorKind] = {
         "a savepoint is protected",
         "Remove its label, or wait for the operation that starts from it; the newest verified one of a running job is"
         " never removed without --force.",
+    ),
+    "SAVEPOINT_LABEL_INVALID": ErrorKind(
+        "a savepoint can't have this label",
+        "Choose another: not `latest` or `all`, no blank at its ends, and none that names another savepoint of the job.",
     ),
     "SAVEPOINT_VERIFY_FAILED": ErrorKind(
         "a savepoint could not be looked through",

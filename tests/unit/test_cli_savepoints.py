@@ -78,6 +78,8 @@ def test_a_savepoint_is_taken_listed_shown_labelled_and_deleted(workspace: Works
     assert "table trips" in run("savepoints", "show", JOB, first["id"])
     run("savepoints", "label", JOB, second["id"], "before-the-change")
     assert "SAVEPOINT_IN_USE" in run("savepoints", "delete", JOB, "before-the-change", code=2)
+    for taken_already in ("latest", "all", "before-the-change", second["id"], " blank"):
+        assert "SAVEPOINT_LABEL_INVALID" in run("savepoints", "label", JOB, first["id"], taken_already, code=2)
     run("savepoints", "label", JOB, second["id"], "")
     run("savepoints", "delete", JOB, second["id"])
     assert "SAVEPOINT_IN_USE" in run("savepoints", "delete", JOB, first["id"], code=2), "the newest verified one"

@@ -36,6 +36,9 @@ __all__ = [
 LATEST = "latest"
 """Stands for the newest verified savepoint of a job."""
 
+_WORDS = (LATEST, "all")
+"""What a label can't be: commands read it as something else."""
+
 
 @dataclass(frozen=True)
 class Savepoint:
@@ -85,8 +88,19 @@ def find(workspace: Workspace, job: str, savepoint: str) -> Savepoint:
 
 
 def label(workspace: Workspace, job: str, savepoint: str, text: str) -> Record:
-    """Give a savepoint a label, which protects it from retention; an empty one takes the label away."""
+    """Give a savepoint a label, which protects it from retention; an empty one takes the label away.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SAVEPOINT_NOT_FOUND``, or ``SAVEPOINT_LABEL_INVALID`` for one that would name another savepoint, too.
+    """
     found = find(workspace, job, savepoint)
+    if text in _WORDS or (text and text != text.strip()):
+        raise StreamwardenError("SAVEPOINT_LABEL_INVALID", f"{text!r}")
+    for other in savepoints(workspace, job) if text else ():
+        if text in (other.manifest.id, other.record.label) and other.manifest.id != found.manifest.id:
+            raise StreamwardenError("SAVEPOINT_LABEL_INVALID", f"{text!r} names {other.manifest.id} already")
     return _update(workspace, found, lambda record: record.model_copy(update={"label": text}))
 
 
@@ -142,6 +156,9 @@ def delete(workspace: Workspace, job: str, savepoint: str, *, force: bool = Fals
         if record.in_use_by:
             users = ", ".join(record.in_use_by)
             raise StreamwardenError("SAVEPOINT_IN_USE", f"{job} {record.id}: in use by operation {users}")
+        if record.label and not force:
+            # Given since the check above.
+            raise StreamwardenError("SAVEPOINT_IN_USE", f"{job} {record.id}: has the label {record.label!r}")
         return record.model_copy(update={"state": "deleting"})
 
     _finish_delete(workspace, _update(workspace, found, mark))
@@ -173,9 +190,16 @@ def housekeeping(
         elif record.state == "deleting":
             _finish_delete(workspace, record)
             deleting.append(record.id)
-    expired = [one.manifest.id for one in _expired(savepoints(workspace, job), retention, now)]
-    for name in expired:
-        delete(workspace, job, name)
+    expired = []
+    for one in _expired(savepoints(workspace, job), retention, now):
+        try:
+            delete(workspace, job, one.manifest.id)
+        except StreamwardenError as error:
+            # Somebody began to use it, gave it a label or deleted it in this moment.
+            if error.code not in ("SAVEPOINT_IN_USE", "SAVEPOINT_NOT_FOUND"):
+                raise
+            continue
+        expired.append(one.manifest.id)
     return {
         "removed_interrupted": interrupted,
         "finished_deletes": deleting,

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FORMAT = 1
-"""Version of the manifest's layout. A reader refuses a newer one."""
+"""Version of the manifest's layout. A restore refuses a newer one."""
 
 _STALE = timedelta(seconds=60)
 """After which a take or delete of another machine that says nothing counts as interrupted. It speaks every 5 s."""

@@ -20,7 +20,7 @@ from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.catalogue import Savepoint
 from streamwarden.control.savepoints.closure import relocated
 from streamwarden.control.savepoints.compat import incompatibilities, readers_of
-from streamwarden.control.savepoints.manifest import Manifest, Origin, checkpoint_key
+from streamwarden.control.savepoints.manifest import FORMAT, Manifest, Origin, checkpoint_key
 from streamwarden.control.savepoints.take import Report, take
 from streamwarden.control.savepoints.verify import check_files
 from streamwarden.control.spec import JobSpec
@@ -157,6 +157,10 @@ class _Restore:
         if found.record.verification is not None and found.verdict == "damaged":
             problems = "; ".join(found.record.verification.problems[:3])
             raise StreamwardenError("SAVEPOINT_DAMAGED", f"{of} {found.manifest.id}: {problems}")
+        if found.manifest.format > FORMAT:
+            raise StreamwardenError(
+                "SAVEPOINT_UNSUPPORTED", f"{of} {found.manifest.id}: manifest {found.manifest.format}"
+            )
         reasons = incompatibilities(self._workspace, found.manifest, spec, current)
         rewound = [start.table for start in _starts(found.manifest, spec, outputs) if start.source is None]
         for table, jobs in readers_of(self._workspace, rewound, but=self._job).items():
