@@ -218,8 +218,8 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "SAVEPOINT_UNSUPPORTED": ErrorKind(
         "a checkpoint or savepoint is in a format that is not known here",
-        "A checkpoint: remove the Spark setting that chooses it (spark.sql.streaming.stateStore.checkpointFormatVersion)"
-        " from a fresh job. A savepoint: restore it with the newer Streamwarden that took it.",
+        "A checkpoint: leave out spark.sql.streaming.stateStore.checkpointFormatVersion from a fresh job's settings. A"
+        " savepoint: restore it with the newer Streamwarden that took it.",
     ),
     "SAVEPOINT_NOT_FOUND": ErrorKind(
         "there is no such savepoint",
@@ -236,7 +236,7 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "SAVEPOINT_LABEL_INVALID": ErrorKind(
         "a savepoint can't have this label",
-        "Choose another: not `latest` or `all`, no blank at its ends, and none that names another savepoint of the job.",
+        "Choose another: not `latest` or `all`, no blank at its ends, and none that names another one of the job.",
     ),
     "SAVEPOINT_VERIFY_FAILED": ErrorKind(
         "a savepoint could not be looked through",
