@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.delta_log import DeltaLog
-from streamwarden.control.documents import CheckpointRef, JobDocuments
+from streamwarden.control.documents import CheckpointRef, JobDocuments, OutputStart
 from streamwarden.control.savepoints.closure import StateFileMissing, closure
 from streamwarden.control.savepoints.manifest import Manifest
 from streamwarden.control.spec import DeltaSource, JobSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["incompatibilities", "job_version", "readers_of"]
+__all__ = ["incompatibilities", "job_version", "missing_outputs", "readers_of"]
 
 _BACKENDS = {"rocksdb": "RocksDBStateStoreProvider", "memory": "HDFSBackedStateStoreProvider"}
 _SHOWN = 5
@@ -96,6 +99,38 @@ def readers_of(workspace: Workspace, tables: Iterable[str], *, but: str) -> dict
         source = desired.spec.source if desired is not None else None
         if job != but and isinstance(source, DeltaSource) and source.table in chosen:
             found.setdefault(source.table, []).append(job)
+    return found
+
+
+def missing_outputs(workspace: Workspace, outputs: Iterable[OutputStart]) -> list[StreamwardenError]:
+    """Return why tables can't be put to the versions that a generation shall start with; none if they all can.
+
+    Parameters
+    ----------
+    outputs
+        What the tables shall start with.
+    """
+    found = []
+    for output in outputs:
+        name = output.source or output.table
+        if output.version is None:
+            continue
+        uri, options = workspace.delta_rs(name)
+        try:
+            named = DeltaTable(uri, version=output.version, storage_options=options).file_uris()
+        except (DeltaError, OSError) as error:
+            found.append(StreamwardenError("RESTORE_OUTPUT_GONE", f"{name}, version {output.version}: {error}"))
+            continue
+        folder = f"tables/{name}"
+        there = {info.key for info in workspace.files.walk(folder)}
+        gone = sorted({folder + unquote(path.rpartition(folder)[2]) for path in named} - there)
+        if gone:
+            found.append(
+                StreamwardenError(
+                    "RESTORE_OUTPUT_GONE",
+                    f"{name}, version {output.version}: {len(gone)} of its files are gone, such as {gone[0]}",
+                )
+            )
     return found
 
 

@@ -19,7 +19,7 @@ from streamwarden.control.operation import OperationHandle, begin
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.catalogue import Savepoint
 from streamwarden.control.savepoints.closure import relocated
-from streamwarden.control.savepoints.compat import incompatibilities, readers_of
+from streamwarden.control.savepoints.compat import incompatibilities, missing_outputs, readers_of
 from streamwarden.control.savepoints.manifest import FORMAT, Manifest, Origin, checkpoint_key
 from streamwarden.control.savepoints.take import Report, take
 from streamwarden.control.savepoints.verify import check_files
@@ -129,6 +129,9 @@ class _Restore:
         with self._handle.step("precheck") as step:
             found, spec = self._precheck(savepoint, of, outputs, current)
             step.detail = f"savepoint {found.manifest.id} fits: batch {found.manifest.batch}"
+            doubled = [sink.table for sink in spec.sinks if outputs == "leave" and not sink.keys]
+            if doubled:
+                step.detail += f"; left as asked, without keys: replayed rows will be twice in {', '.join(doubled)}"
         catalogue.use(self._workspace, found, self._handle.id)
         was = observe(self._workspace, self._job)
         if "was_alive" not in self._handle.operation.plan:
@@ -162,7 +165,9 @@ class _Restore:
                 "SAVEPOINT_UNSUPPORTED", f"{of} {found.manifest.id}: manifest {found.manifest.format}"
             )
         reasons = incompatibilities(self._workspace, found.manifest, spec, current)
-        rewound = [start.table for start in _starts(found.manifest, spec, outputs) if start.source is None]
+        starts = _starts(found.manifest, spec, outputs)
+        reasons += missing_outputs(self._workspace, starts)
+        rewound = [start.table for start in starts if start.source is None]
         for table, jobs in readers_of(self._workspace, rewound, but=self._job).items():
             reasons.append(StreamwardenError("RESTORE_BREAKS_READERS", f"{table} is read by {', '.join(jobs)}"))
         if reasons:

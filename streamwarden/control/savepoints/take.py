@@ -174,7 +174,6 @@ class _Take:
         self._job = record.job
         self._reader = CheckpointReader(workspace.storage, reference.path)
         self._target = checkpoint_key(record.job, record.id)
-        self._copied: set[str] = set()
         self._spoke = time.monotonic()
 
     def run(self) -> Manifest:
@@ -253,11 +252,11 @@ class _Take:
         )
 
     def _link(self, needed: Closure) -> None:
-        # State files of one name are the same in every try; the metadata that is written anew is not copied.
+        # The metadata that is written anew is not copied.
         pairs = [
             (f"{self._reference.path}/{path}", f"{self._target}/{path}")
             for path in needed.files
-            if path not in needed.metadata and path not in self._copied
+            if path not in needed.metadata
         ]
         self._files.copy_many(pairs, done=self._step("copy", len(pairs)))
         for path in needed.metadata:
@@ -267,10 +266,10 @@ class _Take:
                 raise StateFileMissing(path) from None
             moved = relocated(original, int(path.split("/")[1]), self._workspace.schemed_uri(self._target))
             self._files.write(f"{self._target}/{path}", moved)
-        self._copied.update(needed.files)
-        for path in self._copied - set(needed.files):
-            self._files.delete(f"{self._target}/{path}")
-        self._copied = set(needed.files)
+        # Of tries at older batches that did not get to their end.
+        for info in list(self._files.walk(self._target)):
+            if info.key[len(self._target) + 1 :] not in needed.files:
+                self._files.delete(info.key)
 
     def _sinks(self, batch: int) -> list[SinkState]:
         application = application_id(self._job, self._reference.generation)
@@ -295,9 +294,13 @@ class _Take:
         deadline = time.monotonic() + _PROGRESS_WAIT_S
         while True:
             for incarnation in reversed(documents.incarnations()[-3:]):
+                heartbeat = documents.heartbeat(incarnation).read()
+                if heartbeat is not None and heartbeat.generation != self._reference.generation:
+                    # Generations repeat batch ids: that one's batch was another.
+                    continue
                 progress = documents.progress(incarnation).read()
                 for done in reversed(progress.recent if progress else []):
-                    if done.batch == batch and progress is not None:
+                    if done.batch == batch:
                         return done
             alive = observe(self._workspace, self._job).phase in (Phase.RUNNING, Phase.STOPPING)
             if not alive or time.monotonic() >= deadline:

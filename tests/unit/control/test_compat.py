@@ -7,11 +7,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
+from deltalake import DeltaTable, write_deltalake
 
-from streamwarden.control.documents import CheckpointRef, Desired, JobDocuments, utc_now
-from streamwarden.control.savepoints.compat import incompatibilities, job_version, readers_of
+from streamwarden.control.documents import CheckpointRef, Desired, JobDocuments, OutputStart, utc_now
+from streamwarden.control.savepoints.compat import incompatibilities, job_version, missing_outputs, readers_of
 from streamwarden.control.savepoints.manifest import Manifest, OperatorState
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.workspace import Workspace, open_workspace
@@ -362,3 +364,19 @@ def test_jobs_that_stream_from_a_table_are_found(workspace: Workspace) -> None:
     workspace.files.write("control/never_deployed/operation.json", b"{}")
     assert readers_of(workspace, ["trips", "nothing"], but="job") == {"trips": ["one", "two"]}
     assert readers_of(workspace, [], but="job") == {}
+
+
+def test_an_output_version_that_was_vacuumed_or_never_was_is_found(workspace: Workspace) -> None:
+    uri = workspace.table("rows")
+    for number in range(3):
+        write_deltalake(uri, pa.table({"a": [number]}), mode="append")
+    starts = [OutputStart(table="rows", version=1)]
+    assert missing_outputs(workspace, starts) == []
+    assert missing_outputs(workspace, [OutputStart(table="copy", version=1, source="rows")]) == []
+    assert missing_outputs(workspace, [OutputStart(table="rows", version=None)]) == []
+    (unknown,) = missing_outputs(workspace, [OutputStart(table="rows", version=9)])
+    assert unknown.code == "RESTORE_OUTPUT_GONE" and "version 9" in unknown.what
+    data = DeltaTable(uri, version=0).file_uris()[0]
+    Path(data).unlink()
+    (gone,) = missing_outputs(workspace, starts)
+    assert gone.code == "RESTORE_OUTPUT_GONE" and Path(data).name in gone.what

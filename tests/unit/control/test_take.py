@@ -9,13 +9,16 @@ import pytest
 from streamwarden.control.documents import (
     BatchProgress,
     Desired,
+    DriverState,
     Exit,
+    Heartbeat,
     JobDocuments,
     Launch,
     OperatorProgress,
     Progress,
     utc_now,
 )
+from streamwarden.control.processes import current_process
 from streamwarden.control.savepoints.catalogue import savepoints
 from streamwarden.control.savepoints.manifest import Manifest, Origin, checkpoint_key
 from streamwarden.control.savepoints.take import take
@@ -129,6 +132,39 @@ def test_a_take_that_is_outrun_begins_again_at_the_newer_batch(
     taken = _take(workspace)
     assert taken.batch == 3 and len(tries) == 2
     assert check_files(workspace, taken, checkpoint_key("job", taken.id)) == [], "nothing of the first try is left"
+
+
+def test_what_a_broken_off_try_copied_is_not_left_in_the_next_ones_savepoint(
+    workspace: Workspace, documents: JobDocuments, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = workspace.files.copy_many
+    tries: list[int] = []
+
+    def copy_many(pairs: Any, *, done: Any = None) -> None:
+        tries.append(len(tries))
+        if len(tries) > 1:
+            real(pairs, done=done)
+            return
+        real([pair for pair in pairs if not pair[0].endswith("state/0/1/3.changelog")], done=done)
+        made.batch(3, [json.dumps({"logOffset": 2})])
+        for partition in range(2):
+            made.snapshot(f"state/0/{partition}", 4, ["t"])
+            made.remove(*(f"state/0/{partition}/{version}.changelog" for version in (1, 2, 3)))
+        raise FileNotFoundError(2, "No such file", "state/0/1/3.changelog")
+
+    monkeypatch.setattr(workspace.files, "copy_many", copy_many)
+    taken = _take(workspace)
+    assert taken.batch == 3 and len(tries) == 2
+    assert check_files(workspace, taken, checkpoint_key("job", taken.id)) == []
+
+
+def test_rows_of_another_generation_are_not_said(workspace: Workspace, documents: JobDocuments) -> None:
+    at = utc_now()
+    heartbeat = Heartbeat(
+        incarnation="a1", at=at, started_at=at, state=DriverState.RUNNING, process=current_process(), generation=9
+    )
+    documents.heartbeat("a1").write(heartbeat)
+    assert _take(workspace).state_rows is None
 
 
 def test_a_job_without_a_batch_has_nothing_to_take(workspace: Workspace, documents: JobDocuments, made: Made) -> None:
