@@ -105,6 +105,10 @@ def status(
     else:
         out.print(_status_table(found))
         for one in found:
+            if one["operation"]:
+                doing = one["operation"]
+                step = doing["steps"][-1]["name"] if doing["steps"] else "begins"
+                out.print(f"{one['job']}: {doing['kind']} {doing['id']} by {doing['by']}: {step}", markup=False)
             if one["error"]:
                 out.print(f"{one['job']}: [{one['error']['code']}] {one['error']['what']}", markup=False)
                 out.print(f"  What to do: {one['error']['remedy']}", markup=False)
