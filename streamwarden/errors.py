@@ -300,6 +300,10 @@ CATALOGUE: dict[str, ErrorKind] = {
         "Its version was vacuumed or cleaned from the log: choose a newer savepoint, or leave the outputs as they are"
         " (--outputs leave).",
     ),
+    "RESTORE_OUTPUT_TAKEN": ErrorKind(
+        "a clone's output table is somebody else's",
+        "Give the clone tables of its own in its YAML: they are written over with copies of the first job's.",
+    ),
     "RESTORE_BREAKS_READERS": ErrorKind(
         "another job streams from a table that would be put back",
         "Leave the outputs (--outputs leave) if its rows have keys; else give the reading job a savepoint from before"

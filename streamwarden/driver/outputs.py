@@ -60,18 +60,17 @@ def start_outputs(session: SparkSession, workspace: Workspace, reference: Checkp
 
 def _start(session: SparkSession, workspace: Workspace, output: OutputStart) -> None:
     path = workspace.table(output.table)
-    exists = DeltaLog(workspace.files, f"tables/{output.table}").latest is not None
-    if output.source is not None:
-        if exists or output.version is None:
-            return
-        _log.info("%s: starts as a copy of %s, version %d", output.table, output.source, output.version)
-        source = workspace.table(output.source)
-        session.read.format("delta").option("versionAsOf", output.version).load(source).write.format("delta").save(path)
-    elif output.version is None:
+    if output.version is None:
         # It was made after the savepoint. Emptied and not removed, for those who read it.
-        if exists:
+        if DeltaLog(workspace.files, f"tables/{output.table}").latest is not None:
             _log.info("%s: emptied, as it was at the savepoint", output.table)
             DeltaTable.forPath(session, path).delete()
+    elif output.source is not None:
+        _log.info("%s: starts as a copy of %s, version %d", output.table, output.source, output.version)
+        source = workspace.table(output.source)
+        rows = session.read.format("delta").option("versionAsOf", output.version).load(source)
+        # Over what an earlier try, or an earlier life of the clone, has left.
+        rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(path)
     else:
         _log.info("%s: put back to version %d", output.table, output.version)
         DeltaTable.forPath(session, path).restoreToVersion(output.version)

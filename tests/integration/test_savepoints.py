@@ -171,6 +171,10 @@ def test_a_clone_starts_with_a_copy_of_the_outputs(running: Place) -> None:
         source={"kind": "files", "path": "landing", "max_files_per_batch": 1},
         sinks=[{"table": "what_if", "mode": "append"}],
     )
+    with pytest.raises(StreamwardenError, match="RESTORE_OUTPUT_TAKEN"):
+        place.job("what_if", sinks=[{"table": "numbers", "mode": "append"}])
+        restore(place.workspace, "what_if", of="numbers", savepoint=made.id, by=BY)
+    place.job("what_if", sinks=[{"table": "what_if", "mode": "append"}])
     restore(place.workspace, "what_if", of="numbers", savepoint=made.id, by=BY)
     place.wait("what_if", lambda seen: bool(seen.heartbeat and (seen.heartbeat.batch or 0) >= 2), "batch 2")
     assert sorted(row["file"] for row in place.rows("what_if")) == ["a.txt", "b.txt", "c.txt"]
@@ -178,6 +182,10 @@ def test_a_clone_starts_with_a_copy_of_the_outputs(running: Place) -> None:
     place.land("d.txt")
     place.wait("what_if", lambda seen: bool(seen.heartbeat and (seen.heartbeat.batch or 0) >= 3), "batch 3")
     _batch(place, 3)
+    assert _files(place) == sorted(row["file"] for row in place.rows("what_if"))
+    # Once more: what it wrote in its first life is not there twice.
+    restore(place.workspace, "what_if", of="numbers", savepoint=made.id, by=BY)
+    place.wait("what_if", lambda seen: bool(seen.heartbeat and (seen.heartbeat.batch or 0) >= 3), "batch 3 again")
     assert _files(place) == sorted(row["file"] for row in place.rows("what_if"))
 
 

@@ -23,7 +23,7 @@ from streamwarden.control.spec import DeltaSource, JobSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["incompatibilities", "job_version", "missing_outputs", "readers_of"]
+__all__ = ["incompatibilities", "job_version", "missing_outputs", "readers_of", "taken_outputs"]
 
 _BACKENDS = {"rocksdb": "RocksDBStateStoreProvider", "memory": "HDFSBackedStateStoreProvider"}
 _SHOWN = 5
@@ -99,6 +99,27 @@ def readers_of(workspace: Workspace, tables: Iterable[str], *, but: str) -> dict
         source = desired.spec.source if desired is not None else None
         if job != but and isinstance(source, DeltaSource) and source.table in chosen:
             found.setdefault(source.table, []).append(job)
+    return found
+
+
+def taken_outputs(workspace: Workspace, spec: JobSpec, *, ran_before: bool) -> list[StreamwardenError]:
+    """Return why a clone can't have its output tables, which are written over; none if it can.
+
+    Parameters
+    ----------
+    ran_before
+        Whether the clone has run: tables that exist then are its own.
+    """
+    found = []
+    mine = {sink.table for sink in spec.sinks}
+    for job in workspace.files.folders("control"):
+        desired = JobDocuments(workspace.storage, job).desired.read()
+        if job != spec.name and desired is not None:
+            shared = sorted(mine & {sink.table for sink in desired.spec.sinks})
+            found += [StreamwardenError("RESTORE_OUTPUT_TAKEN", f"{table} is written by {job}") for table in shared]
+    if not found and not ran_before:
+        there = [table for table in sorted(mine) if DeltaLog(workspace.files, f"tables/{table}").latest is not None]
+        found += [StreamwardenError("RESTORE_OUTPUT_TAKEN", f"{table} exists already") for table in there]
     return found
 
 

@@ -19,7 +19,7 @@ from streamwarden.control.operation import OperationHandle, begin
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.catalogue import Savepoint
 from streamwarden.control.savepoints.closure import relocated
-from streamwarden.control.savepoints.compat import incompatibilities, missing_outputs, readers_of
+from streamwarden.control.savepoints.compat import incompatibilities, missing_outputs, readers_of, taken_outputs
 from streamwarden.control.savepoints.manifest import FORMAT, Manifest, Origin, checkpoint_key
 from streamwarden.control.savepoints.take import Report, take
 from streamwarden.control.savepoints.verify import check_files
@@ -71,7 +71,7 @@ def restore(
         An id, a label, or ``latest`` for the newest verified one. A damaged one is refused.
     of
         The job whose savepoint it is, if another: `job` becomes a clone of it, with its own outputs, which start as
-        copies of the other's tables at the savepoint's versions unless they exist.
+        copies of the other's tables at the savepoint's versions.
     outputs
         ``rewind`` puts every output table back to its version at the savepoint; ``leave`` lets replayed rows fall on
         those that are there; ``default`` does what each sink's ``on_restore`` says.
@@ -143,10 +143,23 @@ class _Restore:
             self._switch(reference, spec)
         except BaseException as error:
             catalogue.release(self._workspace, found, self._handle.id)
-            if isinstance(error, Exception) and self._handle.operation.plan["was_alive"]:
-                operations.start(self._workspace, self._job, by=self._by, reason="its restore failed before the switch")
+            if isinstance(error, Exception):
+                self._go_on(error)
             raise
         return self._launch_and_judge(found, reference)
+
+    def _go_on(self, error: Exception) -> None:
+        """Start the job where it was, after what failed before the switch."""
+        plan, reference = self._handle.operation.plan, self._documents.checkpoint.read()
+        if isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED":
+            # Somebody else performs it now.
+            return
+        if not plan["was_alive"] or (reference is not None and reference.operation == self._handle.id):
+            # Nothing ran; or the switch was done after all, and its answer was lost: the new state is in force.
+            return
+        if plan.get("desired"):
+            self._documents.desired.write(Desired.model_validate(plan["desired"]))
+        operations.start(self._workspace, self._job, by=self._by, reason="its restore failed before the switch")
 
     @property
     def _by(self) -> str:
@@ -168,6 +181,8 @@ class _Restore:
         starts = _starts(found.manifest, spec, outputs)
         reasons += missing_outputs(self._workspace, starts)
         rewound = [start.table for start in starts if start.source is None]
+        if of != self._job:
+            reasons += taken_outputs(self._workspace, spec, ran_before=current is not None)
         for table, jobs in readers_of(self._workspace, rewound, but=self._job).items():
             reasons.append(StreamwardenError("RESTORE_BREAKS_READERS", f"{table} is read by {', '.join(jobs)}"))
         if reasons:
@@ -298,6 +313,7 @@ class _Restore:
 
     def _await_health(self, reference: CheckpointRef) -> str:
         deadline = time.monotonic() + self._health_timeout
+        base = -1 if reference.base_batch is None else reference.base_batch
         while True:
             seen = observe(self._workspace, self._job)
             heartbeat = seen.heartbeat
@@ -305,7 +321,7 @@ class _Restore:
             if not seen.phase.alive:
                 raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
             if mine and heartbeat is not None and seen.phase is Phase.RUNNING and heartbeat.failures == 0:
-                if heartbeat.batch is not None and heartbeat.batch > (reference.base_batch or -1):
+                if heartbeat.batch is not None and heartbeat.batch > base:
                     return f"batch {heartbeat.batch} committed"
                 if heartbeat.idle:
                     return "runs, and the source has nothing new"
