@@ -14,10 +14,19 @@ from typing import Any
 
 from streamwarden.storage import FileStore
 
-__all__ = ["DeltaLog", "TableState"]
+__all__ = ["DeltaLog", "TableState", "application_id"]
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _GENERATION = re.compile(r"(.*/g)(\d+)")
+
+
+def application_id(job: str, generation: int) -> str:
+    """Return the application id of the sinks' transactions.
+
+    With the generation, because Delta passes over a batch id that it has seen under the same application id, and after
+    a restore the same batch ids hold other rows.
+    """
+    return f"streamwarden/{job}/g{generation}"
 
 
 @dataclass(frozen=True)

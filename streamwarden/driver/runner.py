@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from streamwarden import __version__
 from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.delta_log import application_id
 from streamwarden.control.documents import (
     CheckpointRef,
     DriverState,
@@ -31,7 +32,6 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.lease import LeaseHolder
 from streamwarden.control.processes import ProcessRef, current_process, process_of
-from streamwarden.control.savepoints.take import application_id
 from streamwarden.control.spec import FileSource, JobSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.batches import BatchWriter

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from streamwarden.control import operations
 from streamwarden.control.checkpoint import BatchOffsets, CheckpointReader
-from streamwarden.control.delta_log import DeltaLog
+from streamwarden.control.delta_log import DeltaLog, application_id
 from streamwarden.control.documents import (
     BatchProgress,
     CheckpointRef,
@@ -36,7 +36,7 @@ from streamwarden.control.supervision import Phase, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["Report", "application_id", "savepoint_and_stop", "take"]
+__all__ = ["Report", "savepoint_and_stop", "take"]
 
 _ATTEMPTS = 5
 """How often a take begins again at a newer batch when state files are removed under it. 5: each try is a whole copy."""
@@ -56,15 +56,6 @@ class Report(Protocol):
 
     def __call__(self, step: str, done: int, total: int) -> None:
         """Report."""
-
-
-def application_id(job: str, generation: int) -> str:
-    """Return the application id of the sinks' transactions.
-
-    With the generation, because Delta passes over a batch id that it has seen under the same application id, and after
-    a restore the same batch ids hold other rows.
-    """
-    return f"streamwarden/{job}/g{generation}"
 
 
 def take(
