@@ -12,7 +12,8 @@ ifdef TRIPS
 export STREAMWARDEN_TEST_DATA := $(abspath $(dir $(TRIPS)))
 endif
 
-.PHONY: help setup s3-server demo test test-fast check format up down docs bench-overhead bench-savepoint clean
+.PHONY: help setup s3-server demo chaos test test-fast test-long check format up down docs \
+	bench-overhead bench-start bench-settings bench-savepoint bench-rescale bench-fleet clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -25,11 +26,13 @@ setup: .venv/.ready ## Install everything the other targets need
 	@$(PYTHON) -m venv .tools
 	@.tools/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-.venv/.ready: pyproject.toml uv.lock streamwarden/spark/jars.toml | .tools/bin/uv
+.venv/.ready: pyproject.toml uv.lock streamwarden/spark/jars.toml streamwarden/spark/class_archive.py | .tools/bin/uv
 	@echo "setup: Python packages (180 of them; a minute or two the first time)"
 	@$(UV) sync --locked --python $(PYTHON)
 	@echo "setup: JVM jars"
 	@$(BIN)/python -m streamwarden.spark.jars
+	@echo "setup: archives of Spark's classes (a minute or two, for quicker starts)"
+	@$(BIN)/python -m streamwarden.spark.class_archive
 	@touch $@
 
 s3-server: | .tools/bin/uv ## Build the S3 server that the tests need, unless S3_ENDPOINT names one
@@ -38,14 +41,24 @@ s3-server: | .tools/bin/uv ## Build the S3 server that the tests need, unless S3
 demo: setup ## The main job from end to end, headless (TRIPS=file.parquet, KEEP=1)
 	@$(BIN)/python -m streamwarden.demo $(if $(TRIPS),--trips "$(TRIPS)") $(if $(KEEP),--keep)
 
+chaos: setup ## Faults into drivers and a real Airflow on Postgres (FAULTS=200 SEED=n ONLY=kind MINUTES=n)
+	@$(BIN)/python -m tests.chaos $(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(ONLY),--only $(ONLY)) $(if $(MINUTES),--minutes $(MINUTES))
+
 up: setup ## Airflow with its UI on loopback, until `make down`
 	@$(BIN)/python -m streamwarden.airflow up
 
 down: setup ## Stop what `make up` started, jobs included
 	@$(BIN)/python -m streamwarden.airflow down
 
-test: setup s3-server ## All tests (TRIPS=file.parquet: with the real trips of its folder)
-	@$(BIN)/pytest
+# Two at a time: much of the time a test waits for what it started. By file, so that a file's fixtures are made once.
+TESTS_AT_ONCE ?= 2
+
+test: setup s3-server ## The tests, but for the long ones (TRIPS=file.parquet: with the real trips of its folder; TESTS_AT_ONCE=n)
+	@$(BIN)/pytest -n $(TESTS_AT_ONCE) --dist loadfile -m "not long"
+
+test-long: setup s3-server ## Long random sequences, kills and load, one at a time (STREAMWARDEN_TEST_ACTIONS, _KILLS, _TAKES, _SEED)
+	@$(BIN)/pytest -s -m long
 
 test-fast: setup ## The tests that take under half a minute each, without JVM, Airflow or S3
 	@$(BIN)/pytest -m "not slow and not integration and not airflow and not spark and not s3"
@@ -64,11 +77,23 @@ format: setup ## Bring the code into shape
 docs: setup ## Write the generated pages of docs/ again
 	@$(BIN)/python scripts/make_docs.py
 
+bench-start: setup ## What a start costs, with and without the archive of Spark's classes
+	@$(BIN)/python benchmarks/start.py
+
 bench-overhead: setup ## Our driver against a bare PySpark script
 	@$(BIN)/python benchmarks/overhead.py
 
+bench-settings: setup ## Small batches under our sessions' settings, beside Spark's and Delta's defaults
+	@$(BIN)/python -m benchmarks.settings
+
 bench-savepoint: setup ## Savepoints against cp, sha256sum and reprocessing
-	@$(BIN)/python benchmarks/savepoint.py
+	@$(BIN)/python -m benchmarks.savepoint
+
+bench-rescale: setup ## A rescale's downtime, beside the bare one's and reprocessing
+	@$(BIN)/python -m benchmarks.rescale
+
+bench-fleet: setup ## What supervision costs Airflow, by the number of jobs
+	@$(BIN)/python -m benchmarks.fleet
 
 clean: ## Remove everything that a set-up or a run made
 	rm -rf .venv .tools .jars var .pytest_cache .mypy_cache .ruff_cache .hypothesis

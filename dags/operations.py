@@ -1,9 +1,15 @@
 """What an operator does to running jobs."""
 
+import os
+from datetime import UTC, datetime, timedelta
+
 from airflow.sdk import DAG, Param
 
+from streamwarden.airflow.advise_operator import AdviseOperator
+from streamwarden.airflow.approval_operator import RescaleApprovalOperator
 from streamwarden.airflow.offered import offered_savepoints
 from streamwarden.airflow.operators import ALL_JOBS, StopOperator
+from streamwarden.airflow.rescale_operator import RescaleOperator
 from streamwarden.airflow.restore_operators import EnsureSupervisedOperator, RestoreOperator
 from streamwarden.control.config import job_names
 
@@ -102,3 +108,114 @@ with DAG(
     # A teardown: it also runs after a restore that was ended by hand, and has no part in the run's state.
     supervise = EnsureSupervisedOperator(task_id="supervise", job="{{ params.job }}")
     restore >> supervise.as_teardown()
+
+with DAG(
+    dag_id="rescale",
+    description="Change a job's state partitions, cores or memory, keeping its state; go back if it is not healthy.",
+    doc_md=(
+        "Looks first, while the job runs, whether it can. Then: stop between batches, a savepoint, a copy with the"
+        " other number of partitions, the proof that its state is the same, start, wait for health. A job that does"
+        " not become healthy goes back to the untouched checkpoint and to the width that it had, and the run fails,"
+        " saying why. The job's own DAG run goes on all the while.\n\n"
+        "Leave a field empty to keep what it is. Cores and memory alone need no copy. What is decided here counts over"
+        " the job's YAML until somebody changes the same field there. Ended by hand, `rescale` leaves the job in the"
+        " new or in the old state, whole."
+    ),
+    schedule=None,
+    tags=["streamwarden", "operations"],
+    params={
+        "job": Param(type="string", enum=job_names(), title="Job", description="The job to rescale."),
+        "partitions": Param(
+            default=None,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=4096,
+            title="State partitions",
+            description="In how many parts the state lies, and how many tasks a batch can use.",
+        ),
+        "cores": Param(default=None, type=["null", "integer"], minimum=1, title="Cores", description="Of the driver."),
+        "memory": Param(
+            default=None,
+            type=["null", "string"],
+            title="Memory",
+            description="The JVM's heap, as in the job's YAML: `2g`.",
+        ),
+        "way": Param(
+            default="fast",
+            type="string",
+            enum=["fast", "plain"],
+            values_display={
+                "fast": "fast: prepare the state while the job runs on, and hand over",
+                "plain": "plain: stop the job first",
+            },
+            title="Way",
+            description="Of another number of partitions. Both end with the same state; fast needs memory and cores for"
+            " two drivers for a while.",
+        ),
+        "on_timeout": Param(
+            default="roll back",
+            type="string",
+            enum=["roll back", "hold"],
+            title="When it is not caught up in time",
+            description="A job that fails always goes back; this is about one that runs, and is only slow.",
+        ),
+        "reason": Param(default="", type=["null", "string"], title="Reason", description="Kept with the job."),
+        "health_timeout": Param(
+            default=300,
+            type="integer",
+            minimum=1,
+            maximum=86400,
+            title="Health timeout (seconds)",
+            description="How long it may take until its backlog is no larger than it was.",
+        ),
+        "approval": Param(
+            # Whoever fills in the form has decided already.
+            default=False,
+            type="boolean",
+            title="Ask for approval",
+            description="Wait, with a summary of the plan, until somebody approves it under Required Actions.",
+        ),
+    },
+):
+    approve = RescaleApprovalOperator(
+        task_id="approve",
+        job="{{ params.job }}",
+        partitions="{{ params.partitions }}",
+        cores="{{ params.cores }}",
+        memory="{{ params.memory or '' }}",
+        wanted="{{ params.approval }}",
+    )
+    rescale = RescaleOperator(
+        task_id="rescale",
+        job="{{ params.job }}",
+        partitions="{{ params.partitions }}",
+        cores="{{ params.cores }}",
+        memory="{{ params.memory or '' }}",
+        on_timeout="{{ params.on_timeout }}",
+        way="{{ params.way }}",
+        reason="{{ params.reason or '' }}",
+        health_timeout="{{ params.health_timeout }}",
+    )
+    supervise_rescaled = EnsureSupervisedOperator(
+        task_id="supervise", job="{{ params.job }}", restore_task_id=rescale.task_id
+    )
+    approve >> rescale >> supervise_rescaled.as_teardown()
+
+with DAG(
+    dag_id="advise",
+    description="Recommend state partitions and cores for each job, from its load.",
+    doc_md=(
+        "One task a job says what it recommends, why, and what stands against doing it, in its log and as XCom"
+        " `advice`. It triggers `rescale` only for a job whose YAML says `advisor.apply: true`, and then within"
+        " `cool_down`, the limits and `per_day`. Has no schedule unless `STREAMWARDEN_ADVISE_SCHEDULE` gives one, such"
+        " as `*/15 * * * *`: each run is a task a job."
+    ),
+    schedule=os.environ.get("STREAMWARDEN_ADVISE_SCHEDULE") or None,
+    start_date=datetime(2025, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    tags=["streamwarden", "operations"],
+):
+    AdviseOperator.partial(
+        task_id="advise", map_index_template="{{ task.job }}", execution_timeout=timedelta(minutes=10)
+    ).expand(job=job_names())

@@ -106,8 +106,8 @@ with DAG(
     doc_md=(
         "By `savepoints.keep` of each job's deployed spec. Never removes the newest verified one, one with a label, or"
         " one in use; manual ones only where the job says so. Checkpoints that are no longer in force go too. Hourly,"
-        " unless `STREAMWARDEN_HOUSEKEEPING_SCHEDULE` says otherwise; an empty one means none. It reads small documents"
-        " and starts nothing."
+        " unless `STREAMWARDEN_HOUSEKEEPING_SCHEDULE` says otherwise; an empty one means none. Once a day it also looks"
+        " after the table `job_progress`. It starts nothing."
     ),
     schedule=os.environ.get("STREAMWARDEN_HOUSEKEEPING_SCHEDULE", "@hourly") or None,
     **SCHEDULED,

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from streamwarden.control import config, launcher, workspace
+from streamwarden.control.alerts import AlertSpec
 from streamwarden.control.durations import format_duration
 from streamwarden.control.profile import Profile
 
@@ -27,10 +28,11 @@ TARGET = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 _HEAD = """\
 # Configuration
 
-<!-- Made by scripts/make_configuration_md.py from streamwarden/control/spec.py and profile.py: change it there. -->
+<!-- Made by scripts/make_configuration_md.py from the models in streamwarden/control: change it there. -->
 
 A job is described by `config/jobs/NAME.yaml`, a place to run by `config/profiles/NAME.yaml`; `name` in a file is the
-file's name. Unknown keys, wrong types and impossible combinations are refused, with file and field named.
+file's name. `config/alerts.yaml` need not be there. Unknown keys, wrong types and impossible combinations are refused,
+with file and field named.
 
 A *duration* is a whole number and a unit: `500ms`, `60s`, `5m`, `24h`, `7d`.
 """
@@ -41,6 +43,10 @@ ENVIRONMENT = {
     workspace.ROOT_ENV: ("the profile's `root`", "Replaces the profile's `root`."),
     jars.JARS_ENV: ("`.jars/` of the checkout", "The folder of the pinned JVM jars."),
     jars.MIRROR_ENV: ("Maven Central", "Root of the Maven repository that set-up fetches the jars from."),
+    "STREAMWARDEN_QUALITY_SCHEDULE": ("none", "When DAG `quality` runs by itself, as Airflow writes schedules."),
+    "STREAMWARDEN_VERIFY_SCHEDULE": ("none", "When DAG `verify_savepoints` does."),
+    "STREAMWARDEN_HOUSEKEEPING_SCHEDULE": ("`@hourly`", "When DAG `housekeeping` does; an empty one means never."),
+    "STREAMWARDEN_ADVISE_SCHEDULE": ("none", "When DAG `advise` does."),
     launcher.DRIVER_MODULE_ENV: ("`streamwarden.driver`", "For tests: what a launch runs in the driver's place."),
 }
 """Variable: (default, meaning)."""
@@ -56,6 +62,7 @@ def render() -> str:
     parts += ["`spark` takes any setting but these, each of which follows from something else:\n"]
     parts += [_table(("setting", "follows from"), [(f"`{key}`", why) for key, why in _OWNED_SETTINGS.items()])]
     parts += ["## A place to run: `config/profiles/NAME.yaml`\n", *_model(Profile)]
+    parts += ["## Who is told of alarms: `config/alerts.yaml`\n", *_model(AlertSpec)]
     parts += ["## Environment variables\n"]
     rows = [(f"`{name}`", default, meaning) for name, (default, meaning) in ENVIRONMENT.items()]
     parts += [_table(("variable", "default", "meaning"), rows)]
@@ -72,15 +79,19 @@ def _model(model: type[BaseModel], heading: str = "", seen: set[type] | None = N
     yield inspect.cleandoc(model.__doc__ or "") + "\n"
     rows, inner = [], []
     for name, field in model.model_fields.items():
-        rows.append((f"`{name}`", _type(field), _default(field), _meaning(field)))
+        rows.append((f"`{field.alias or name}`", _type(field), _default(field), _meaning(field)))
         inner += [(name, held) for held in _models(field.annotation) if held not in seen]
     yield _table(("field", "type", "default", "meaning"), rows)
     for name, held in inner:
+        if held in seen:
+            continue
         yield from _model(held, _heading(name, held), seen)
 
 
 def _heading(name: str, model: type[BaseModel]) -> str:
     kind = model.model_fields.get("kind")
+    if "warn" in model.model_fields:
+        return f"`{name}`, and the other limits of its kind"
     return f"`{name}`, kind `{get_args(kind.annotation)[0]}`" if kind else f"`{name}`"
 
 
@@ -135,7 +146,10 @@ def _default(field: FieldInfo) -> str:
         return f"`{format_duration(value)}`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    return "its defaults" if isinstance(value, BaseModel) else f"`{value}`"
+    if isinstance(value, BaseModel):
+        own = value.model_dump(mode="json", exclude_unset=True)
+        return f"`{{{', '.join(f'{name}: {said}' for name, said in own.items())}}}`" if own else "its defaults"
+    return f"`{value}`"
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -114,9 +114,28 @@ CATALOGUE: dict[str, ErrorKind] = {
         "The batch in flight may be long: look at `streamwarden status JOB`, then repeat with a larger --timeout.",
         retryable=True,
     ),
+    "STATE_LIMIT_REACHED": ErrorKind(
+        "the job's state has reached the number of keys that its spec allows",
+        "Look for what makes so many keys (one that never repeats, a TTL or watermark that never lets go); correct the"
+        " job or raise health.state_rows.critical, then deploy it again: it goes on where it stopped.",
+    ),
+    "ALERTS_INVALID": ErrorKind(
+        "a notifier of config/alerts.yaml cannot be used",
+        "Correct its class or arguments; the class must be an Airflow notifier that the worker can import.",
+    ),
     "RESTART_BUDGET_SPENT": ErrorKind(
         "the job failed more often than its restart budget allows",
         "Read the last error, remove its cause, then deploy the job again.",
+    ),
+    # Observability
+    "PROGRESS_TABLE_MISSING": ErrorKind(
+        "there is no table of batches",
+        "It is made with the first batches that a driver writes down; see that `progress_table` of the profile is on.",
+    ),
+    "PROGRESS_TABLE_FAILED": ErrorKind(
+        "the table of batches could not be read or looked after",
+        "The store's word is above; repeat it once the store is well. Batches don't depend on this table.",
+        retryable=True,
     ),
     # S3
     "S3_REFUSED": ErrorKind(
@@ -159,6 +178,15 @@ CATALOGUE: dict[str, ErrorKind] = {
         "Its components' logs are in logs/ of its home; what ended says why in its own.",
         retryable=True,
     ),
+    "POSTGRES_MISSING": ErrorKind(
+        "no PostgreSQL server is installed",
+        "Install one (Debian: `apt-get install postgresql`), or put its `initdb` and `postgres` on PATH.",
+    ),
+    "POSTGRES_DID_NOT_START": ErrorKind(
+        "the private Postgres did not come up",
+        "Its own words are above. Run by root, it runs as `postgres`, who must be able to reach its folder.",
+        retryable=True,
+    ),
     "AIRFLOW_REQUEST_FAILED": ErrorKind(
         "Airflow refused a request, or what was waited for did not come",
         "The server's words are above; the task's log has more.",
@@ -182,6 +210,67 @@ CATALOGUE: dict[str, ErrorKind] = {
     "DRIVER_FAILED": ErrorKind(
         "the driver failed outside of a batch",
         "Its log has the whole trace: `streamwarden logs JOB`.",
+        retryable=True,
+    ),
+    "STATE_SCHEMA_CHANGED": ErrorKind(
+        "the query keeps other state than the checkpoint holds",
+        "Bring back the query as it was, or restore a savepoint of the query as it is. A query with other state is"
+        " another job: give it a name and tables of its own.",
+    ),
+    "SOURCE_SCHEMA_CHANGED": ErrorKind(
+        "the source table's columns changed in a way that its stream can't follow",
+        "Bring the columns back. If they are to stay as they are now, the old rows can't be read with the new: have the"
+        " writer make a new table, and the job read that one. A column that was only added is followed by itself.",
+    ),
+    "SOURCE_ROWS_CHANGED": ErrorKind(
+        "rows of the source table were updated, deleted or overwritten",
+        "A stream reads appended rows only. Let the job read a table that is only appended to; restore a savepoint of"
+        " before the change if the source table is put back too.",
+    ),
+    "SOURCE_REPLACED": ErrorKind(
+        "the source is not the one that the checkpoint was reading",
+        "Its table was made anew, or `source` points elsewhere: bring the old one back. Offsets of one source mean"
+        " nothing in another.",
+    ),
+    "SOURCE_DATA_GONE": ErrorKind(
+        "the source no longer has data that the job has yet to read",
+        "Bring the files back. They were removed by hand, by VACUUM, or by the table's log retention: make both longer"
+        " than the job may ever lag behind.",
+    ),
+    "OUTPUT_DATA_GONE": ErrorKind(
+        "a file of an output table is missing",
+        "Bring it back, or restore a savepoint whose table version does not need it.",
+    ),
+    "OUT_OF_MEMORY": ErrorKind(
+        "the JVM ran out of heap",
+        "Raise resources.memory of the job, or make its batches smaller (source.max_files_per_batch).",
+        retryable=True,
+    ),
+    "JVM_DIED": ErrorKind(
+        "the driver's JVM ended without saying why",
+        "It was killed from outside, by a person or by a kernel that is short of memory: see the kernel's log.",
+        retryable=True,
+    ),
+    "JVM_CRASHED": ErrorKind(
+        "the driver's JVM crashed",
+        "The hs_err file beside the driver's logs names the code that it happened in. If it repeats, report it there.",
+        retryable=True,
+    ),
+    "PYTHON_WORKER_DIED": ErrorKind(
+        "a Python worker of Spark ended without saying why",
+        "It was killed, as a kernel does that is short of memory, or crashed in native code: see the kernel's log. The"
+        " workers' memory is not part of resources.memory.",
+        retryable=True,
+    ),
+    "CONCURRENT_WRITER": ErrorKind(
+        "somebody else writes to an output table at the same time",
+        "One writer a table: find the other one in the table's history (DESCRIBE HISTORY), and stop it.",
+        retryable=True,
+    ),
+    "JOB_CODE_FAILED": ErrorKind(
+        "the job's own Python code raised an exception",
+        "Its traceback is first below: correct the code, or the data that it can't take, then deploy the job again. The"
+        " batch will be tried whole, and nothing is twice.",
         retryable=True,
     ),
     "STOP_UNCLEAN": ErrorKind(
@@ -244,7 +333,7 @@ CATALOGUE: dict[str, ErrorKind] = {
         retryable=True,
     ),
     "CHECKPOINT_DAMAGED": ErrorKind(
-        "a file that the checkpoint needs is missing",
+        "a file that the checkpoint needs is missing or damaged",
         "The job cannot go on from it: restore the newest verified savepoint (`streamwarden restore JOB`).",
     ),
     # Restore
@@ -277,7 +366,7 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "RESTORE_PARTITIONS": ErrorKind(
         "the savepoint has another number of state partitions than the job's YAML asks for",
-        "Set state.partitions to the savepoint's; changing it is a rescale.",
+        "Set state.partitions to the savepoint's; `streamwarden rescale JOB --partitions N` changes it.",
     ),
     "RESTORE_BACKEND": ErrorKind(
         "the savepoint is of another state backend",
@@ -312,6 +401,66 @@ CATALOGUE: dict[str, ErrorKind] = {
     "RESTORE_UNHEALTHY": ErrorKind(
         "the restored job did not become healthy, and was rolled back",
         "Its error is above; the job runs on from where it was. `streamwarden logs JOB` has the driver's words.",
+    ),
+    # Rollout
+    "ROLLOUT_REFUSED": ErrorKind(
+        "what changed can't be rolled out",
+        "Take the named change back, and deploy again; `streamwarden diff JOB` shows each with its reason.",
+    ),
+    "ROLLOUT_UNHEALTHY": ErrorKind(
+        "the job did not become healthy as its YAML says now, and runs as it did before",
+        "The new driver's error is above, its words in `streamwarden logs JOB --incarnation ID`; `streamwarden"
+        " operations JOB` has the id and how the job went back. Correct the job, and deploy again.",
+    ),
+    # Rescale
+    "RESCALE_NOTHING": ErrorKind(
+        "the rescale would change nothing",
+        "Name a number of partitions, cores or an amount of memory that the job does not have; `streamwarden status`"
+        " shows what it has.",
+    ),
+    "RESCALE_INVALID": ErrorKind(
+        "the target of the rescale is not valid",
+        "The field's bounds are in docs/configuration.md.",
+    ),
+    "RESCALE_UNSUPPORTED": ErrorKind(
+        "the job's state can't be spread over another number of partitions",
+        "Its cores and memory can be changed. Another number of partitions needs the rocksdb backend, the Spark version"
+        " that wrote the checkpoint, and operators that docs/rescaling.md lists; else make another job of it, which"
+        " begins with a checkpoint of its own.",
+    ),
+    "RESCALE_NOT_HEALTHY": ErrorKind(
+        "the job is not well enough to be rescaled",
+        "`streamwarden status JOB` shows what is wrong. Cure that first: a rescale would not, and could not tell its"
+        " own faults from those before it.",
+    ),
+    "RESCALE_NO_SPACE": ErrorKind(
+        "there is not enough space for a copy of the checkpoint",
+        "Free some, or let housekeeping remove savepoints: `streamwarden savepoints list JOB` shows their own bytes.",
+    ),
+    "RESCALE_STATE_DIFFERS": ErrorKind(
+        "the repartitioned state is not the state that it was made of",
+        "The job runs on as before, from its untouched checkpoint. Report this, with the operation's record: it is a"
+        " fault of Spark's or of this program.",
+    ),
+    "RESCALE_FAILED": ErrorKind(
+        "Spark could not repartition the state",
+        "Its words are above; the job runs on as before.",
+    ),
+    "RESCALE_UNHEALTHY": ErrorKind(
+        "the rescaled job did not become healthy, and was rolled back",
+        "The new driver's error is above; the job runs on as before. `streamwarden operations JOB` has the steps.",
+    ),
+    "RESCALE_SLOW": ErrorKind(
+        "the rescaled job runs, and was not caught up in time",
+        "Give it more time (`--health-timeout`), or more cores; `--on-timeout hold` leaves it as it is.",
+    ),
+    "OPERATION_CANCELLED": ErrorKind(
+        "somebody has cancelled the operation",
+        "The job runs on as before. Ask for it again when it is wanted.",
+    ),
+    "OPERATION_NONE": ErrorKind(
+        "there is no such operation on the job",
+        "`streamwarden operations JOB` shows what was done.",
     ),
     # Trips
     "REPLAY_SOURCE_INVALID": ErrorKind(

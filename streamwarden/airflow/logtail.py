@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from streamwarden.control.diagnosis import describe, diagnose
 from streamwarden.control.documents import ErrorInfo
+from streamwarden.control.log_lines import readable
+from streamwarden.control.supervision import Observation
 from streamwarden.control.workspace import Workspace
 
 __all__ = ["describe_error", "log_tail"]
@@ -12,13 +15,26 @@ __all__ = ["describe_error", "log_tail"]
 _FILES = ("driver.log", "console.log")
 
 
-def describe_error(workspace: Workspace, job: str, incarnation: str | None, error: ErrorInfo) -> str:
-    """Return an error as a person wants to read it: catalogue words, traceback, then the ends of the driver's logs."""
+def describe_error(workspace: Workspace, seen: Observation, error: ErrorInfo) -> str:
+    """Return an error as a person wants to read it: catalogue words, diagnosis, traceback, the ends of the logs.
+
+    Parameters
+    ----------
+    workspace
+        Where.
+    seen
+        The job as it was observed.
+    error
+        What its task fails with; the driver's own error, or that its restarts are spent.
+    """
     parts = [str(error.to_exception())]
+    diagnosis = diagnose(workspace, seen)
+    if diagnosis is not None:
+        parts.append(describe(diagnosis))
     if error.traceback:
         parts.append(f"Traceback of the driver:\n{error.traceback.rstrip()}")
-    if incarnation is not None:
-        parts.append(log_tail(workspace, job, incarnation))
+    if seen.incarnation is not None:
+        parts.append(log_tail(workspace, seen.job, seen.incarnation))
     return "\n".join(parts)
 
 
@@ -33,5 +49,5 @@ def log_tail(workspace: Workspace, job: str, incarnation: str, *, lines: int = 3
         except OSError:
             continue
         if last:
-            parts.append(f"--- the end of {folder / name}\n{''.join(last).rstrip()}")
+            parts.append(f"--- the end of {folder / name}\n{''.join(map(readable, last)).rstrip()}")
     return "\n".join(parts) or f"--- no log files in {folder}"

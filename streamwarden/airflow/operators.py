@@ -16,19 +16,24 @@ from typing import IO, Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-from streamwarden.airflow.job_operator import ALL_JOBS, JobOperator, holder_of
-from streamwarden.airflow.logtail import describe_error
-from streamwarden.airflow.triggers import SuperviseTrigger
+from streamwarden.airflow.job_operator import ALL_JOBS, InterruptibleOperator, JobOperator, ProgressLog, holder_of
+from streamwarden.airflow.logtail import describe_error, log_tail
+from streamwarden.airflow.notify import tell
+from streamwarden.airflow.operation_log import ended_operation, steps_logged
+from streamwarden.airflow.triggers import ALERT, SuperviseTrigger
 from streamwarden.control import operations
 from streamwarden.control.config import job_names
 from streamwarden.control.documents import ErrorInfo, JobDocuments, Supervision, utc_now
+from streamwarden.control.enforce import put_down
 from streamwarden.control.processes import kill, process_of
+from streamwarden.control.rollout import is_same_rollout
 from streamwarden.control.supervision import (
     Action,
     Claim,
     Observation,
     Phase,
     Verdict,
+    assess,
     claim,
     current_claim,
     decide,
@@ -42,14 +47,19 @@ from streamwarden.errors import StreamwardenError
 __all__ = ["ALL_JOBS", "CheckOperator", "DeployOperator", "ReleaseOperator", "StopOperator", "SuperviseOperator"]
 
 
-class DeployOperator(JobOperator):
+class DeployOperator(JobOperator, InterruptibleOperator):
     """Makes a job run as its YAML says now; leaves a driver alone that does so already.
+
+    Where a driver runs and the YAML has changed, this is a rollout: it waits until the job is healthy, and goes back to
+    what ran before if that does not come. A rollout whose try was killed is gone on with by the next one; one that went
+    back is final and fails the task, while the job runs as it did. A change that the job's state stands against fails
+    the task with nothing touched.
 
     Waits a moment for the driver to say that it runs, so that an error of the configuration fails this task, with the
     driver's words. A driver that ends of what may pass by itself is the supervisor's matter. Does not supervise, and
     does not launch if the job was stopped after this run was asked for.
 
-    Pushes ``incarnation`` to XCom.
+    Pushes ``incarnation`` to XCom, and ``error`` if it fails: code, what happened, what to do.
 
     Parameters
     ----------
@@ -59,35 +69,81 @@ class DeployOperator(JobOperator):
         Seconds to wait for the driver to run. 60: a JVM on a busy machine. One that takes longer is not at fault.
     stop_timeout
         Seconds that a driver with an older spec may take to stop.
+    health_timeout
+        Seconds until a rolled-out job that commits no batch counts as unhealthy. 300: a first batch may be as large as
+        its limits allow.
     profile, config, root
         The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
     """
 
     ui_color = "#dcefe4"
 
-    def __init__(self, *, wait: float = 60.0, stop_timeout: float = 300.0, **kwargs: Any) -> None:
+    def __init__(
+        self, *, wait: float = 60.0, stop_timeout: float = 300.0, health_timeout: float = 300.0, **kwargs: Any
+    ) -> None:
         kwargs.setdefault("retries", 2)
         kwargs.setdefault("retry_delay", timedelta(seconds=10))
         super().__init__(**kwargs)
         self.wait = wait
         self.stop_timeout = stop_timeout
+        self.health_timeout = health_timeout
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Deploy."""
         workspace = self.open()
         holder = holder_of(context)
+        # The same in every try of this run, and in no other run: by it a rollout is known as one's own.
+        by = f"airflow:{holder}"
         try:
             self._respect_stop(workspace, context)
             # Now, not when the supervise task starts: an ended run's late trigger must find that the job is ours.
             claim(workspace, self.job, Claim(holder=holder, attempt=0, at=utc_now()), over_own=False)
-            done = operations.deploy(workspace, self.job, by=f"airflow:{holder}", stop_timeout=self.stop_timeout)
+            self._respect_earlier_end(context, workspace, by)
+            with steps_logged(workspace, self.job, by, self.log), self.interruptible():
+                done = operations.deploy(
+                    workspace,
+                    self.job,
+                    by=by,
+                    stop_timeout=self.stop_timeout,
+                    health_timeout=self.health_timeout,
+                    report=ProgressLog(self.log),
+                )
         except StreamwardenError as error:
+            context["ti"].xcom_push(key="error", value={"code": error.code, "what": error.what, "remedy": error.remedy})
+            self._say_last_words(workspace, by, error)
             raise self.fail(error) from error
-        how = "launched" if done.launched else "runs already with this spec; left alone"
+        for change in done.changes:
+            self.log.info("%s %s -> %s: %s", change.field, change.before, change.after, change.effect)
+        how = "launched" if done.launched else "runs already; left alone"
         self.log.info("%s: driver %s %s", self.job, done.incarnation, how)
         context["ti"].xcom_push(key="incarnation", value=done.incarnation)
         self._await_start(workspace, done.incarnation)
-        return {"job": self.job, "incarnation": done.incarnation, "launched": done.launched}
+        return {
+            "job": self.job,
+            "incarnation": done.incarnation,
+            "launched": done.launched,
+            "effect": done.effect.value,
+            "changes": [change.field for change in done.changes],
+            "operation": done.operation,
+        }
+
+    def _respect_earlier_end(self, context: Context, workspace: Workspace, by: str) -> None:
+        """Fail if an earlier try went back, and was lost before it could say so: the same would stop the job again."""
+        found = ended_operation(context, workspace, self.job, by, retries=self.retries or 0)
+        if found is None or found.state != "rolled back" or found.error is None:
+            return
+        if is_same_rollout(found, workspace.job(self.job), by=by, reason=""):
+            self.log.info("an earlier try has ended %s: %s", found.id, found.state)
+            raise StreamwardenError("ROLLOUT_UNHEALTHY", f"{self.job}: {found.error.code}: {found.error.what}")
+
+    def _say_last_words(self, workspace: Workspace, by: str, error: StreamwardenError) -> None:
+        if error.code != "ROLLOUT_UNHEALTHY":
+            return
+        found = JobDocuments(workspace.storage, self.job).operation.read()
+        steps = found.steps if found is not None and found.by == by else []
+        started = next((step.detail for step in reversed(steps) if step.name == "start"), "")
+        if started:
+            self.log.error("driver %s:\n%s", started.split()[0], log_tail(workspace, self.job, started.split()[0]))
 
     def _respect_stop(self, workspace: Workspace, context: Context) -> None:
         # A run that waited behind another one of the same job begins when that one is stopped. Whoever stopped the job
@@ -109,7 +165,7 @@ class DeployOperator(JobOperator):
         self.log.info("%s is %s: %s", seen.incarnation, seen.phase, seen.reason)
         if seen.phase.alive or seen.error is None:
             return
-        text = describe_error(workspace, self.job, seen.incarnation, seen.error)
+        text = describe_error(workspace, seen, seen.error)
         if seen.error.retryable:
             self.log.warning("the driver ended while it started; the supervise task restarts it\n%s", text)
             return
@@ -125,6 +181,9 @@ class SuperviseOperator(JobOperator):
     the error can't pass by itself. After any restart of Airflow's parts, and at a retry, it re-attaches to the driver
     that runs, which never notices. Marking the task failed (or successful) stops the driver; clearing it does not, and
     deploys a job anew that is down. Has no timeout, and must be given none.
+
+    Also runs where the task before it has failed: a deploy that went back has a driver that must not be left alone. It
+    then fails only if there is nothing to supervise. Where that task was skipped, it is skipped, too.
 
     The task's retries are not the job's failure budget: they cover Airflow's own faults over weeks (a trigger lost, a
     triggerer upgraded, a database restarted), each of which uses one up. Hence many, with a short delay; the task is
@@ -145,6 +204,7 @@ class SuperviseOperator(JobOperator):
     def __init__(self, *, poll_interval: float = 2.0, **kwargs: Any) -> None:
         kwargs.setdefault("retries", 1000)
         kwargs.setdefault("retry_delay", timedelta(seconds=10))
+        kwargs.setdefault("trigger_rule", "all_done")
         super().__init__(**kwargs)
         self.poll_interval = poll_interval
 
@@ -153,6 +213,7 @@ class SuperviseOperator(JobOperator):
         workspace = self.open()
         ti = context["ti"]
         holder = holder_of(context)
+        self._respect_upstream(context, workspace)
         try:
             ours = Claim(holder=holder, attempt=ti.try_number, granted=ti.max_tries, at=utc_now())
             before = claim(workspace, self.job, ours)
@@ -171,6 +232,24 @@ class SuperviseOperator(JobOperator):
         except StreamwardenError as error:
             raise self.fail(error) from error
 
+    def _respect_upstream(self, context: Context, workspace: Workspace) -> None:
+        ti, before = context["ti"], sorted(self.upstream_task_ids)
+        if not before:
+            return
+        found = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=before)
+        states = {task: str(getattr(state, "value", state)) for task, state in found.get(ti.run_id, {}).items()}
+        for task in before:
+            if states.get(task) == "skipped":
+                raise AirflowSkipException(f"{task} was skipped: there is nothing to supervise")
+            if states.get(task) not in ("failed", "upstream_failed"):
+                continue
+            desired = JobDocuments(workspace.storage, self.job).desired.read()
+            if desired is None or desired.state == "suspended":
+                raise AirflowFailException(
+                    f"{task} failed, and {self.job} is not to run: there is nothing to supervise"
+                )
+            self.log.warning("%s failed; %s is supervised as it was deployed before", task, self.job)
+
     def resume(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
         """Go on when the trigger fired. What it saw may be past: look again."""
         if event:
@@ -178,9 +257,23 @@ class SuperviseOperator(JobOperator):
         workspace = self.open()
         try:
             seen, verdict = self._look(workspace)
+            if event and event.get("action") == ALERT:
+                self._tell(context, workspace, seen, verdict, rules=event.get("rules", ()))
             return self._act(context, workspace, seen, verdict)
         except StreamwardenError as error:
             raise self.fail(error) from error
+
+    def _tell(
+        self,
+        context: Context,
+        workspace: Workspace,
+        seen: Observation,
+        verdict: Verdict,
+        rules: Sequence[str] | None = None,
+    ) -> None:
+        memory = JobDocuments(workspace.storage, self.job).supervision.read() or Supervision()
+        health = assess(seen, memory, verdict)
+        tell(workspace, self.job, health, context=context, log=self.log, rules=rules)  # type: ignore[arg-type]
 
     def _look(self, workspace: Workspace) -> tuple[Observation, Verdict]:
         seen = observe(workspace, self.job)
@@ -191,11 +284,13 @@ class SuperviseOperator(JobOperator):
         if verdict.action is Action.FINISH:
             self.log.info("finished: %s", verdict.why)
             record_decision(workspace, self.job, "finish", verdict.why)
+            self._tell(context, workspace, seen, verdict)
             return _summary(workspace, seen)
-        if verdict.action is Action.FAIL:
-            error = verdict.error or ErrorInfo.of(StreamwardenError("DRIVER_DIED", seen.reason))
-            self.log.error("failed: %s\n%s", verdict.why, self._last_words(workspace, seen, error))
-            record_decision(workspace, self.job, "fail", verdict.why)
+        if verdict.action in (Action.FAIL, Action.SUSPEND):
+            error = put_down(workspace, seen, verdict, by=f"airflow:{holder_of(context)}")
+            self.log.error("%s: %s\n%s", verdict.action, verdict.why, self._last_words(workspace, seen, error))
+            # Nobody looks again: what there is to tell is told now.
+            self._tell(context, workspace, seen, verdict)
             raise AirflowFailException(str(error.to_exception()))
         incarnation = seen.incarnation
         if verdict.action is Action.RESTART:
@@ -210,9 +305,9 @@ class SuperviseOperator(JobOperator):
 
     def _restart(self, context: Context, workspace: Workspace, seen: Observation, verdict: Verdict) -> str | None:
         if seen.error is not None:
-            words = describe_error(workspace, self.job, seen.incarnation, seen.error)
+            words = describe_error(workspace, seen, seen.error)
             self.log.warning("driver %s is %s\n%s", seen.incarnation, seen.phase, words)
-        launched = restart(workspace, seen, by=f"airflow:{holder_of(context)}")
+        launched = restart(workspace, seen, by=f"airflow:{holder_of(context)}", why=verdict.why)
         if launched is None:
             self.log.info("%s: restarted, stopped or deployed by somebody else meanwhile", seen.incarnation)
         else:
@@ -220,7 +315,7 @@ class SuperviseOperator(JobOperator):
         return launched
 
     def _last_words(self, workspace: Workspace, seen: Observation, error: ErrorInfo) -> str:
-        text = describe_error(workspace, self.job, seen.incarnation, error)
+        text = describe_error(workspace, seen, error)
         if seen.error is not None and seen.error.code != error.code:
             text = f"{text}\nThe driver's last error: {seen.error.to_exception()}"
         return text

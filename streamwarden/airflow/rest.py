@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 import httpx
+from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
 from streamwarden.errors import StreamwardenError
 
@@ -16,16 +18,24 @@ _ENDED = ("success", "failed")
 
 
 class AirflowRequestFailed(StreamwardenError):
-    """Airflow refused a request, or something that was waited for did not come."""
+    """Airflow refused a request, or something that was waited for did not come.
 
-    def __init__(self, what: str) -> None:
+    Parameters
+    ----------
+    status
+        The HTTP status of the refusal, if it was one.
+    """
+
+    def __init__(self, what: str, *, status: int | None = None) -> None:
         super().__init__("AIRFLOW_REQUEST_FAILED", what)
+        self.status = status
 
 
 class AirflowClient:
     """Talks to an API server, logging in when it has to.
 
-    Does not retry: a request that fails says so.
+    An answer of 500 or above is asked for again, three times within some seconds: with SQLite as its database Airflow
+    gives one when two of its processes write at once. Nothing else is: a request that is refused says so at once.
 
     Parameters
     ----------
@@ -61,11 +71,18 @@ class AirflowClient:
         AirflowRequestFailed
             With the server's words.
         """
+        given = kwargs.pop("headers", {})
         for fresh in (False, True):
             if fresh or not self._token:
                 self._log_in()
-            headers = {"Authorization": f"Bearer {self._token}", **kwargs.pop("headers", {})}
-            answer = self._http.request(method, f"/api/v2{path}", headers=headers, **kwargs)
+            headers = {"Authorization": f"Bearer {self._token}", **given}
+            tries = Retrying(
+                retry=retry_if_result(lambda answer: answer.is_server_error),
+                stop=stop_after_attempt(4),
+                wait=wait_random_exponential(max=4),
+                retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+            )
+            answer = tries(self._http.request, method, f"/api/v2{path}", headers=headers, **kwargs)
             if answer.status_code != httpx.codes.UNAUTHORIZED:
                 break
         return self._checked(answer)
@@ -85,8 +102,16 @@ class AirflowClient:
     def trigger_dag(self, dag: str, conf: dict[str, Any] | None = None) -> str:
         """Start a run, with params as `conf`, and return its id. Unpauses the DAG first."""
         self.unpause(dag)
-        body = {"logical_date": None, "conf": conf or {}}
-        return str(self.request("POST", f"/dags/{dag}/dagRuns", json=body)["dag_run_id"])
+        # An id of ours: should a try that was answered with an error have made the run after all, the next one is
+        # refused, and does not make a second.
+        run = f"api__{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}_{uuid.uuid4().hex[:8]}"
+        body = {"logical_date": None, "dag_run_id": run, "conf": conf or {}}
+        try:
+            self.request("POST", f"/dags/{dag}/dagRuns", json=body)
+        except AirflowRequestFailed as error:
+            if error.status != httpx.codes.CONFLICT:
+                raise
+        return run
 
     def dag_run(self, dag: str, run: str) -> dict[str, Any]:
         """Return a run; ``["state"]`` is queued, running, success or failed."""
@@ -165,7 +190,8 @@ class AirflowClient:
     def _checked(self, answer: httpx.Response) -> dict[str, Any]:
         if answer.is_error:
             raise AirflowRequestFailed(
-                f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:500]}"
+                f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:500]}",
+                status=answer.status_code,
             )
         found = answer.json() if answer.content else {}
         return found if isinstance(found, dict) else {"value": found}

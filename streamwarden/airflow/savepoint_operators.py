@@ -25,7 +25,7 @@ from streamwarden.control.savepoints.manifest import Manifest, Origin
 from streamwarden.control.savepoints.periodic import reason_to_skip, schedule_text
 from streamwarden.control.savepoints.take import savepoint_and_stop, take
 from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.spec import RetentionSpec, SavepointSpec
+from streamwarden.control.spec import PROGRESS_TABLE, RetentionSpec, SavepointSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -237,9 +237,10 @@ class HousekeepingOperator(InterruptibleOperator):
 
     For every job that is deployed or has savepoints, by the ``savepoints.keep`` of its deployed spec; of a job that is
     not deployed, by its YAML, and by the defaults where there is none. Never removes the newest verified one, one with
-    a label, or one in use.
+    a label, or one in use. Once a day it looks after the table of batches as well, as the profile says.
 
-    Returns what was removed, by job; jobs without are left out.
+    Returns what was removed, by job; jobs without are left out. What was done to the table of batches is under its
+    name.
 
     Parameters
     ----------
@@ -249,11 +250,11 @@ class HousekeepingOperator(InterruptibleOperator):
 
     ui_color = "#eeeeee"
 
-    def execute(self, context: Context) -> dict[str, dict[str, list[str]]]:
+    def execute(self, context: Context) -> dict[str, dict[str, Any]]:
         """Go through all jobs; one's trouble is not another's."""
         del context
         workspace = self.open()
-        removed: dict[str, dict[str, list[str]]] = {}
+        removed: dict[str, dict[str, Any]] = {}
         failed: list[StreamwardenError] = []
         jobs = sorted({*workspace.files.folders("control"), *workspace.files.folders("savepoints")})
         for job in jobs:
@@ -272,6 +273,16 @@ class HousekeepingOperator(InterruptibleOperator):
                     self.log.info("%s: %s: %s", job, what.replace("_", " "), ", ".join(ids))
                     removed.setdefault(job, {})[what] = ids
         self.log.info("%d jobs looked through", len(jobs))
+        try:
+            with self.interruptible():
+                upkeep = _look_after_batches(workspace)
+        except StreamwardenError as trouble:
+            self.log.error("%s: %s", PROGRESS_TABLE, trouble)
+            failed.append(trouble)
+        else:
+            if upkeep:
+                self.log.info("%s: %s", PROGRESS_TABLE, upkeep)
+                removed[PROGRESS_TABLE] = upkeep
         if failed:
             raise AirflowException("\n".join(str(error) for error in failed))
         return removed
@@ -285,6 +296,16 @@ class HousekeepingOperator(InterruptibleOperator):
         except StreamwardenError as error:
             self.log.info("%s: the defaults, since %s", job, error.what)
             return RetentionSpec()
+
+
+def _look_after_batches(workspace: Workspace) -> dict[str, int]:
+    spec = workspace.profile.progress_table
+    if not spec.enabled:
+        return {}
+    # Here, since a DAG's parsing would load delta-rs otherwise.
+    from streamwarden.control.progress_table import ProgressTable
+
+    return ProgressTable(workspace).upkeep(spec.keep)
 
 
 def _taken(log: Any, made: Manifest) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Airflow on one machine, for ``make up``, ``make demo`` and tests: started, waited for, and reliably stopped.
 
-The same four components as ``airflow standalone``, on SQLite with the LocalExecutor, started one by one: standalone's
+The same four components as ``airflow standalone``, with the LocalExecutor, started one by one: standalone's
 own parent orphans them when it is killed, and starts log servers that listen on every interface. Here everything
 listens on loopback. Imports no airflow.
 """
@@ -60,7 +60,7 @@ class Standalone:
     left behind in the same home, because it was killed, is ended at the next start or stop. Job drivers are not its
     children: they live in sessions of their own, and go on when Airflow ends.
 
-    Not for production: SQLite, and one user with a generated password.
+    Not for production: SQLite unless told otherwise, and one user with a generated password.
 
     Parameters
     ----------
@@ -75,6 +75,10 @@ class Standalone:
         win over those made here; those of the caller's own environment are left out.
     parallelism
         Worker processes. 4, not Airflow's 32, which are all forked at the start.
+    database
+        SQLAlchemy URL of Airflow's database, which must be there, such as
+        :attr:`~streamwarden.airflow.postgres.PrivatePostgres.url`; it is neither made nor stopped here. None is an
+        SQLite file in `home`.
     """
 
     def __init__(
@@ -85,10 +89,12 @@ class Standalone:
         dags: Path | None = None,
         env: Mapping[str, str] | None = None,
         parallelism: int = 4,
+        database: str | None = None,
     ) -> None:
         self.home = home.resolve()
         self.dags = (dags or Path(__file__).resolve().parents[2] / "dags").resolve()
         self.parallelism = parallelism
+        self._database = database
         self._port = port
         self._given = dict(env or {})
         self._state = self.home / "standalone.json"
@@ -138,6 +144,10 @@ class Standalone:
         """Tell of each component whether its process lives; of no Airflow that ever started here, nothing."""
         return {name: is_alive(process) is True for name, process in self._recorded().items()}
 
+    def processes(self, component: str) -> list[psutil.Process]:
+        """Return every living process of a component's session: its own, and all that it forked but for drivers."""
+        return self._members({name: ref for name, ref in self._recorded().items() if name == component})
+
     def log(self, component: str) -> Path:
         """Return a component's log file."""
         return self.home / "logs" / f"{component}.log"
@@ -156,7 +166,8 @@ class Standalone:
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{_USER}:admin",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.home / _PASSWORDS),
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home / 'airflow.db'}",
+            # Its own 5 s for a lock are too few while three JVMs start on the same cores.
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self._database or f"sqlite:///{self.home / 'airflow.db'}?timeout=60",
             "AIRFLOW__DATABASE__LOAD_DEFAULT_CONNECTIONS": "False",
             "AIRFLOW__API__HOST": _HOST,
             "AIRFLOW__API__PORT": str(self.port),
@@ -208,11 +219,19 @@ class Standalone:
             self.stop()
             raise
 
-    def start_component(self, name: str) -> None:
-        """Start one component, without waiting for it."""
+    def start_component(self, name: str, *, kind: str | None = None) -> None:
+        """Start one component, without waiting for it.
+
+        Parameters
+        ----------
+        name
+            Of :data:`COMPONENTS`; or a name of its own for a second one.
+        kind
+            Which of :data:`COMPONENTS` a second one is.
+        """
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "airflow", *COMPONENTS[name]],
+                [sys.executable, "-m", "airflow", *COMPONENTS[kind or name]],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -336,7 +355,8 @@ class Standalone:
     def _migrate(self, deadline: float, progress: Callable[[str], None]) -> None:
         version = importlib.metadata.version("apache-airflow")
         done = self.home / f".database-{version}"
-        if done.exists() and (self.home / "airflow.db").exists():
+        # Of a database elsewhere it isn't known whether it is still the one that was made.
+        if self._database is None and done.exists() and (self.home / "airflow.db").exists():
             return
         progress("making Airflow's database")
         with self.log("migrate").open("ab") as log:

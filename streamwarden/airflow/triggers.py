@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,21 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from streamwarden.control import operations
-from streamwarden.control.documents import JobDocuments, Supervision, utc_now
-from streamwarden.control.supervision import Action, Observation, Verdict, current_claim, decide, observe
+from streamwarden.control.documents import HealthRecord, JobDocuments, Supervision, utc_now
+from streamwarden.control.health import record
+from streamwarden.control.health.rules import Health
+from streamwarden.control.supervision import Action, Observation, Verdict, assess, current_claim, decide, observe
 from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["SuperviseTrigger"]
+__all__ = ["ALERT", "SuperviseTrigger"]
 
 # What a person can make of a deferred task so that nobody watches its job any more. A cleared one is none of these: it
 # is scheduled, queued, running or deferred again, and its new try watches the same driver.
 _ENDED = frozenset({"failed", "success", "skipped", "removed", "upstream_failed"})
+ALERT = "alert"
+"""The action of an event that asks for a change of health to be told, and for nothing else."""
+
 _DELETED = "deleted"
 _UNKNOWN = "unknown"
 
@@ -32,7 +37,9 @@ _TOLERABLE_S = 60.0
 
 
 class SuperviseTrigger(BaseTrigger):
-    """Fires when a job needs something done: a restart whose back-off has passed, an end, or a failure.
+    """Fires when a job needs something done: a restart whose back-off has passed, an end, a failure, or an alert.
+
+    An alert is due when a health rule's level has differed from what was told for ``health.hold`` of the job's spec.
 
     It only reads: two triggerers may run it at once, and the task that it wakes looks for itself. It does not restart
     drivers, has no timeout, and does not end because Airflow's parts do.
@@ -80,6 +87,7 @@ class SuperviseTrigger(BaseTrigger):
         self._said = ""
         self._batch: int | None = None
         self._progress_at = 0.0
+        self._differing: dict[tuple[str, str], float] = {}
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class's path and the arguments that make this trigger again."""
@@ -104,7 +112,7 @@ class SuperviseTrigger(BaseTrigger):
         readable = time.monotonic()
         while True:
             try:
-                seen, verdict = await asyncio.to_thread(self._look)
+                seen, verdict, health, told = await asyncio.to_thread(self._look)
             except (StreamwardenError, OSError) as error:
                 self._say(f"can't read the control documents: {error}")
                 if time.monotonic() - readable > max(_TOLERABLE_S, self.settle):
@@ -115,8 +123,12 @@ class SuperviseTrigger(BaseTrigger):
                 readable = time.monotonic()
                 self.incarnation = seen.incarnation
                 self._report(seen, verdict)
+                rules = self._lasting_changes(seen, health, told)
                 if _due(verdict) and time.monotonic() >= settled:
                     yield _event(verdict.action.value, verdict.why, seen.incarnation)
+                    return
+                if (rules or record.unsent_due(told)) and time.monotonic() >= settled:
+                    yield _event(ALERT, ", ".join(rules) or "a notifier is to be asked again", seen.incarnation, rules)
                     return
             await asyncio.sleep(self.poll_interval)
 
@@ -134,11 +146,22 @@ class SuperviseTrigger(BaseTrigger):
         done = await asyncio.to_thread(self._stop, f"its supervise task was ended by hand ({state})")
         self.log.info(done)
 
-    def _look(self) -> tuple[Observation, Verdict]:
+    def _look(self) -> tuple[Observation, Verdict, Health, HealthRecord]:
         workspace = self._workspace()
+        documents = JobDocuments(workspace.storage, self.job)
         seen = observe(workspace, self.job)
-        memory = JobDocuments(workspace.storage, self.job).supervision.read() or Supervision()
-        return seen, decide(seen, memory)
+        memory = documents.supervision.read() or Supervision()
+        verdict = decide(seen, memory)
+        return seen, verdict, assess(seen, memory, verdict), documents.health.read() or HealthRecord()
+
+    def _lasting_changes(self, seen: Observation, health: Health, told: HealthRecord) -> list[str]:
+        """Return the rules whose level has differed from what was told for long enough."""
+        now = time.monotonic()
+        since = self._differing
+        differing = [(change.rule, change.after) for change in record.changes(told, health)]
+        self._differing = {change: since.get(change, now) for change in differing}
+        hold = seen.desired.spec.health.hold.total_seconds() if seen.desired else 0.0
+        return [rule for (rule, _), began in self._differing.items() if now - began >= hold]
 
     def _stop(self, reason: str) -> str:
         workspace = self._workspace()
@@ -215,9 +238,10 @@ class SuperviseTrigger(BaseTrigger):
             self.log.info("%s%s", line, f" ({detail})" if detail else "")
 
 
-def _event(action: str, why: str, incarnation: str | None) -> TriggerEvent:
+def _event(action: str, why: str, incarnation: str | None, rules: Sequence[str] = ()) -> TriggerEvent:
     # The same wherever it is run: of two triggerers' events Airflow drops one.
-    return TriggerEvent({"action": action, "why": why, "incarnation": incarnation})  # type: ignore[no-untyped-call]
+    payload = {"action": action, "why": why, "incarnation": incarnation, "rules": list(rules)}
+    return TriggerEvent(payload)  # type: ignore[no-untyped-call]
 
 
 def _due(verdict: Verdict, now: datetime | None = None) -> bool:

@@ -12,18 +12,18 @@ from typing import Annotated
 import typer
 
 from streamwarden import __version__
-from streamwarden.cli import jobs, quality, savepoints, trips
+from streamwarden.cli import advise, diff, jobs, observability, quality, rescale, savepoints, trips
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="streamwarden",
-    help="Operations for stateful Spark Structured Streaming: deploy, supervise, savepoint, restore, check.",
+    help="Operations for stateful Spark Structured Streaming: deploy, supervise, savepoint, restore, rescale, check.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for part in (jobs, savepoints, quality, trips):
+for part in (jobs, diff, observability, savepoints, rescale, advise, quality, trips):
     app.add_typer(part.app)
 app.add_typer(savepoints.catalogue_app, name="savepoints")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from streamwarden.cli.terminal import (
     ProfileOption,
     ReasonOption,
     RootOption,
+    err,
     out,
     print_json,
     reported,
@@ -23,8 +25,12 @@ from streamwarden.cli.terminal import (
 )
 from streamwarden.control import operations
 from streamwarden.control.config import job_names
+from streamwarden.control.diagnosis import Diagnosis, describe, diagnose
 from streamwarden.control.documents import JobDocuments, Supervision, utc_now
-from streamwarden.control.supervision import Action, Phase, decide, observe, restart
+from streamwarden.control.enforce import put_down
+from streamwarden.control.health import record
+from streamwarden.control.log_lines import readable
+from streamwarden.control.supervision import Action, Phase, assess, decide, observe, restart
 from streamwarden.control.workspace import open_workspace
 from streamwarden.errors import StreamwardenError
 
@@ -41,11 +47,15 @@ def deploy(
     root: RootOption = None,
     reason: ReasonOption = "",
     wait: Annotated[float, typer.Option(help="Seconds to wait until the driver runs; 0 does not wait.")] = 120,
+    stop_timeout: Annotated[float, typer.Option(help="Seconds that a driver of another spec may take to stop.")] = 300,
+    health_timeout: Annotated[float, typer.Option(help="Seconds to wait for a changed job's health.")] = 300,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a job run as its YAML says now."""
+    """Make a job run as its YAML says now; a running one goes back if it is not healthy so. See `diff` beforehand."""
     workspace = open_workspace(profile, root=root)
-    done = operations.deploy(workspace, job, by=who(), note=reason)
+    done = operations.deploy(
+        workspace, job, by=who(), note=reason, stop_timeout=stop_timeout, health_timeout=health_timeout
+    )
     if wait:
         seen = operations.wait_for(
             workspace,
@@ -57,10 +67,12 @@ def deploy(
         if not seen.phase.alive:
             raise (seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DID_NOT_START", seen.reason))
     if as_json:
-        print_json({**vars(done), "status": operations.status(workspace, job)})
+        print_json({**asdict(done), "status": operations.status(workspace, job)})
     else:
-        how = "launched" if done.launched else "was running with this spec already"
-        out.print(f"{job}: incarnation {done.incarnation} {how}")
+        how = "launched" if done.launched else "goes on" if done.changes else "was running with this spec already"
+        fields = ", ".join(change.field for change in done.changes)
+        changed = f"; {done.effect}: {fields}" if done.changes else ""
+        out.print(f"{job}: incarnation {done.incarnation} {how}{changed}", markup=False)
 
 
 @app.command()
@@ -95,7 +107,7 @@ def status(
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what jobs do. Leaves with 1 if one is failed, dead or silent."""
+    """Show what jobs do and how well they are. Leaves with 1 if one is failed, dead or silent."""
     workspace = open_workspace(profile, root=root)
     if job is not None:
         workspace.job(job)
@@ -109,24 +121,42 @@ def status(
                 doing = one["operation"]
                 step = doing["steps"][-1]["name"] if doing["steps"] else "begins"
                 out.print(f"{one['job']}: {doing['kind']} {doing['id']} by {doing['by']}: {step}", markup=False)
+            if one["metrics"]:
+                out.print(f"{one['job']}: metrics on http://{one['metrics']}/metrics", markup=False)
+            for finding in one["findings"]:
+                out.print(f"{one['job']}: {finding['level']} {finding['rule']}: {finding['what']}", markup=False)
             if one["error"]:
                 out.print(f"{one['job']}: [{one['error']['code']}] {one['error']['what']}", markup=False)
-                out.print(f"  What to do: {one['error']['remedy']}", markup=False)
+                if one["diagnosis"]:
+                    out.print(describe(Diagnosis(**one["diagnosis"])), markup=False, soft_wrap=True)
+                else:
+                    out.print(f"  What to do: {one['error']['remedy']}", markup=False)
+            if one["changed"]:
+                words = f"its YAML differs in {', '.join(one['changed'])}; see `streamwarden diff {one['job']}`"
+                out.print(f"{one['job']}: {words}", markup=False)
     if any(one["phase"] in (Phase.FAILED, Phase.DEAD, Phase.SILENT) for one in found):
         raise typer.Exit(1)
 
 
+_COLUMNS = (
+    *("job", "desired", "phase", "health", "batch", "rows in"),
+    *("rows/s", "late", "watermark", "state rows", "restarts"),
+)
+_WORDS = ("job", "desired", "phase", "health", "watermark")
+_COLORS = {"ok": "green", "warn": "yellow", "critical": "red"}
+
+
 def _status_table(found: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = ("job", "desired", "phase", "batch", "rows in", "rows/s", "late", "watermark", "state rows", "restarts")
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("job", "desired", "phase", "watermark") else "right")
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name in _WORDS else "right")
     for one in found:
         last, totals = one["progress"] or {}, one["totals"] or {}
         table.add_row(
             one["job"],
             one["desired"] or "-",
             one["phase"],
+            f"[{_COLORS[one['health']]}]{one['health']}[/]",
             "-" if one["batch"] is None else str(one["batch"]),
             str(totals.get("rows_in", "-")),
             f"{last['rows_per_second']:.0f}" if last else "-",
@@ -148,6 +178,7 @@ def logs(
     source: Annotated[str, typer.Option(help="driver (ours), spark (the JVM's) or console (stray output).")] = "driver",
     lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are written, until Ctrl-C.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Records in JSON as they are, not as text.")] = False,
 ) -> None:
     """Show a driver's log."""
     workspace = open_workspace(profile, root=root)
@@ -157,13 +188,17 @@ def logs(
     path = workspace.log_dir(job, chosen) / f"{source}.log"
     if not path.is_file():
         raise StreamwardenError("LOG_NOT_FOUND", str(path))
+    shown = str if raw or source != "driver" else readable
     with path.open(encoding="utf-8", errors="replace") as stream:
         for line in stream.readlines()[-lines:]:
-            sys.stdout.write(line)
+            sys.stdout.write(shown(line))
+        begun = ""
         while follow:
-            line = stream.readline()
-            if line:
-                sys.stdout.write(line)
+            line = begun + stream.readline()
+            # A record is shown whole: one half written can't be read as JSON.
+            begun = "" if line.endswith("\n") else line
+            if line and not begun:
+                sys.stdout.write(shown(line))
             else:
                 sys.stdout.flush()
                 time.sleep(0.3)
@@ -181,29 +216,41 @@ def supervise(
     workspace = open_workspace(profile, root=root)
     documents = JobDocuments(workspace.storage, job)
     said = ""
+
+    def say(text: str) -> None:
+        out.print(f"{datetime.now():%H:%M:%S} {job} {text}", markup=False)
+
     while True:
         try:
             seen = observe(workspace, job)
-            verdict = decide(seen, documents.supervision.read() or Supervision())
+            memory = documents.supervision.read() or Supervision()
+            verdict = decide(seen, memory)
+            health = assess(seen, memory, verdict)
+            for change in record.note(workspace, job, health):
+                say(f"{change.rule}: {change.before} -> {change.after}: {change.what}")
         except StreamwardenError as error:
             # A store that is away for a while is no reason to watch no longer.
             if not error.retryable:
                 raise
             if error.code != said:
-                out.print(f"{datetime.now():%H:%M:%S} {job} {error}", markup=False)
+                say(str(error))
             said = error.code
             time.sleep(poll)
             continue
         line = f"{seen.phase}: {verdict.why}"
         if line != said and (verdict.action is not Action.WAIT or not said.startswith(f"{seen.phase}:")):
-            out.print(f"{datetime.now():%H:%M:%S} {job} {line} -> {verdict.action}", markup=False)
+            say(f"{line} -> {verdict.action}")
         said = line
         if verdict.action is Action.FINISH:
             return
-        if verdict.action is Action.FAIL:
-            assert verdict.error is not None
-            raise verdict.error.to_exception()
-        due = verdict.not_before is not None and verdict.not_before <= utc_now()
+        if verdict.action in (Action.FAIL, Action.SUSPEND):
+            ended = put_down(workspace, seen, verdict, by=f"{who()} supervise")
+            if ended.traceback:
+                err.print(ended.traceback, markup=False, soft_wrap=True)
+            if (diagnosis := diagnose(workspace, seen)) is not None:
+                err.print(describe(diagnosis), markup=False, soft_wrap=True)
+            raise ended.to_exception()
+        due = verdict.not_before is None or verdict.not_before <= utc_now()
         if verdict.action is Action.RESTART and due:
-            restart(workspace, seen, by=f"{who()} supervise")
+            restart(workspace, seen, by=f"{who()} supervise", why=verdict.why)
         time.sleep(poll)

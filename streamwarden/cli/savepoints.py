@@ -32,9 +32,10 @@ from streamwarden.control.savepoints.restore import Outputs
 from streamwarden.control.savepoints.restore import restore as run_restore
 from streamwarden.control.savepoints.take import Report, savepoint_and_stop, take
 from streamwarden.control.savepoints.verify import verify as run_verify
+from streamwarden.control.spec import PROGRESS_TABLE
 from streamwarden.control.workspace import Workspace, open_workspace
 
-__all__ = ["app", "catalogue_app"]
+__all__ = ["app", "catalogue_app", "operation_table", "progress"]
 
 app = typer.Typer()
 catalogue_app = typer.Typer(help="The savepoints that there are.", no_args_is_help=True)
@@ -45,7 +46,8 @@ SavepointArgument = Annotated[str, typer.Argument(help="An id, a label, or lates
 
 
 @contextmanager
-def _progress(*, hidden: bool) -> Iterator[Report]:
+def progress(*, hidden: bool) -> Iterator[Report]:
+    """Show bars for what is reported, until the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=hidden) as bar:
         shown: dict[str, TaskID] = {}
@@ -77,7 +79,7 @@ def take_savepoint(
 ) -> None:
     """Take a savepoint of a job, running or stopped. Leaves with 1 if it is found damaged."""
     workspace = open_workspace(profile, root=root)
-    with _progress(hidden=as_json) as report:
+    with progress(hidden=as_json) as report:
         if stop:
             made = savepoint_and_stop(workspace, job, by=who(), note=note, timeout=timeout, report=report)
         else:
@@ -116,7 +118,7 @@ def restore(
         raise typer.BadParameter(f"{outputs!r} is not default, rewind or leave", param_hint="--outputs")
     chosen: Outputs = outputs  # type: ignore[assignment]
     workspace = open_workspace(profile, root=root)
-    with _progress(hidden=as_json) as report:
+    with progress(hidden=as_json) as report:
         done = run_restore(
             workspace,
             job,
@@ -132,7 +134,7 @@ def restore(
     if as_json:
         print_json(dump(done))
     else:
-        out.print(_operation_table([done]))
+        out.print(operation_table([done]))
 
 
 @app.command()
@@ -154,7 +156,7 @@ def operations(
     if as_json:
         print_json([dump(one) for one in found])
     else:
-        out.print(_operation_table(found))
+        out.print(operation_table(found))
 
 
 @app.command()
@@ -165,16 +167,30 @@ def housekeeping(
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove what retention lets go and what interrupted work left: savepoints, and checkpoints no longer in force."""
+    """Remove what retention lets go and what interrupted work left; for all jobs, look after the table of batches."""
     workspace = open_workspace(profile, root=root)
     jobs = job_names(workspace.config) if job == ALL else [job]
     found = {name: catalogue.housekeeping(workspace, name, workspace.job(name).savepoints.keep) for name in jobs}
+    done = _progress_table_upkeep(workspace) if job == ALL else {}
     if as_json:
-        print_json(found)
+        print_json({**found, PROGRESS_TABLE: done} if done else found)
         return
     for name, removed in found.items():
         words = "; ".join(f"{what.replace('_', ' ')}: {', '.join(ids)}" for what, ids in removed.items() if ids)
         out.print(f"{name}: {words or 'nothing to do'}", markup=False)
+    if done:
+        words = "; ".join(f"{what.replace('_', ' ')}: {count}" for what, count in done.items())
+        out.print(f"table {PROGRESS_TABLE}: {words}", markup=False)
+
+
+def _progress_table_upkeep(workspace: Workspace) -> dict[str, int]:
+    spec = workspace.profile.progress_table
+    if not spec.enabled:
+        return {}
+    # Here, since it loads delta-rs, which no other command of these needs.
+    from streamwarden.control.progress_table import ProgressTable
+
+    return ProgressTable(workspace).upkeep(spec.keep)
 
 
 @catalogue_app.command("list")
@@ -277,7 +293,7 @@ def verify(
     workspace = open_workspace(profile, root=root)
     jobs = workspace.files.folders("savepoints") if job == ALL else [job]
     chosen = _chosen(workspace, jobs, savepoint)
-    with _progress(hidden=as_json) as report:
+    with progress(hidden=as_json) as report:
         found = run_verify(workspace, chosen, by=who(), state=state, report=report)
     if as_json:
         print_json({name: dump(one) for name, one in found.items()})
@@ -336,7 +352,8 @@ def _say_problems(verification: Verification | None) -> None:
         out.print(f"  {problem}", markup=False)
 
 
-def _operation_table(found: list[Operation]) -> Table:
+def operation_table(found: list[Operation]) -> Table:
+    """Return operations with their steps, as a table."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("operation", "step", "took", "detail"):
         table.add_column(name, justify="right" if name == "took" else "left")
@@ -345,6 +362,8 @@ def _operation_table(found: list[Operation]) -> Table:
         for step in one.steps:
             took = f"{(step.ended_at - step.started_at).total_seconds():.1f} s" if step.ended_at else "…"
             table.add_row("", step.name, took, step.detail)
+        if "downtime_s" in one.plan:
+            table.add_row("", "downtime", f"{one.plan['downtime_s']:.1f} s", "last commit before to first commit after")
         if one.error is not None:
             table.add_row("", "error", "", f"[{one.error.code}] {one.error.what}".replace("[", "\\["))
     return table

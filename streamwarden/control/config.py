@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from streamwarden.control.alerts import AlertSpec
 from streamwarden.control.profile import Profile
 from streamwarden.control.spec import JobSpec
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["config_dir", "describe_validation", "job_names", "load_job", "load_profile"]
+__all__ = ["config_dir", "describe_validation", "job_names", "load_alerts", "load_job", "load_profile"]
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -77,6 +78,18 @@ def load_profile(name: str, *, config: Path | None = None) -> Profile:
     if profile.name != path.stem:
         raise StreamwardenError("CONFIG_INVALID", f"{path}: name: is {profile.name!r}, but the file is {path.name}")
     return profile
+
+
+def load_alerts(config: Path | None = None) -> AlertSpec:
+    """Load and check ``alerts.yaml``. Where there is none, nobody is notified.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CONFIG_INVALID`` with file and field.
+    """
+    path = (config or config_dir()) / "alerts.yaml"
+    return _validate(AlertSpec, _read(path) or {}, path) if path.is_file() else AlertSpec()
 
 
 def describe_validation(error: ValidationError) -> str:

@@ -14,7 +14,10 @@ from typing import Any
 
 from streamwarden.storage import FileStore
 
-__all__ = ["DeltaLog", "TableState", "application_id"]
+__all__ = ["FENCE", "DeltaLog", "TableState", "application_id"]
+
+FENCE = "FENCE"
+"""The operation of commits that keep other generations out; see :mod:`~streamwarden.control.fence`."""
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _GENERATION = re.compile(r"(.*/g)(\d+)")
@@ -60,12 +63,12 @@ class DeltaLog:
 
     def __init__(self, files: FileStore, table: str) -> None:
         self._files = files
-        self._folder = f"{table}/_delta_log"
+        self.folder = f"{table}/_delta_log"
 
     @cached_property
     def versions(self) -> list[int]:
         """The versions that have a file, oldest first; empty if there is no table."""
-        names = (info.key.rsplit("/", 1)[1] for info in self._files.walk(self._folder))
+        names = (info.key.rsplit("/", 1)[1] for info in self._files.walk(self.folder))
         return sorted(int(match[1]) for match in map(_COMMIT.fullmatch, names) if match)
 
     @property
@@ -75,7 +78,7 @@ class DeltaLog:
 
     def actions(self, version: int) -> list[dict[str, Any]]:
         """Return the actions of one commit."""
-        text = self._files.read(f"{self._folder}/{version:020d}.json").decode()
+        text = self._files.read(f"{self.folder}/{version:020d}.json").decode()
         return [json.loads(line) for line in text.splitlines() if line.strip()]
 
     def table_id(self) -> str | None:
@@ -104,7 +107,11 @@ class DeltaLog:
         state = self.latest
         newest_first = list(reversed(self.versions))
         for version in newest_first:
-            written = [action["txn"] for action in self.actions(version) if "txn" in action]
+            actions = self.actions(version)
+            if any(action.get("commitInfo", {}).get("operation") == FENCE for action in actions):
+                # Its transaction ids are no batches.
+                continue
+            written = [action["txn"] for action in actions if "txn" in action]
             ours = [int(txn["version"]) for txn in written if txn["appId"] == application]
             if ours and max(ours) > batch:
                 state = version - 1 if version > 0 else None

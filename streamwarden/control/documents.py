@@ -1,11 +1,11 @@
 """The control documents: what they hold, and typed access to them.
 
 ``ROOT/control/JOB/`` holds ``desired.json``, ``checkpoint.json``, ``lease.json``, ``totals.json``,
-``supervision.json``, ``supervisor.json``, ``operation.json`` (past ones: ``operations/ID.json``); savepoints' changing
-part in ``savepoints/ID.json``; an incarnation's
-``incarnations/ID/{launch,heartbeat,progress,exit}.json``; requests in
-``requests/INCARNATION/ID.json`` and their results in ``results/ID.json``. The control side writes desired state,
-launches, requests and supervision; the driver writes the rest.
+``supervision.json``, ``supervisor.json``, ``health.json``, ``parallelism.json``, ``cancel.json``, ``operation.json``
+(past ones: ``operations/ID.json``); savepoints' changing part in ``savepoints/ID.json``; an incarnation's
+``incarnations/ID/{launch,heartbeat,progress,exit}.json``; requests in ``requests/INCARNATION/ID.json`` and their
+results in ``results/ID.json``. The control side writes desired state, launches, requests and supervision; the driver
+writes the rest.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from streamwarden.storage import Conflict, Storage
 
 __all__ = [
     "BatchProgress",
+    "Cancel",
     "CheckpointRef",
     "Decision",
     "Desired",
@@ -31,6 +32,8 @@ __all__ = [
     "DriverState",
     "ErrorInfo",
     "Exit",
+    "HealthChange",
+    "HealthRecord",
     "Heartbeat",
     "JobDocuments",
     "Launch",
@@ -38,13 +41,17 @@ __all__ = [
     "Operation",
     "OperatorProgress",
     "OutputStart",
+    "Parallelism",
     "Progress",
     "Request",
     "RequestResult",
     "Restart",
+    "RuleState",
+    "SourceProgress",
     "Step",
     "Supervision",
     "Totals",
+    "Width",
     "utc_now",
 ]
 
@@ -91,6 +98,7 @@ class Desired(_Record):
     updated_at: datetime
     updated_by: str
     note: str = ""
+    operation: str | None = Field(default=None, description="The rollout that put the spec in force.")
 
 
 class OutputStart(_Record):
@@ -117,9 +125,29 @@ class CheckpointRef(_Record):
     base_batch: int | None = Field(default=None, description="That savepoint's batch: this generation begins after it.")
     highest: int = Field(default=0, description="The highest generation ever used: a failed one's never returns.")
     operation: str | None = Field(default=None, description="The operation that put it in force.")
+    partitions: int | None = Field(
+        default=None, description="Its state partitions, over what the spec says; None: as the spec says."
+    )
+    fenced: bool = Field(default=False, description="Late commits of other generations are kept out of the tables.")
     outputs: list[OutputStart] = Field(
         default_factory=list, description="Tables that the driver puts in place before the generation's first batch."
     )
+
+
+class Width(_Record):
+    """How wide a job runs."""
+
+    partitions: int = Field(description="State partitions.")
+    cores: int
+    memory: str
+
+
+class Parallelism(_Record):
+    """What a rescale decided, which counts over the YAML's numbers for as long as those are what they were."""
+
+    now: Width
+    over: Width = Field(description="What the YAML said when it was decided.")
+    by: str = Field(description="The operation, and who asked for it.")
 
 
 class Lease(_Record):
@@ -144,6 +172,9 @@ class Launch(_Record):
     by: str
     reason: str
     digest: str
+    spec: JobSpec | None = Field(
+        default=None, description="What it was launched with; the desired one may have changed live since."
+    )
     process: ProcessRef | None = None
 
 
@@ -171,9 +202,11 @@ class Heartbeat(_Record):
     batch: int | None = Field(default=None, description="Newest committed batch.")
     failures: int = Field(default=0, description="Failed tries in a row.")
     idle: bool = Field(default=False, description="The source had nothing new when Spark last looked.")
+    idle_at: datetime | None = Field(default=None, description="When it last had nothing new.")
     versions: dict[str, str] = Field(
         default_factory=dict, description="Of what writes the checkpoint: spark, delta, job, streamwarden."
     )
+    metrics: str = Field(default="", description="host:port of its Prometheus endpoint; empty: it has none.")
 
 
 class OperatorProgress(_Record):
@@ -183,6 +216,17 @@ class OperatorProgress(_Record):
     name: str
     rows: int = Field(description="As Spark counts them: keys of all state variables, timers and indexes left out.")
     bytes: int = Field(description="Memory in use.")
+    metrics: dict[str, int] = Field(
+        default_factory=dict, description="What the state store says of itself, by Spark's own names; see the driver."
+    )
+
+
+class SourceProgress(_Record):
+    """How far a job is through its input."""
+
+    unit: Literal["files", "versions"] = Field(description="Landed files, or commits of a Delta table with new rows.")
+    taken: int = Field(description="Taken in by the batch.")
+    pending: int | None = Field(description="Left after it, at the moment of its report; None: can't be told.")
 
 
 class BatchProgress(_Record):
@@ -205,6 +249,9 @@ class BatchProgress(_Record):
     state_bytes: int = 0
     operators: list[OperatorProgress] = Field(default_factory=list)
     commit_ms: int = Field(default=0, description="Time of the sink's and the offset log's commits.")
+    checkpoint_ms: int = Field(default=0, description="Of that, the offset and the commit log's.")
+    tries: int = Field(default=1, description="Tries that it took.")
+    source: SourceProgress | None = None
 
 
 class Progress(_Record):
@@ -275,7 +322,7 @@ class Operation(_Record):
     """Something done to a job that takes several steps, such as a restore. A job has one at a time."""
 
     id: str
-    kind: Literal["restore"]
+    kind: Literal["restore", "rollout", "rescale"]
     job: str
     by: str
     params: dict[str, Any] = Field(description="What was asked for.")
@@ -287,6 +334,43 @@ class Operation(_Record):
     process: ProcessRef | None = Field(description="Who performs it; None: whoever did has let go of it.")
     steps: list[Step] = Field(default_factory=list)
     error: ErrorInfo | None = None
+
+
+class Cancel(_Record):
+    """Somebody wants an operation to go back."""
+
+    operation: str
+    by: str
+    at: datetime
+
+
+class RuleState(_Record):
+    """A health rule whose limit is reached, as it was told."""
+
+    level: Literal["warn", "critical"]
+    since: datetime
+    what: str
+
+
+class HealthChange(_Record):
+    """A rule's level changed."""
+
+    rule: str
+    before: Literal["ok", "warn", "critical"]
+    after: Literal["ok", "warn", "critical"]
+    what: str
+    at: datetime
+
+
+class HealthRecord(_Record):
+    """What was told of a job's health: what is not in it is well. Whoever tells it next compares with this."""
+
+    rules: dict[str, RuleState] = Field(default_factory=dict)
+    changes: list[HealthChange] = Field(default_factory=list, description="The newest ones, oldest first.")
+    unsent: dict[str, list[HealthChange]] = Field(
+        default_factory=dict, description="By notifier: changes that it has not taken yet."
+    )
+    retry_at: datetime | None = Field(default=None, description="When to try those again that a notifier refused.")
 
 
 class Restart(_Record):
@@ -409,6 +493,9 @@ class JobDocuments:
         self.totals = self._document("totals.json", Totals)
         self.supervision = self._document("supervision.json", Supervision)
         self.operation = self._document("operation.json", Operation)
+        self.health = self._document("health.json", HealthRecord)
+        self.parallelism = self._document("parallelism.json", Parallelism)
+        self.cancel = self._document("cancel.json", Cancel)
 
     def launch(self, incarnation: str) -> Document[Launch]:
         """Return the launch document of an incarnation."""

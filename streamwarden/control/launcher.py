@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 from streamwarden.control.documents import Desired, JobDocuments, Launch, utc_now
 from streamwarden.control.ids import new_id
 from streamwarden.control.processes import process_of
 from streamwarden.control.workspace import Workspace
 
-__all__ = ["launch_driver"]
-
+__all__ = ["driver_process", "launch_driver"]
 
 DRIVER_MODULE_ENV = "STREAMWARDEN_DRIVER_MODULE"
 """Replaces ``streamwarden.driver``: for tests, and for stand-ins that speak the control protocol without Spark."""
@@ -36,23 +36,41 @@ def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: st
     documents = JobDocuments(workspace.storage, desired.job)
     logs = workspace.log_dir(desired.job, incarnation)
     logs.mkdir(parents=True, exist_ok=True)
-    launch = Launch(incarnation=incarnation, at=utc_now(), by=by, reason=reason, digest=desired.digest)
+    launch = Launch(
+        incarnation=incarnation, at=utc_now(), by=by, reason=reason, digest=desired.digest, spec=desired.spec
+    )
     # Written before the process is there: a driver that dies at once must not be one that never was.
     documents.launch(incarnation).write(launch)
-    module = os.environ.get(DRIVER_MODULE_ENV) or "streamwarden.driver"
-    command = [sys.executable, "-m", module, "--profile", workspace.profile.name]
-    command += ["--config", str(workspace.config), "--root", str(workspace.root)]
-    command += ["--job", desired.job, "--incarnation", incarnation]
     with (logs / "console.log").open("ab") as console:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=console,
-            stderr=console,
-            # A session of its own: it outlives the Airflow task, and no Ctrl-C or group signal reaches it.
-            start_new_session=True,
-            cwd=workspace.config.parent,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        process = driver_process(
+            workspace, desired.job, incarnation, stdin=subprocess.DEVNULL, stdout=console, stderr=console
         )
     documents.launch(incarnation).write(launch.model_copy(update={"process": process_of(process.pid)}))
     return incarnation
+
+
+def driver_process(
+    workspace: Workspace, job: str, incarnation: str, *options: str, **streams: Any
+) -> subprocess.Popen[str]:
+    """Start a driver's process, and no more: nobody knows of it yet.
+
+    Parameters
+    ----------
+    options
+        Further arguments.
+    streams
+        Its three streams, as for Popen.
+    """
+    module = os.environ.get(DRIVER_MODULE_ENV) or "streamwarden.driver"
+    command = [sys.executable, "-m", module, "--profile", workspace.profile.name]
+    command += ["--config", str(workspace.config), "--root", str(workspace.root)]
+    command += ["--job", job, "--incarnation", incarnation, *options]
+    return subprocess.Popen(
+        command,
+        text=True,
+        # A session of its own: it outlives the Airflow task, and no Ctrl-C or group signal reaches it.
+        start_new_session=True,
+        cwd=workspace.config.parent,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        **streams,
+    )

@@ -14,7 +14,7 @@ from streamwarden.control.processes import current_process, is_alive
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["OperationHandle", "active_operation", "begin", "refuse_if_busy"]
+__all__ = ["OperationHandle", "active_operation", "begin", "interrupted_operation", "refuse_if_busy"]
 
 _STALE = timedelta(seconds=60)
 """After which an operation of another machine that says nothing counts as dead. It speaks every 5 s."""
@@ -26,6 +26,22 @@ def active_operation(workspace: Workspace, job: str) -> Operation | None:
     """Return the operation that works on a job now; None also where one was interrupted."""
     found = JobDocuments(workspace.storage, job).operation.read()
     return found if found is not None and _lives(found) else None
+
+
+def interrupted_operation(workspace: Workspace, job: str, kind: str) -> Operation:
+    """Return the operation of a kind whose process died before its end.
+
+    Raises
+    ------
+    StreamwardenError
+        ``OPERATION_RUNNING`` if it is still worked on, ``OPERATION_NONE`` if there is none.
+    """
+    found = JobDocuments(workspace.storage, job).operation.read()
+    if found is None or found.kind != kind or found.state != "running":
+        raise StreamwardenError("OPERATION_NONE", f"{job}: no {kind} was interrupted")
+    if _lives(found):
+        raise StreamwardenError("OPERATION_RUNNING", _describe(found))
+    return found
 
 
 def refuse_if_busy(workspace: Workspace, job: str, *, but: str | None = None) -> None:
@@ -123,7 +139,7 @@ class OperationHandle:
 
 @contextmanager
 def begin(
-    workspace: Workspace, job: str, kind: Literal["restore"], *, by: str, params: dict[str, Any]
+    workspace: Workspace, job: str, kind: Literal["restore", "rollout", "rescale"], *, by: str, params: dict[str, Any]
 ) -> Iterator[OperationHandle]:
     """Begin an operation, or go on with the same one that its process died in.
 

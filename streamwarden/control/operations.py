@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from streamwarden.control.diagnosis import diagnose
 from streamwarden.control.documents import (
-    Decision,
     Desired,
     JobDocuments,
-    Request,
     Supervision,
     dump,
     utc_now,
 )
-from streamwarden.control.ids import new_id
 from streamwarden.control.launcher import launch_driver
 from streamwarden.control.operation import active_operation, refuse_if_busy
-from streamwarden.control.processes import is_alive, kill
-from streamwarden.control.supervision import Observation, Phase, kill_silent, observe
+from streamwarden.control.processes import is_alive
+from streamwarden.control.rollout import interrupted_rollout, is_same_rollout, rollout, settle
+from streamwarden.control.rollout_plan import Change, Effect, RolloutPlan, changed_fields, plan
+from streamwarden.control.running import end_driver, forgive, request_stop, start, stop, stop_all, wait_for
+from streamwarden.control.savepoints.take import Report
+from streamwarden.control.supervision import (
+    Observation,
+    Phase,
+    assess,
+    decide,
+    kill_silent,
+    observe,
+    record_decision,
+)
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -38,20 +46,44 @@ class Deployment:
     incarnation
         The driver that runs it.
     launched
-        False if one ran already with this very spec, and was left alone.
+        False if one ran already and was left alone: with this very spec, or with one that differs in nothing that a
+        driver reads.
+    effect
+        What the changes of the YAML asked for.
+    changes
+        What the YAML had changed.
+    operation
+        The rollout that did it; None where there was nothing running to roll out over.
     """
 
     job: str
     incarnation: str
     launched: bool
+    effect: Effect = Effect.NONE
+    changes: tuple[Change, ...] = ()
+    operation: str | None = None
 
 
-def deploy(workspace: Workspace, job: str, *, by: str, note: str = "", stop_timeout: float = 300) -> Deployment:
+def deploy(
+    workspace: Workspace,
+    job: str,
+    *,
+    by: str,
+    note: str = "",
+    stop_timeout: float = 300,
+    health_timeout: float = 300,
+    report: Report | None = None,
+) -> Deployment:
     """Make a job run as its YAML says now.
 
-    A driver that runs with the same spec is left alone. One with another spec is stopped between batches and started
-    anew from its checkpoint. Gives the job a fresh restart budget. Does not wait until the new driver runs: see
-    :func:`wait_for`.
+    A driver that does so already is left alone, also where only such fields have changed as it doesn't read. Another
+    change of a running job is a rollout, which waits for the health of the new driver and goes back if that does not
+    come: see :mod:`~streamwarden.control.rollout`. One that the checkpoint stands against is refused, whether the job
+    runs or not. A job that is down is started, and gets a fresh restart budget; then this neither takes a savepoint nor
+    waits until the new driver runs: see :func:`wait_for`.
+
+    A rollout whose process died is gone on with if this is the same call; if it is another, it is brought to its end
+    first.
 
     Parameters
     ----------
@@ -63,41 +95,64 @@ def deploy(workspace: Workspace, job: str, *, by: str, note: str = "", stop_time
         Who and why, for the record.
     stop_timeout
         Seconds that a driver with another spec may take to stop.
+    health_timeout
+        Seconds until a rolled-out job that commits no batch counts as unhealthy.
+    report
+        Told how far a rollout is.
 
     Raises
     ------
     StreamwardenError
-        ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``OPERATION_RUNNING``, ``STOP_TIMED_OUT``.
+        ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``JOB_MODULE_INVALID``, ``OPERATION_RUNNING``, ``ROLLOUT_REFUSED``: nothing
+        was touched. ``STOP_TIMED_OUT``; and what :func:`~streamwarden.control.rollout.rollout` raises.
     """
-    spec = workspace.job(job)
+    planned = plan(workspace, job)
     refuse_if_busy(workspace, job)
+    planned.refuse()
+    left = interrupted_rollout(workspace, job)
+    ours = left is not None and is_same_rollout(left, planned.wanted, by=by, reason=note)
+    if left is not None and not ours:
+        settle(workspace, left, health_timeout=health_timeout, report=report)
+        planned = plan(workspace, job)
+        planned.refuse()
     documents = JobDocuments(workspace.storage, job)
-    digest = spec.digest()
-    desired = Desired(
-        job=job,
-        state="running",
-        spec=spec,
-        digest=digest,
-        profile=workspace.profile.name,
-        updated_at=utc_now(),
-        updated_by=by,
-        note=note,
-    )
     seen = observe(workspace, job)
-    same = seen.launch is not None and seen.launch.digest == digest
-    if seen.phase.alive and same and not _stops(documents, seen):
-        if seen.desired is None or seen.desired.state != "running":
-            documents.desired.write(desired)
+    stopping = seen.phase.alive and _stops(documents, seen)
+    # One that was interrupted has stopped the job, or changed it, and there is something to go back to.
+    guarded = left is not None or (seen.phase.alive and not stopping)
+    if not ours and seen.phase.alive and not stopping and planned.effect.rank <= Effect.LIVE.rank:
         assert seen.incarnation is not None
-        return Deployment(job, seen.incarnation, launched=False)
+        if planned.changes or seen.desired is None or seen.desired.state != "running":
+            documents.desired.write(_desired(workspace, planned, by=by, note=note))
+        if planned.changes:
+            record_decision(workspace, job, "live change", planned.fields)
+        return Deployment(job, seen.incarnation, False, planned.effect, planned.changes)
+    if guarded and planned.deployed is not None:
+        done = rollout(
+            workspace,
+            planned,
+            by=by,
+            reason=note,
+            stop_timeout=stop_timeout,
+            health_timeout=health_timeout,
+            report=report,
+        )
+        incarnation = observe(workspace, job).incarnation
+        assert incarnation is not None
+        return Deployment(job, incarnation, True, planned.effect, planned.changes, done.id)
+    incarnation = _start_anew(workspace, planned, seen, by=by, note=note, stop_timeout=stop_timeout)
+    return Deployment(job, incarnation, True, planned.effect, planned.changes)
+
+
+def _start_anew(
+    workspace: Workspace, planned: RolloutPlan, seen: Observation, *, by: str, note: str, stop_timeout: float
+) -> str:
+    """Start a job that is down, or was asked to stop already, and return its driver."""
+    job = planned.job
+    desired = _desired(workspace, planned, by=by, note=note)
     # Before the old driver ends: a supervisor that sees it end, and restarts the job, then starts it with this spec.
-    documents.desired.write(desired)
-
-    def forgive(memory: Supervision | None) -> Supervision:
-        decision = Decision(at=utc_now(), what="deploy", why=note or by)
-        return Supervision(restarts=[], decisions=[*(memory.decisions if memory else []), decision][-50:])
-
-    documents.supervision.update(forgive)
+    JobDocuments(workspace.storage, job).desired.write(desired)
+    forgive(workspace, job, why=note or by)
     if seen.phase.alive:
         old = seen.incarnation
         request_stop(workspace, job, by=by, reason="deployed anew", incarnation=old)
@@ -109,186 +164,23 @@ def deploy(workspace: Workspace, job: str, *, by: str, note: str = "", stop_time
             what="the old driver to stop",
             code="STOP_TIMED_OUT",
         )
-        if seen.phase.alive and seen.incarnation is not None and seen.launch and seen.launch.digest == digest:
-            return Deployment(job, seen.incarnation, launched=True)
+        if seen.phase.alive and seen.incarnation is not None and seen.launch and seen.launch.digest == desired.digest:
+            return seen.incarnation
     kill_silent(seen)
-    return Deployment(job, launch_driver(workspace, desired, by=by, reason=note or "deploy"), launched=True)
+    return launch_driver(workspace, desired, by=by, reason=note or "deploy")
 
 
-def start(workspace: Workspace, job: str, *, by: str, reason: str = "") -> str:
-    """Launch a driver for a job as it was deployed last, and return its incarnation. Does not wait until it runs.
-
-    Other than :func:`deploy`, it does not read the YAML.
-
-    Raises
-    ------
-    StreamwardenError
-        ``NOT_DEPLOYED``.
-    """
-    seen = observe(workspace, job)
-    if seen.desired is None:
-        raise StreamwardenError("NOT_DEPLOYED", job)
-    desired = JobDocuments(workspace.storage, job).desired.update(
-        lambda was: (was or seen.desired).model_copy(  # type: ignore[union-attr]
-            update={"state": "running", "updated_at": utc_now(), "updated_by": by, "note": reason}
-        )
+def _desired(workspace: Workspace, planned: RolloutPlan, *, by: str, note: str) -> Desired:
+    return Desired(
+        job=planned.job,
+        state="running",
+        spec=planned.wanted,
+        digest=planned.wanted.digest(),
+        profile=workspace.profile.name,
+        updated_at=utc_now(),
+        updated_by=by,
+        note=note,
     )
-    kill_silent(seen)
-    return launch_driver(workspace, desired, by=by, reason=reason or "start")
-
-
-def request_stop(workspace: Workspace, job: str, *, by: str, reason: str = "", incarnation: str | None = None) -> bool:
-    """Ask a driver to stop between batches, without waiting; return whether there is one to ask.
-
-    Does not change the desired state.
-
-    Parameters
-    ----------
-    incarnation
-        Only this one; default the current. A late request to an old one reaches nobody.
-    """
-    seen = observe(workspace, job)
-    target = incarnation or seen.incarnation
-    # A silent one may wake up: then it must find the request.
-    if target is None or (target == seen.incarnation and not (seen.phase.alive or seen.phase is Phase.SILENT)):
-        return False
-    documents = JobDocuments(workspace.storage, job)
-    request = Request(id=new_id(), kind="stop", incarnation=target, at=utc_now(), by=by, reason=reason)
-    documents.request(target, request.id).write(request)
-    return True
-
-
-def stop(
-    workspace: Workspace,
-    job: str,
-    *,
-    by: str,
-    reason: str = "",
-    incarnation: str | None = None,
-    timeout: float | None = 300,
-) -> Observation:
-    """Suspend a job: its driver finishes the batch in flight and ends. One that is silent can't, and is killed.
-
-    Parameters
-    ----------
-    incarnation
-        Only if this one is the current: an old request can't hit a newer run.
-    timeout
-        Seconds to wait for the end; None does not wait.
-
-    Raises
-    ------
-    StreamwardenError
-        ``NOT_DEPLOYED``, ``OPERATION_RUNNING`` or ``STOP_TIMED_OUT``.
-    """
-    seen = observe(workspace, job)
-    if seen.desired is None:
-        raise StreamwardenError("NOT_DEPLOYED", job)
-    refuse_if_busy(workspace, job)
-    if incarnation is not None and incarnation != seen.incarnation:
-        return seen
-    documents = JobDocuments(workspace.storage, job)
-    documents.desired.update(
-        lambda was: (was or seen.desired).model_copy(  # type: ignore[union-attr]
-            update={"state": "suspended", "updated_at": utc_now(), "updated_by": by, "note": reason}
-        )
-    )
-    asked = request_stop(workspace, job, by=by, reason=reason, incarnation=incarnation or seen.incarnation)
-    kill_silent(seen)
-    if not asked or timeout is None:
-        return observe(workspace, job)
-    return _await_stop(workspace, job, timeout)
-
-
-def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout: float = 60) -> None:
-    """End a job's driver for good, without changing what is wanted of the job: between batches, or killed after a time.
-
-    Parameters
-    ----------
-    timeout
-        Seconds until it is killed. 60: a batch in flight of a driver that is to go anyway.
-    """
-    request_stop(workspace, job, by=by, reason=reason)
-    deadline = time.monotonic() + timeout
-    while (seen := observe(workspace, job)).phase.alive:
-        process = seen.heartbeat.process if seen.heartbeat else seen.launch.process if seen.launch else None
-        if time.monotonic() >= deadline and process is not None and kill(process):
-            return
-        time.sleep(0.2)
-    kill_silent(seen)
-
-
-def stop_all(
-    workspace: Workspace, jobs: Iterable[str], *, by: str, reason: str = "", timeout: float = 300
-) -> dict[str, Observation]:
-    """Suspend several jobs at once, so that none waits for another's batch; return how each ended.
-
-    Jobs that were never deployed are passed over.
-
-    Parameters
-    ----------
-    timeout
-        Seconds for all of them together.
-
-    Raises
-    ------
-    StreamwardenError
-        ``STOP_TIMED_OUT`` for the first that doesn't end in time; all have been asked by then.
-    """
-    deadline = time.monotonic() + timeout
-    asked = [job for job in jobs if JobDocuments(workspace.storage, job).desired.read() is not None]
-    for job in asked:
-        stop(workspace, job, by=by, reason=reason, timeout=None)
-    return {job: _await_stop(workspace, job, max(deadline - time.monotonic(), 0)) for job in asked}
-
-
-def _await_stop(workspace: Workspace, job: str, timeout: float) -> Observation:
-    return wait_for(
-        workspace,
-        job,
-        lambda now: not now.phase.alive,
-        timeout=timeout,
-        what="the driver to stop",
-        code="STOP_TIMED_OUT",
-    )
-
-
-def wait_for(
-    workspace: Workspace,
-    job: str,
-    condition: Callable[[Observation], bool],
-    *,
-    timeout: float,
-    what: str,
-    code: str = "DRIVER_DID_NOT_START",
-    poll: float = 0.25,
-) -> Observation:
-    """Observe a job until a condition holds.
-
-    Parameters
-    ----------
-    condition
-        Of the observation.
-    timeout, poll
-        Seconds.
-    what, code
-        What is waited for, and the error's code if it does not come.
-
-    Raises
-    ------
-    StreamwardenError
-        With `code`, when the time is over.
-    """
-    deadline = time.monotonic() + timeout
-    while True:
-        seen = observe(workspace, job)
-        if condition(seen):
-            return seen
-        if time.monotonic() >= deadline:
-            raise StreamwardenError(
-                code, f"{job}: waited {timeout:.0f} s for {what}; it is {seen.phase} ({seen.reason})"
-            )
-        time.sleep(poll)
 
 
 def status(workspace: Workspace, job: str) -> dict[str, Any]:
@@ -297,14 +189,19 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
     seen = observe(workspace, job)
     memory = documents.supervision.read() or Supervision()
     heartbeat = seen.heartbeat
+    health = assess(seen, memory, decide(seen, memory))
+    diagnosis = diagnose(workspace, seen)
     return {
         "job": job,
         "desired": seen.desired.state if seen.desired else None,
         "phase": seen.phase.value,
         "reason": seen.reason,
         "since": seen.since.isoformat(),
+        "health": health.level.value,
+        "findings": [asdict(finding) for finding in health.findings],
         "incarnation": seen.incarnation,
         "pid": heartbeat.process.pid if heartbeat and is_alive(heartbeat.process) else None,
+        "metrics": (heartbeat.metrics or None) if heartbeat and seen.phase.alive else None,
         "checkpoint": dump(documents.checkpoint.read()),
         "batch": seen.exit.batch if seen.exit else heartbeat.batch if heartbeat else None,
         "progress": dump(seen.progress.last) if seen.progress else None,
@@ -312,7 +209,9 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
         "restarts": [dump(entry) for entry in memory.restarts],
         "decisions": [dump(entry) for entry in memory.decisions[-10:]],
         "error": dump(seen.error),
+        "diagnosis": asdict(diagnosis) if diagnosis else None,
         "operation": dump(active_operation(workspace, job)),
+        "changed": _changed(workspace, seen),
         "logs": str(workspace.log_dir(job, seen.incarnation)) if seen.incarnation else None,
     }
 
@@ -322,3 +221,14 @@ def _stops(documents: JobDocuments, seen: Observation) -> bool:
         return True
     # Asked already, but not yet aware of it: it is not a driver to leave alone.
     return seen.incarnation is not None and any(r.kind == "stop" for r in documents.open_requests(seen.incarnation))
+
+
+def _changed(workspace: Workspace, seen: Observation) -> list[str] | None:
+    """Return the fields in which the YAML differs from what is deployed; None where that can't be said."""
+    if seen.desired is None:
+        return None
+    try:
+        return changed_fields(seen.desired.spec, workspace.job(seen.job))
+    except StreamwardenError:
+        # The file is gone, or wrong: `deploy` and `diff` say how.
+        return None

@@ -11,9 +11,12 @@ from typing import Annotated, Any, Literal, Self
 from croniter import croniter
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from streamwarden.control.advice.settings import AdvisorSpec
 from streamwarden.control.durations import Duration
+from streamwarden.control.health.limits import HealthSpec
 
 __all__ = [
+    "PROGRESS_TABLE",
     "DeltaSource",
     "FailureSpec",
     "FileSource",
@@ -28,8 +31,14 @@ __all__ = [
     "TriggerSpec",
 ]
 
+PROGRESS_TABLE = "job_progress"
+"""The table of every batch: drivers write it beside their jobs' tables, so no job may."""
+
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _MEMORY = re.compile(r"[1-9]\d*[mg]")
+_SIZES = {"m": 2**20, "g": 2**30}
+# Spark's UnifiedMemoryManager: one and a half times the 300 MiB that it reserves.
+_LEAST_MEMORY = 450 * 2**20
 
 # Settings that the driver derives from other fields: said twice, they could disagree.
 _OWNED_SETTINGS = {
@@ -124,6 +133,8 @@ class SinkSpec(_Strict):
             raise ValueError("final_when_passed goes with mode upsert: appended rows are never touched again")
         if self.on_restore == "leave" and not self.keys:
             raise ValueError("on_restore leave needs keys: without them replayed rows would be there twice")
+        if self.table == PROGRESS_TABLE:
+            raise ValueError(f"table {PROGRESS_TABLE} is Streamwarden's own")
         return self
 
     @property
@@ -145,6 +156,12 @@ class TriggerSpec(_Strict):
         " the interval. 0s, as Flink's execution.checkpointing.min-pause.",
     )
 
+    timeout: Duration = Field(
+        default=timedelta(minutes=10),
+        description="How long a batch may take before something is wrong with it; see health.no_batch. 10m, as Flink's"
+        " execution.checkpointing.timeout.",
+    )
+
     @field_validator("interval")
     @classmethod
     def _positive(cls, value: timedelta) -> timedelta:
@@ -160,7 +177,8 @@ class FailureSpec(_Strict):
         default=3,
         ge=0,
         description="How many failed tries in a row of a batch the driver answers by starting the query again. 3: a"
-        " passing fault is usually gone by the third try, a lasting one is reported within a minute.",
+        " passing fault is usually gone by the third try, a lasting one is reported within a minute. What no try can"
+        " cure, such as damaged state, ends the driver at once.",
     )
     backoff: Duration = Field(
         default=timedelta(seconds=1), description="Before the first retry; doubled each time. 1s."
@@ -236,6 +254,7 @@ class RetentionSpec(_Strict):
     )
     pre_rescale: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: for second thoughts.")
     pre_restore: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: for second thoughts.")
+    pre_rollout: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: for second thoughts.")
     suspend: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: a suspended job starts from one.")
 
     def of(self, origin: str) -> KeepSpec:
@@ -288,7 +307,14 @@ class ResourceSpec(_Strict):
     def _memory(cls, value: str) -> str:
         if not _MEMORY.fullmatch(value):
             raise ValueError(f"{value!r} is not a JVM memory size: write like 512m or 2g")
+        if int(value[:-1]) * _SIZES[value[-1]] < _LEAST_MEMORY:
+            raise ValueError(f"{value} is too little: Spark does not start with less than 450m")
         return value
+
+    @property
+    def memory_bytes(self) -> int:
+        """The heap in bytes."""
+        return int(self.memory[:-1]) * _SIZES[self.memory[-1]]
 
 
 class JobSpec(_Strict):
@@ -305,6 +331,8 @@ class JobSpec(_Strict):
     state: StateSpec = StateSpec()
     resources: ResourceSpec = ResourceSpec()
     savepoints: SavepointSpec = SavepointSpec()
+    health: HealthSpec = HealthSpec()
+    advisor: AdvisorSpec = AdvisorSpec()
     watermark: Duration | None = Field(
         default=None, description="How far event time may lag behind the newest seen before a row counts as late."
     )

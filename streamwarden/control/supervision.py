@@ -24,10 +24,13 @@ from streamwarden.control.documents import (
     Launch,
     Operation,
     Progress,
+    Request,
     Restart,
     Supervision,
     utc_now,
 )
+from streamwarden.control.health.rules import Facts, Health, judge, stuck_for
+from streamwarden.control.ids import new_id
 from streamwarden.control.launcher import launch_driver
 from streamwarden.control.lease import lease_is_live
 from streamwarden.control.operation import active_operation
@@ -42,9 +45,11 @@ __all__ = [
     "Observation",
     "Phase",
     "Verdict",
+    "assess",
     "claim",
     "current_claim",
     "decide",
+    "kill_driver",
     "kill_silent",
     "observe",
     "record_decision",
@@ -55,6 +60,8 @@ START_TIMEOUT = timedelta(seconds=90)
 """How long a launched process may take to its first heartbeat. 90 s: a JVM and Python on a machine under heavy load."""
 
 _KEPT = 50
+
+_STUCK = "it lives, and has committed no batch"
 
 _TAKEOVER = timedelta(seconds=30)
 """How long a supervisor that said it restarts may take to launch. 30 s: a launch is two small writes and a fork."""
@@ -122,6 +129,7 @@ class Action(StrEnum):
     RESTART = "restart"
     FINISH = "finish"
     FAIL = "fail"
+    SUSPEND = "suspend"
 
 
 @dataclass(frozen=True)
@@ -137,13 +145,16 @@ class Verdict:
     not_before
         For RESTART: when the back-off has passed.
     error
-        For FAIL: what to raise.
+        For FAIL and SUSPEND: what to raise.
+    savepoint
+        For SUSPEND: whether to take a savepoint with the stop.
     """
 
     action: Action
     why: str
     not_before: datetime | None = None
     error: ErrorInfo | None = None
+    savepoint: bool = False
 
 
 class Claim(BaseModel):
@@ -249,45 +260,120 @@ def decide(seen: Observation, memory: Supervision, *, now: datetime | None = Non
     if seen.desired is None or seen.phase is Phase.NOT_DEPLOYED:
         error = ErrorInfo.of(StreamwardenError("NOT_DEPLOYED", seen.job))
         return Verdict(Action.FAIL, seen.reason, error=error)
-    if seen.phase.alive:
-        return Verdict(Action.WAIT, seen.reason)
     if seen.operation is not None:
         # It stops and starts drivers itself, and answers for what becomes of the job.
         return Verdict(Action.WAIT, f"{seen.operation.kind} {seen.operation.id} is working on the job")
+    if seen.phase.alive:
+        return _judge_living(seen, memory, now)
     if seen.desired.state == "suspended":
         return Verdict(Action.FINISH, f"{seen.reason}, and the job is to be suspended")
     if seen.error is not None and not seen.error.retryable:
         return Verdict(Action.FAIL, f"{seen.reason}; starting again can't help", error=seen.error)
+    return _within_budget(seen, memory, seen.reason, now)
+
+
+def assess(seen: Observation, memory: Supervision, verdict: Verdict, *, now: datetime | None = None) -> Health:
+    """Conclude how well a job is. While an operation works on it, its being down is no finding.
+
+    Parameters
+    ----------
+    seen, memory
+        As for :func:`decide`.
+    verdict
+        What that decided.
+    """
+    if seen.desired is None:
+        return Health()
+    down = ""
+    if not seen.phase.alive and seen.operation is None and seen.phase is not Phase.NOT_DEPLOYED:
+        down = f"the driver is {seen.phase}: {seen.reason}; {verdict.action}"
+    return judge(_facts(seen, memory, now or utc_now(), down=down, final=verdict.action is Action.FAIL))
+
+
+def _facts(seen: Observation, memory: Supervision, now: datetime, *, down: str = "", final: bool = False) -> Facts:
+    assert seen.desired is not None
+    return Facts(
+        now=now,
+        desired=seen.desired,
+        alive=seen.phase.alive,
+        heartbeat=seen.heartbeat,
+        progress=seen.progress,
+        launched_at=seen.launch.at if seen.launch else None,
+        restarts=memory.restarts,
+        down=down,
+        final=final,
+    )
+
+
+def _judge_living(seen: Observation, memory: Supervision, now: datetime) -> Verdict:
+    assert seen.desired is not None
+    health = seen.desired.spec.health
+    if seen.desired.state == "suspended" or seen.phase is Phase.STOPPING:
+        return Verdict(Action.WAIT, seen.reason)
+    rows = seen.progress.last.state_rows if seen.progress and seen.progress.last else 0
+    limit = health.state_rows.critical
+    if limit is not None and rows >= limit and health.on_state_limit != "warn":
+        what = f"{seen.job}: {rows:,} keys in the state; health.state_rows.critical is {limit:,}"
+        error = ErrorInfo.of(StreamwardenError("STATE_LIMIT_REACHED", what))
+        return Verdict(
+            Action.SUSPEND,
+            f"{rows:,} keys in the state, the limit is {limit:,}",
+            error=error,
+            savepoint=health.on_state_limit == "savepoint_and_stop",
+        )
+    stuck = stuck_for(_facts(seen, memory, now))
+    if stuck is not None and health.restart_when_stuck:
+        return _within_budget(seen, memory, f"{_STUCK} for {stuck.total_seconds():.0f} s", now)
+    return Verdict(Action.WAIT, seen.reason)
+
+
+def _within_budget(seen: Observation, memory: Supervision, why: str, now: datetime) -> Verdict:
+    assert seen.desired is not None
     policy = seen.desired.spec.restarts
     spent = [entry for entry in memory.restarts if now - entry.at < policy.window]
     if len(spent) >= policy.max:
-        last = f"{seen.error.code}: {seen.error.what}" if seen.error else seen.reason
+        last = f"{seen.error.code}: {seen.error.what}" if seen.error else why
+        remedy = f"{seen.error.remedy} Then deploy the job again." if seen.error else None
         error = ErrorInfo.of(
             StreamwardenError(
                 "RESTART_BUDGET_SPENT",
                 f"{seen.job}: {len(spent)} restarts within {policy.window} (restarts.max {policy.max}). Last: {last}",
+                remedy=remedy,
             ),
             traceback=seen.error.traceback if seen.error else "",
         )
-        return Verdict(Action.FAIL, seen.reason, error=error)
-    return Verdict(Action.RESTART, seen.reason, not_before=seen.since + _backoff(policy, len(spent), seen))
+        return Verdict(Action.FAIL, why, error=error)
+    # A living one has no end to count from, and has cost time enough.
+    not_before = None if seen.phase.alive else seen.since + _backoff(policy, len(spent), seen)
+    return Verdict(Action.RESTART, why, not_before=not_before)
 
 
-def restart(workspace: Workspace, seen: Observation, *, by: str) -> str | None:
+def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None = None) -> str | None:
     """Start the driver again after the incarnation that was observed, once.
 
-    Kills what is left of a silent driver on this machine first. Of several supervisors that try it for the same ended
-    incarnation, one does it.
+    Kills what is left of a silent driver on this machine first, and one that lives and is stuck. A stuck one on another
+    machine can only be asked to stop: it is restarted once it has. Of several supervisors that try it for the same
+    ended incarnation, one does it.
+
+    Parameters
+    ----------
+    why
+        The verdict's reason; default the observation's.
 
     Returns
     -------
     str or None
-        The new incarnation, or None if another supervisor was faster.
+        The new incarnation, or None if another supervisor was faster, or the old one could not be ended yet.
     """
     documents = JobDocuments(workspace.storage, seen.job)
     assert seen.desired is not None and seen.incarnation is not None
-    after = seen.incarnation
-    ours = Restart(at=utc_now(), after=after, reason=seen.reason)
+    after, why = seen.incarnation, why or seen.reason
+    if seen.phase.alive and not kill_driver(seen):
+        if not documents.open_requests(after):
+            request = Request(id=new_id(), kind="stop", incarnation=after, at=utc_now(), by=by, reason=why)
+            documents.request(after, request.id).write(request)
+        return None
+    ours = Restart(at=utc_now(), after=after, reason=why)
 
     def record(memory: Supervision | None) -> Supervision:
         memory = memory or Supervision()
@@ -295,7 +381,7 @@ def restart(workspace: Workspace, seen: Observation, *, by: str) -> str | None:
         # One that said so and launched nothing since has died in between: the next supervisor does it.
         if any(entry.after == after and ours.at - entry.at < _TAKEOVER for entry in memory.restarts):
             return memory
-        decision = Decision(at=ours.at, what=f"restart after {after}", why=seen.reason)
+        decision = Decision(at=ours.at, what=f"restart after {after}", why=why)
         return Supervision(restarts=[*others, ours][-_KEPT:], decisions=[*memory.decisions, decision][-_KEPT:])
 
     if ours not in documents.supervision.update(record).restarts:
@@ -305,7 +391,7 @@ def restart(workspace: Workspace, seen: Observation, *, by: str) -> str | None:
     desired = documents.desired.read() or seen.desired
     if desired.state == "suspended" or _current_incarnation(documents) != after:
         return None
-    return launch_driver(workspace, desired, by=by, reason=f"restart: {seen.reason}")
+    return launch_driver(workspace, desired, by=by, reason=f"restart: {why}")
 
 
 def kill_silent(seen: Observation) -> bool:
@@ -313,8 +399,13 @@ def kill_silent(seen: Observation) -> bool:
 
     It may be hung or suspended, and would go on as if nothing had been when it wakes.
     """
+    return seen.phase is Phase.SILENT and kill_driver(seen)
+
+
+def kill_driver(seen: Observation) -> bool:
+    """Kill the driver that was observed, if it is one of this machine; return whether there was one."""
     process = seen.heartbeat.process if seen.heartbeat else seen.launch.process if seen.launch else None
-    return seen.phase is Phase.SILENT and process is not None and kill(process)
+    return process is not None and kill(process)
 
 
 def _claim_document(workspace: Workspace, job: str) -> Document[Claim]:

@@ -13,19 +13,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m streamwarden.driver")
     for name in ("profile", "config", "root", "job", "incarnation"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--standby", action="store_true", help="wait for commands; see streamwarden.driver.standby")
     given = parser.parse_args()
 
     from streamwarden.control.workspace import open_workspace
     from streamwarden.driver.logs import configure_logging, rotate_console
 
+    # Kept before standard output becomes the console's.
+    answers = os.dup(1) if given.standby else None
     workspace = open_workspace(given.profile, config=Path(given.config), root=given.root)
     folder = workspace.log_dir(given.job, given.incarnation)
-    configure_logging(folder, given.job, given.incarnation, workspace.profile.logs)
+    context = configure_logging(folder, given.job, given.incarnation, workspace.profile.logs)
     rotate_console(folder, workspace.profile.logs)
     # After the log is there: what goes wrong while Spark is imported shall be in it.
     from streamwarden.driver.runner import Driver
 
-    return Driver(workspace, given.job, given.incarnation).run()
+    session = None
+    if answers is not None:
+        from streamwarden.driver.standby import stand_by
+
+        session = stand_by(workspace, given.job, given.incarnation, answers)
+        if session is None:
+            return 0
+    return Driver(workspace, given.job, given.incarnation, context, session=session).run()
 
 
 if __name__ == "__main__":

@@ -128,6 +128,8 @@ class BatchWriter:
                     written[output] = self._sinks[output].write(
                         rows, batch_id, watermark_ms, guard=guard, measured=measured
                     )
+            # Again, before Spark commits the batch in the checkpoint: a driver that woke in its write was passed over.
+            self._guard()
             sink_ms = round((time.monotonic() - commits_from[0]) * 1000) if commits_from else 0
         finally:
             _release(kept)

@@ -1,17 +1,106 @@
-"""Finding the one line that says what went wrong in the many that a JVM writes."""
+"""Finding what went wrong, and the one line that says so, in the many that a JVM writes."""
 
 from __future__ import annotations
 
 import re
+import traceback
+from dataclasses import dataclass
+from itertools import pairwise
 
-__all__ = ["headline", "shortened"]
+from pyspark.errors import AnalysisException
+from pyspark.errors import PythonException as WorkerException
+
+from streamwarden.control.signatures import Places, recognise
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["Cause", "Failure", "explain", "headline", "shortened"]
 
 # "java.lang.IllegalStateException: words", "ValueError: words", "[DELTA_SOMETHING] words" after a class name.
 _NAMED = re.compile(r"^(?:: |Caused by: )?((?:[A-Za-z_][\w$]*\.)*[A-Z]\w*(?:Exception|Error)): (.+)")
 # They carry another error, or stand around it.
 _WRAPPERS = ("Py4JJavaError", "Py4JException", "StreamingQueryException", "SparkException", "PythonException")
+# What follows a Python worker's traceback in the text of an error.
+_AFTER_WORKER = re.compile(r"\n(?:\s*at | ?SQLSTATE|=== Streaming Query)")
 _LENGTH = 600
 _KEPT = 12_000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception with its text.
+
+    The text of a JVM's exception is asked of the JVM, which may be gone a moment later: it is taken at once.
+
+    Parameters
+    ----------
+    error
+        The exception.
+    text
+        Its words, and those of the JVM's causes; empty if nobody can tell any more.
+    """
+
+    error: BaseException
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Take an exception's text now."""
+        try:
+            text = str(error)
+        except Exception:
+            # Py4J asks the JVM for it, and there is none.
+            text = ""
+        return cls(error, text)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What a failure is.
+
+    Parameters
+    ----------
+    code
+        The catalogue's code of a known failure, or None.
+    line
+        The line that says it.
+    trace
+        The traceback as a person wants to read it: of the job's own code first.
+    remedy
+        Replaces the catalogue's, where the error brought a more precise one.
+    """
+
+    code: str | None
+    line: str
+    trace: str
+    remedy: str | None = None
+
+
+def explain(failure: Failure, *, job_file: str | None, places: Places) -> Cause:
+    """Name a failure, if it is a known one.
+
+    Parameters
+    ----------
+    failure
+        What was raised in a batch, or ended the query.
+    job_file
+        The job module's file: an exception that passed through it is of the job's code.
+    places
+        Where the job's files are.
+    """
+    error, text = failure.error, failure.text
+    whole = "".join(traceback.format_exception(error))
+    if isinstance(error, StreamwardenError):
+        return Cause(error.code, error.what, whole, error.remedy)
+    known = recognise(text, places)
+    if known is not None:
+        return Cause(known.code, known.evidence, whole)
+    in_worker = _worker_traceback(text) if isinstance(error, WorkerException) or "PythonException" in text else None
+    if in_worker is not None:
+        return Cause("JOB_CODE_FAILED", _headline_of_traceback(in_worker), f"{in_worker}\n\n{whole}")
+    in_job = _job_traceback(error, job_file)
+    if in_job is not None and (isinstance(error, AnalysisException) or not _is_of_jvm(error)):
+        return Cause("JOB_CODE_FAILED", _last_line(error), f"{in_job}\n\n{whole}")
+    return Cause(None, _headline_of(text, error), whole)
 
 
 def headline(error: BaseException) -> str:
@@ -20,7 +109,11 @@ def headline(error: BaseException) -> str:
     The innermost Python error comes first, since it is in the job's own code, then the first of the JVM that isn't a
     mere wrapper, then the first line.
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return _headline_of(Failure.of(error).text, error)
+
+
+def _headline_of(text: str, error: BaseException) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     named = [match for match in map(_NAMED.match, lines) if match]
     of_worth = [match for match in named if match[1].rsplit(".", 1)[-1] not in _WRAPPERS]
     for match in [m for m in of_worth if "." not in m[1]] or of_worth or named:
@@ -34,3 +127,40 @@ def shortened(text: str) -> str:
         return text
     half = _KEPT // 2
     return f"{text[:half]}\n… {len(text) - _KEPT:,} characters left out; the driver's log has them …\n{text[-half:]}"
+
+
+def _worker_traceback(text: str) -> str | None:
+    """Return the traceback that a Python worker sent; Spark puts it between its own words and the JVM's trace."""
+    begin = text.find("Traceback (most recent call last):", max(text.find("PythonException"), 0))
+    if begin < 0:
+        return None
+    end = _AFTER_WORKER.search(text, begin)
+    return text[begin : end.start() if end else len(text)].rstrip()
+
+
+def _headline_of_traceback(trace: str) -> str:
+    """Return the line that names the exception: the last that follows a frame's lines, which are indented."""
+    lines = trace.splitlines()
+    for before, line in reversed(list(pairwise(lines))):
+        if before.startswith(" ") and line and not line.startswith(" "):
+            return line[:_LENGTH]
+    return lines[-1][:_LENGTH]
+
+
+def _job_traceback(error: BaseException, job_file: str | None) -> str | None:
+    """Return an exception's traceback from the job's module on, or None if it didn't pass through that."""
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((number for number, frame in enumerate(frames) if frame.filename == job_file), None)
+    if first is None:
+        return None
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames[first:])]
+    return "".join([*lines, *traceback.format_exception_only(error)]).rstrip()
+
+
+def _last_line(error: BaseException) -> str:
+    """Return the class and the first line of the words of an exception."""
+    return f"{type(error).__name__}: {Failure.of(error).text.strip()}".splitlines()[0][:_LENGTH]
+
+
+def _is_of_jvm(error: BaseException) -> bool:
+    return type(error).__module__.split(".")[0] in ("py4j", "pyspark", "delta")

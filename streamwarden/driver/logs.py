@@ -6,12 +6,17 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable, MutableMapping
+from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import Any
+
+import structlog
 
 from streamwarden.control.profile import LogSpec
 
-__all__ = ["configure_logging", "rotate_console", "write_log4j"]
+__all__ = ["RecordContext", "configure_logging", "rotate_console", "write_log4j"]
 
 # WARN, as PySpark's own default; Delta says at WARN what is of no concern on small tables.
 _LOG4J = """\
@@ -37,15 +42,43 @@ logger.native.level = error
 """
 
 
-def configure_logging(folder: Path, job: str, incarnation: str, spec: LogSpec) -> None:
-    """Send this process's log records to ``driver.log``, each line with time (UTC), level, job and incarnation."""
+class RecordContext(logging.Filter):
+    """Gives each record the job, the incarnation and the batch in flight; lets all of them through.
+
+    Parameters
+    ----------
+    job, incarnation
+        The driver's.
+    """
+
+    def __init__(self, job: str, incarnation: str) -> None:
+        super().__init__()
+        self._of = {"job": job, "incarnation": incarnation}
+        self.batch: Callable[[], int | None] = lambda: None
+        """Tells the batch in flight; None between batches."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Add to the record."""
+        # Taken now, and not when it is formatted: the batch may be another by then.
+        record.__dict__.update(self._of, batch=self.batch())
+        return True
+
+
+def configure_logging(folder: Path, job: str, incarnation: str, spec: LogSpec) -> RecordContext:
+    """Send this process's log records to ``driver.log``, each with time (UTC), level, job and incarnation.
+
+    In JSON also with the batch in flight, the logger, and an exception's traceback in a field of its own.
+
+    Returns
+    -------
+    RecordContext
+        To be told where the batch in flight can be seen.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     handler = RotatingFileHandler(folder / "driver.log", maxBytes=spec.max_bytes, backupCount=spec.backups)
-    formatter = logging.Formatter(
-        f"%(asctime)s.%(msecs)03dZ %(levelname)s {job} {incarnation} %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
-    )
-    formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
+    handler.setFormatter(_json() if spec.format == "json" else _text())
+    context = RecordContext(job, incarnation)
+    handler.addFilter(context)
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
@@ -53,6 +86,39 @@ def configure_logging(folder: Path, job: str, incarnation: str, spec: LogSpec) -
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     # Where it found credentials is said at each start, and needn't be.
     logging.getLogger("botocore").setLevel(logging.WARNING)
+    return context
+
+
+def _text() -> logging.Formatter:
+    formatter = logging.Formatter(
+        "%(asctime)s.%(msecs)03dZ %(levelname)s %(job)s %(incarnation)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+    )
+    formatter.converter = time.gmtime
+    return formatter
+
+
+def _json() -> logging.Formatter:
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[
+            _begin,
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.add_logger_name,
+            # Job, incarnation, batch, and what a record was given by `extra`.
+            structlog.stdlib.ExtraAdder(),
+        ],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.format_exc_info,
+            structlog.processors.EventRenamer("message"),
+            structlog.processors.JSONRenderer(ensure_ascii=False),
+        ],
+    )
+
+
+def _begin(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Put the time of the record before all else, for a person who looks at the file itself."""
+    at = datetime.fromtimestamp(event["_record"].created, UTC).isoformat(timespec="milliseconds")
+    return {"time": at.replace("+00:00", "Z"), **event}
 
 
 def rotate_console(folder: Path, spec: LogSpec) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException, IllegalArgumentException
@@ -10,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.documents import CheckpointRef, JobDocuments, OutputStart
+from streamwarden.control.fence import fence
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -30,19 +32,30 @@ def clear_unborn(workspace: Workspace, table: str) -> None:
         workspace.files.delete_tree(folder)
 
 
-def start_outputs(session: SparkSession, workspace: Workspace, reference: CheckpointRef) -> None:
-    """Give the output tables the contents that a generation starts with, once.
+def start_outputs(session: SparkSession, workspace: Workspace, reference: CheckpointRef, tables: Iterable[str]) -> None:
+    """Keep other generations out of the output tables, and give them the contents that this one starts with, once.
 
     Done before the generation's first batch, and then struck from the checkpoint's document. A crash in between repeats
     it, which is the same as once: no batch was written yet.
+
+    Parameters
+    ----------
+    tables
+        The job's output tables.
 
     Raises
     ------
     StreamwardenError
         ``RESTORE_OUTPUT_GONE``.
     """
-    if not reference.outputs:
+    if reference.fenced and not reference.outputs:
         return
+    if not reference.fenced:
+        # First: a late commit after the tables were put back would stay.
+        for table in sorted({*tables, *(output.table for output in reference.outputs)}):
+            version = fence(workspace, table, reference)
+            if version is not None:
+                _log.info("%s: from version %d on only generation %d commits", table, version, reference.generation)
     for output in reference.outputs:
         try:
             _start(session, workspace, output)
@@ -53,7 +66,7 @@ def start_outputs(session: SparkSession, workspace: Workspace, reference: Checkp
 
     def strike(found: CheckpointRef | None) -> CheckpointRef:
         same = found is not None and (found.path, found.generation) == (reference.path, reference.generation)
-        return found.model_copy(update={"outputs": []}) if found and same else found or reference
+        return found.model_copy(update={"outputs": [], "fenced": True}) if found and same else found or reference
 
     JobDocuments(workspace.storage, reference.job).checkpoint.update(strike)
 

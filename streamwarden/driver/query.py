@@ -13,11 +13,16 @@ from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.durations import format_duration
 from streamwarden.control.spec import JobSpec
 from streamwarden.driver.batches import BatchWriter
+from streamwarden.driver.causes import Failure
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["RunningQuery"]
+__all__ = ["BatchError", "RunningQuery"]
 
 _log = logging.getLogger(__name__)
+
+
+class BatchError(Exception):
+    """What Spark is told of a failed batch: that it failed. What failed it is kept on this side."""
 
 
 class RunningQuery:
@@ -50,16 +55,19 @@ class RunningQuery:
         self._writer = writer
         self._checkpoint_path = checkpoint_path
         self._checkpoint = checkpoint
+        self._failure: Failure | None = None
         # Without a space Spark reads "500ms" as well as "500 milliseconds"; days and hours it reads too.
         interval = f"{round(spec.trigger.interval.total_seconds() * 1000)} milliseconds"
         _log.info("query starts, a batch every %s", format_duration(spec.trigger.interval))
         self._query = self._start(processingTime=interval)
 
-    def failure(self) -> StreamingQueryException | None:
-        """Return what ended the query, or None while it runs."""
+    def failure(self) -> Failure | None:
+        """Return what ended the query, or None while it runs: what a batch raised, else what Spark says."""
         if self._query.isActive:
             return None
-        return self._query.exception() or StreamingQueryException("the query ended without an exception")
+        if self._failure is not None:
+            return self._failure
+        return Failure.of(self._query.exception() or StreamingQueryException("the query ended without an exception"))
 
     def abandon(self) -> None:
         """Interrupt it wherever it is. What is left is what a crash leaves: the next start finishes it."""
@@ -82,12 +90,15 @@ class RunningQuery:
         failure = self._query.exception()
         if self._checkpoint.last_offset() != self._checkpoint.last_commit():
             _log.info("batch %s had begun: finishing it", self._checkpoint.last_offset())
+            # Of the batch that stop() interrupted.
+            self._failure = None
             finish = self._start(once=True)
             finish.awaitTermination()
             failure = finish.exception()
         begun, done = self._checkpoint.last_offset(), self._checkpoint.last_commit()
         if failure is not None or begun != done:
-            raise StreamwardenError("STOP_UNCLEAN", f"{self._spec.name}: begun {begun}, committed {done}: {failure}")
+            words = self._failure.text if self._failure is not None else failure
+            raise StreamwardenError("STOP_UNCLEAN", f"{self._spec.name}: begun {begun}, committed {done}: {words}")
 
     def _wait_until_between(self) -> None:
         """Wait for the moment after a commit and before the next batch's offsets, or until the query ends."""
@@ -103,7 +114,17 @@ class RunningQuery:
             .outputMode("update")
             .option("checkpointLocation", self._checkpoint_path)
             .trigger(**trigger)  # type: ignore[call-overload]
-            .foreachBatch(self._writer)
+            .foreachBatch(self._write)
             .start()
         )
         return query
+
+    def _write(self, batch: DataFrame, batch_id: int) -> None:
+        try:
+            self._writer(batch, batch_id)
+        except Exception as error:
+            self._failure = Failure.of(error)
+            # Spark 4.2 looks through the text of what is raised here for an interruption, by a regular expression that
+            # recurses once a character: on a JVM's long trace its stream thread dies of StackOverflowError, and the
+            # query says for ever that it is active. So it gets no more than a line.
+            raise BatchError(f"batch {batch_id}: {type(error).__name__}") from None

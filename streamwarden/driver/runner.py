@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
+import subprocess
 import threading
 import time
 import traceback
@@ -13,7 +15,7 @@ from typing import Any
 
 import psutil
 import pyspark
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
@@ -21,6 +23,7 @@ from streamwarden import __version__
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.delta_log import application_id
 from streamwarden.control.documents import (
+    BatchProgress,
     CheckpointRef,
     DriverState,
     ErrorInfo,
@@ -28,34 +31,52 @@ from streamwarden.control.documents import (
     Heartbeat,
     JobDocuments,
     RequestResult,
+    Supervision,
     utc_now,
 )
+from streamwarden.control.health.rules import Health
 from streamwarden.control.lease import LeaseHolder
+from streamwarden.control.parallelism import widened, width_of
+from streamwarden.control.postmortem import last_words
 from streamwarden.control.processes import ProcessRef, current_process, process_of
-from streamwarden.control.spec import FileSource, JobSpec
+from streamwarden.control.signatures import Places
+from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
+from streamwarden.control.supervision import assess, decide, observe
 from streamwarden.control.workspace import Workspace
+from streamwarden.driver.backlog import backlog_of
 from streamwarden.driver.batches import BatchWriter
-from streamwarden.driver.causes import headline, shortened
-from streamwarden.driver.logs import write_log4j
+from streamwarden.driver.causes import Cause, Failure, explain, headline, shortened
+from streamwarden.driver.export import Export, open_export
+from streamwarden.driver.job_session import PROVIDERS, start_session
+from streamwarden.driver.logs import RecordContext
+from streamwarden.driver.metrics import DriverMetrics, DriverView
 from streamwarden.driver.module import load_module, settings_for
 from streamwarden.driver.outputs import clear_unborn, start_outputs
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.driver.query import RunningQuery
+from streamwarden.driver.recorder import BatchRecorder
 from streamwarden.driver.sink import DeltaSink
 from streamwarden.driver.source import missing_source, open_source
-from streamwarden.errors import StreamwardenError
-from streamwarden.spark.session import build_session
+from streamwarden.errors import CATALOGUE, StreamwardenError
 from streamwarden.storage import Conflict
 
 __all__ = ["Driver"]
 
 _log = logging.getLogger(__name__)
 
-_PROVIDERS = {
-    "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    "memory": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
-}
 _POLL_S = 0.1
+_LAST_METRICS_S = 5.0
+_LAST_ROWS_S = 20.0
+"""What an end waits at most for a collector, and for the table of batches. The lease is renewed meanwhile."""
+
+_NOT_HERE = ("OUT_OF_MEMORY", "JVM_DIED")
+"""Failures that may pass, but not in this process: its JVM is gone, or about to go."""
+
+_READ_AGAIN = ("SOURCE_SCHEMA_CHANGED",)
+"""Failures that one look at the source as it is now may cure, and a second one can't."""
+
+_JVM_OUT_OF_MEMORY = (3, 52)
+"""Exit codes: of the JVM's own ExitOnOutOfMemoryError, and of Spark's handler of uncaught errors."""
 
 
 class Driver:
@@ -69,10 +90,23 @@ class Driver:
         The job's name; its spec is the deployed one (the desired document), not the YAML of this moment.
     incarnation
         The id of this process's run.
+    records
+        The context of log records, to be told of the batch in flight.
+    session
+        One with the job's settings, of a driver that stood by; default a new one.
     """
 
-    def __init__(self, workspace: Workspace, job: str, incarnation: str) -> None:
+    def __init__(
+        self,
+        workspace: Workspace,
+        job: str,
+        incarnation: str,
+        records: RecordContext,
+        *,
+        session: SparkSession | None = None,
+    ) -> None:
         self._workspace = workspace
+        self._records = records
         self._documents = JobDocuments(workspace.storage, job)
         self._incarnation = incarnation
         self._process = current_process()
@@ -83,16 +117,25 @@ class Driver:
         self._state = DriverState.STARTING
         self._reason = "starting"
         self._generation = 0
+        self._epoch = 0
         self._digest = ""
         self._batch: int | None = None
         self._idle = False
+        self._idle_at: datetime | None = None
         self._versions: dict[str, str] = {}
         self._failures = 0
         self._stop = threading.Event()
         self._stop_requests: list[str] = []
         self._fatal: StreamwardenError | None = None
         self._ended = threading.Event()
+        self._prepared = session
         self._session: SparkSession | None = None
+        self._job_file: str | None = None
+        self._places = Places()
+        self._trace: str | None = None
+        self._export: Export | None = None
+        self._metrics: DriverMetrics | None = None
+        self._recorder: BatchRecorder | None = None
 
     def run(self) -> int:
         """Run, and return the process's exit code: 0 stopped, 1 failed."""
@@ -102,10 +145,11 @@ class Driver:
         try:
             self._run()
         except StreamwardenError as raised:
-            error = ErrorInfo.of(raised, traceback=shortened(traceback.format_exc()))
+            error = ErrorInfo.of(raised, traceback=shortened(self._trace or traceback.format_exc()))
         except Exception as raised:
-            wrapped = StreamwardenError("DRIVER_FAILED", headline(raised))
-            error = ErrorInfo.of(wrapped, traceback=shortened(traceback.format_exc()))
+            cause = self._explain(Failure.of(raised))
+            wrapped = StreamwardenError(cause.code or "DRIVER_FAILED", cause.line, remedy=cause.remedy)
+            error = ErrorInfo.of(wrapped, traceback=shortened(cause.trace))
         self._finish(error)
         return 1 if error else 0
 
@@ -115,12 +159,19 @@ class Driver:
             raise StreamwardenError("NOT_DEPLOYED", self._job)
         spec, self._digest = desired.spec, desired.digest
         # A holder that died on another machine is waited out; one that lives ends this driver within a heartbeat.
-        self._lease.acquire(wait=self._workspace.profile.lease + timedelta(seconds=2))
+        lease = self._lease.acquire(wait=self._workspace.profile.lease + timedelta(seconds=2))
+        self._epoch = lease.epoch
+        self._open_metrics()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         reference = self._checkpoint_ref()
         self._generation = reference.generation
+        if reference.partitions is not None:
+            spec = widened(spec, width_of(spec).model_copy(update={"partitions": reference.partitions}))
+        self._open_recorder()
         _log.info("lease taken; generation %d, checkpoint %s", reference.generation, reference.path)
         module = load_module(spec)
+        self._job_file = getattr(module, "__file__", None)
+        self._places = _places(self._workspace, spec)
         self._versions = {
             "spark": pyspark.__version__,
             "delta": version("delta-spark"),
@@ -131,13 +182,13 @@ class Driver:
         checkpoint = CheckpointReader(self._workspace.storage, reference.path)
         _check_fixed(spec, checkpoint)
         self._batch = checkpoint.last_commit()
-        session = self._start_session(spec)
+        session = self._open_session(spec)
         self._await_source(spec)
         if self._stop.is_set():
             return
         for sink in spec.sinks:
             clear_unborn(self._workspace, sink.table)
-        start_outputs(session, self._workspace, reference)
+        start_outputs(session, self._workspace, reference, [sink.table for sink in spec.sinks])
         application = application_id(spec.name, reference.generation)
         sinks = {
             sink.output: DeltaSink(
@@ -146,6 +197,7 @@ class Driver:
             for sink in spec.sinks
         }
         writer = BatchWriter(spec, module, sinks, checkpoint, self._guard)
+        self._records.batch = lambda: writer.in_flight
         session.streams.addListener(
             ProgressListener(
                 self._documents,
@@ -155,21 +207,25 @@ class Driver:
                 writer.counts,
                 self._committed,
                 self._idled,
+                lambda: self._failures + 1,
+                backlog_of(self._workspace, spec, reference.path),
                 files=isinstance(spec.source, FileSource),
             )
         )
         path = self._workspace.uri(reference.path)
         while True:
-            failure: Exception | None
+            failure: Failure | None
             try:
                 source = open_source(session, self._workspace, spec)
                 rows = module.transform(source, settings)
                 query = RunningQuery(spec, rows, writer, path, checkpoint)
+            except StreamwardenError:
+                raise
             except AnalysisException as error:
-                raise StreamwardenError("SOURCE_INVALID", f"{spec.name}: {headline(error)}") from error
-            except Py4JJavaError as error:
+                raise self._not_to_be_opened(spec, error) from error
+            except Exception as error:
                 # The store of the source or the checkpoint is away, as a rule; that is a failed try like any other.
-                failure = error
+                failure = Failure.of(error)
             else:
                 self._say(DriverState.RUNNING, "batches every trigger interval")
                 failure = self._watch(query)
@@ -182,7 +238,7 @@ class Driver:
             if self._stop.is_set():
                 return
 
-    def _watch(self, query: RunningQuery) -> Exception | None:
+    def _watch(self, query: RunningQuery) -> Failure | None:
         """Wait; return None once a stop was asked for, or what ended the query."""
         while not self._stop.wait(_POLL_S):
             if self._fatal is not None:
@@ -193,49 +249,98 @@ class Driver:
                 return failure
         return None
 
-    def _survive(self, spec: JobSpec, failure: Exception) -> None:
-        """Count a failed try and wait, or raise if there were too many in a row."""
+    def _survive(self, spec: JobSpec, failure: Failure) -> None:
+        """Count a failed try and wait, or raise if there were too many in a row, or another one can't help."""
         if self._fatal is not None:
             raise self._fatal
         self._failures += 1
-        _log.error("try %d of the batch after %s failed: %s", self._failures, self._batch, failure)
+        if self._metrics is not None:
+            self._metrics.failed_try()
+        cause = self._explain(failure)
+        _log.error("try %d of the batch after %s failed: %s", self._failures, self._batch, cause.trace)
+        hopeless = cause.code is not None and not CATALOGUE[cause.code].retryable
+        if cause.code in _READ_AGAIN and self._failures == 1:
+            hopeless = False
+        if hopeless or cause.code in _NOT_HERE:
+            self._trace = cause.trace
+            raise StreamwardenError(cause.code or "BATCH_FAILED", f"{spec.name}: {cause.line}", remedy=cause.remedy)
         if self._failures > spec.failures.tolerable_consecutive:
-            raise StreamwardenError(
-                "BATCH_FAILED", f"{spec.name}: {self._failures} tries in a row; the last: {headline(failure)}"
-            ) from failure
+            self._trace = cause.trace
+            what = f"{spec.name}: {self._failures} tries in a row; the last: {cause.line}"
+            raise StreamwardenError(cause.code or "BATCH_FAILED", what, remedy=cause.remedy)
         wait = spec.failures.backoff.total_seconds() * 2 ** (self._failures - 1)
-        self._say(DriverState.RETRYING, f"try {self._failures} failed, next in {wait:.0f} s: {headline(failure)}")
+        self._say(DriverState.RETRYING, f"try {self._failures} failed, next in {wait:.0f} s: {cause.line}")
         self._stop.wait(wait)
 
-    def _start_session(self, spec: JobSpec) -> SparkSession:
-        profile = self._workspace.profile
-        settings = {
-            **profile.spark,
-            **spec.spark,
-            "spark.sql.shuffle.partitions": str(spec.state.partitions),
-            "spark.sql.streaming.stateStore.providerClass": _PROVIDERS[spec.state.backend],
-            "spark.sql.streaming.minBatchesToRetain": str(spec.state.min_batches_to_retain),
-            # How soon a query says that it found nothing new; Spark's own 10 s would make a restore wait for it.
-            "spark.sql.streaming.noDataProgressEventInterval": "2000",
-        }
-        if spec.state.backend == "rocksdb":
-            changelog = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
-            settings[changelog] = str(spec.state.changelog_enabled).lower()
-        if "spark://" in profile.master:
-            settings["spark.cores.max"] = str(spec.resources.cores)
-        self._session = build_session(
-            f"streamwarden {spec.name}",
-            master=profile.master.format(cores=spec.resources.cores),
-            memory=spec.resources.memory,
-            settings=settings,
-            java_options=write_log4j(self._logs, profile.logs),
-            s3=self._workspace.s3,
-        )
+    def _explain(self, failure: Failure) -> Cause:
+        cause = explain(failure, job_file=self._job_file, places=self._places)
+        # Of a JVM that is gone every call says something else, and nothing that helps; its log may know.
+        ended = self._jvm_exit(gone=not failure.text or isinstance(failure.error, OSError | Py4JNetworkError))
+        if ended is None:
+            return cause
+        words = last_words(self._logs)
+        if words.code == "OUT_OF_MEMORY" or ended in _JVM_OUT_OF_MEMORY:
+            return Cause("OUT_OF_MEMORY", words.evidence or f"the JVM ended with code {ended}", cause.trace)
+        if words.code is not None:
+            return Cause(words.code, words.evidence, cause.trace)
+        how = f"signal {-ended}" if ended < 0 else f"code {ended}"
+        return Cause("JVM_DIED", f"the JVM ended with {how}: {words.evidence or 'its log says nothing'}", cause.trace)
+
+    def _jvm_exit(self, *, gone: bool) -> int | None:
+        """Return the exit code of this driver's JVM, or None while it runs; if it seems gone, wait a moment for it."""
+        gateway: Any = self._session.sparkContext._gateway if self._session is not None else None
+        process = getattr(gateway, "proc", None)
+        if process is None:
+            return None
+        try:
+            code: int | None = process.wait(timeout=5) if gone else process.poll()
+        except subprocess.TimeoutExpired:
+            return None
+        return code
+
+    def _not_to_be_opened(self, spec: JobSpec, error: AnalysisException) -> StreamwardenError:
+        failure = Failure.of(error)
+        cause = explain(failure, job_file=None, places=self._places)
+        code = cause.code
+        if code is None and "[DELTA_SCHEMA_NOT_SET]" in failure.text:
+            # What Delta says of a table whose log is gone; that there was one is why this driver came so far.
+            code = "SOURCE_DATA_GONE"
+        self._trace = cause.trace
+        return StreamwardenError(code or "SOURCE_INVALID", f"{spec.name}: {headline(error)}")
+
+    def _open_session(self, spec: JobSpec) -> SparkSession:
+        self._session = self._prepared or start_session(self._workspace, spec, self._logs)
+        # Each version of a table says in its history who wrote it.
+        who = json.dumps({"incarnation": self._incarnation, "epoch": self._epoch})
+        self._session.conf.set("spark.databricks.delta.commitInfo.userMetadata", who)
         jvm = _jvm_of(self._process)
         if jvm is not None:
             # A killed driver's JVM lives on for a moment; its successor waits for it to be gone.
             self._lease.renew(jvm=jvm)
         return self._session
+
+    def _open_metrics(self) -> None:
+        self._export = open_export(self._workspace.profile.metrics, self._job, self._incarnation)
+        if self._export is not None:
+            self._metrics = DriverMetrics(self._export.provider, self._job, self._view, self._health)
+
+    def _view(self) -> DriverView:
+        return DriverView(self._state, self._generation, self._failures, self._idle)
+
+    def _health(self) -> Health | None:
+        try:
+            seen = observe(self._workspace, self._job)
+            memory = self._documents.supervision.read() or Supervision()
+        except (OSError, StreamwardenError):
+            # Asked by whoever collects metrics: a store that is away shows in the heartbeat.
+            return None
+        return assess(seen, memory, decide(seen, memory))
+
+    def _open_recorder(self) -> None:
+        spec = self._workspace.profile.progress_table
+        if spec.enabled:
+            self._recorder = BatchRecorder(self._workspace, self._job, self._incarnation, self._generation, spec)
+            self._recorder.start()
 
     def _await_source(self, spec: JobSpec) -> None:
         while (missing := missing_source(self._workspace, spec)) is not None:
@@ -275,15 +380,20 @@ class Driver:
                 self._fatal = error
             raise
 
-    def _committed(self, batch: int) -> None:
-        self._batch = batch
+    def _committed(self, done: BatchProgress) -> None:
+        self._batch = done.batch
         self._idle = False
         self._failures = 0
         if self._state is DriverState.RUNNING:
-            self._reason = f"batch {batch} committed"
+            self._reason = f"batch {done.batch} committed"
+        if self._metrics is not None:
+            self._metrics.batch(done)
+        if self._recorder is not None:
+            self._recorder.add(done)
 
     def _idled(self) -> None:
         self._idle = True
+        self._idle_at = utc_now()
 
     def _request_stop(self, why: str) -> None:
         _log.info("stop: %s", why)
@@ -349,7 +459,9 @@ class Driver:
                 batch=self._batch,
                 failures=self._failures,
                 idle=self._idle,
+                idle_at=self._idle_at,
                 versions=self._versions,
+                metrics=self._export.address if self._export else "",
             )
         )
 
@@ -357,6 +469,11 @@ class Driver:
         if self._session is not None:
             # Before the lease goes back: until then nobody else may write.
             _end_jvm(self._session)
+        # Before its end is written down: whoever waits for that finds every batch in the table.
+        if self._recorder is not None:
+            self._recorder.close(_LAST_ROWS_S)
+        if self._export is not None:
+            self._export.close(_LAST_METRICS_S)
         self._ended.set()
         now: datetime = utc_now()
         outcome = "failed" if error else "stopped"
@@ -390,10 +507,16 @@ def _check_fixed(spec: JobSpec, checkpoint: CheckpointReader) -> None:
             f"{spec.name}: state.partitions is {spec.state.partitions}, the checkpoint has {partitions}",
         )
     provider = offsets.conf.get("spark.sql.streaming.stateStore.providerClass")
-    if provider is not None and provider != _PROVIDERS[spec.state.backend]:
+    if provider is not None and provider != PROVIDERS[spec.state.backend]:
         raise StreamwardenError(
             "STATE_BACKEND_FIXED", f"{spec.name}: state.backend is {spec.state.backend}, the checkpoint has {provider}"
         )
+
+
+def _places(workspace: Workspace, spec: JobSpec) -> Places:
+    source = spec.source
+    read = workspace.table(source.table) if isinstance(source, DeltaSource) else workspace.source_path(source.path)
+    return Places(read, tuple(workspace.table(sink.table) for sink in spec.sinks))
 
 
 def _jvm_of(process: ProcessRef) -> ProcessRef | None:

@@ -51,7 +51,7 @@ class Written:
 
 @dataclass(frozen=True)
 class _Measured:
-    """How many rows there are, and between what bounds their timestamp keys lie."""
+    """How many rows there are, which keys have nulls, and between what bounds the timestamps among them lie."""
 
     rows: int
     bounds: Mapping[str, tuple[Any, Any]]
@@ -97,6 +97,7 @@ class DeltaSink:
         timed = (TimestampType, DateType)
         self._timed = [key for key in spec.keys if isinstance(self._columns[key].dataType, timed)]
         self._finalised_ms = -1
+        self._columns_of_source: dict[str, str | Column] = {}
         self._ensure_table(session)
 
     def write(
@@ -181,9 +182,17 @@ class DeltaSink:
         """Upsert the changes and mark what became final, in one commit; return how many rows it touched."""
         session = changes.sparkSession
         names = self._columns.fieldNames()
-        values: dict[str, str | Column] = {name: F.col(f"s.{name}") for name in names}
-        keys = self._spec.keys
-        matched = _all(F.col(f"t.{key}").eqNullSafe(F.col(f"s.{key}")) for key in keys)
+        if not self._columns_of_source:
+            # Made once: each costs a call to the JVM.
+            self._columns_of_source = {name: F.col(f"s.{name}") for name in names}
+        values = self._columns_of_source
+        # A null-safe comparison is a join on twice as many columns, and says the same where there are no nulls.
+        matched = _all(
+            F.col(f"t.{key}").eqNullSafe(F.col(f"s.{key}"))
+            if key in measured.nulls
+            else F.col(f"t.{key}") == F.col(f"s.{key}")
+            for key in self._spec.keys
+        )
         # MERGE takes its transaction id from the session; this session is the query's own.
         settings = {
             _TXN_APP: self._application,
@@ -220,12 +229,12 @@ class DeltaSink:
         return int(done["num_affected_rows"]) if done is not None else measured.rows
 
     def measures(self) -> list[Column]:
-        """Return the aggregates by which rows of this table are measured: their number, and their keys' bounds."""
+        """Return the aggregates by which rows of this table are measured: their number, nulls and bounds of keys."""
         return [
             F.count(F.lit(1)).alias("rows"),
             *(F.min(key).alias(f"min_{key}") for key in self._timed),
             *(F.max(key).alias(f"max_{key}") for key in self._timed),
-            *(F.count(key).alias(f"count_{key}") for key in self._timed),
+            *(F.count(key).alias(f"count_{key}") for key in self._spec.keys),
         ]
 
     def _measured(self, rows: DataFrame, found: Mapping[str, Any] | None) -> _Measured:
@@ -236,7 +245,7 @@ class DeltaSink:
         return _Measured(
             rows=found["rows"],
             bounds={key: (found[f"min_{key}"], found[f"max_{key}"]) for key in self._timed},
-            nulls=frozenset(key for key in self._timed if found[f"count_{key}"] < found["rows"]),
+            nulls=frozenset(key for key in self._spec.keys if found[f"count_{key}"] < found["rows"]),
         )
 
     def _ensure_table(self, session: SparkSession) -> None:

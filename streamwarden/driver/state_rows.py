@@ -22,7 +22,7 @@ from streamwarden.control.workspace import open_workspace
 from streamwarden.driver.causes import headline
 from streamwarden.spark.session import build_session
 
-__all__ = ["count_state_rows"]
+__all__ = ["count_state_rows", "plain_path"]
 
 _JOIN = "symmetricHashJoin"
 _JOIN_STORES = ("left-", "right-")
@@ -46,7 +46,7 @@ def count_state_rows(session: SparkSession, checkpoint: str, batch: int) -> dict
     # The coordinator that state stores report to is made with the session's streaming side, which a reader of state
     # never touches otherwise.
     _ = session.streams.active
-    with _plain(checkpoint) as path:
+    with plain_path(checkpoint) as path:
         return _count(session, path, batch)
 
 
@@ -78,7 +78,7 @@ def _count(session: SparkSession, checkpoint: str, batch: int) -> dict[int, int]
 
 
 @contextmanager
-def _plain(checkpoint: str) -> Iterator[str]:
+def plain_path(checkpoint: str) -> Iterator[str]:
     """Give a path that reads the same as a URI: Spark's reader of state looks for ``a%20b`` where ``a b`` is.
 
     Of a folder on this machine; elsewhere the path is left as it is.

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
+from streamwarden.spark import class_archive
 from streamwarden.spark.jars import find_java, require
 from streamwarden.spark.s3 import S3Server, s3_settings
 
-__all__ = ["build_session"]
+__all__ = ["BASE", "build_session"]
 
 # The settings that every session of ours has, each with its reason.
 BASE: dict[str, str] = {
@@ -21,13 +22,23 @@ BASE: dict[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     # Its lines get mixed into the logs.
     "spark.ui.showConsoleProgress": "false",
-    # 50 tasks to read a table's log of a few kilobytes; small tables are the rule here.
-    "spark.databricks.delta.snapshotPartitions": "2",
+    # 50 tasks to read a table's log of a few kilobytes. Each generates code for a hundred columns, which takes longer
+    # than the rows do: one is the fastest up to tables of 100,000s of files. A profile may say more.
+    "spark.databricks.delta.snapshotPartitions": "1",
+    # The defaults start a process for every readlink and chmod of a local file, 64 in a batch with two partitions of
+    # state; with these it is 17. They write under another name and rename, as the defaults do.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
     # The wheel brings the JVM the Python workers belong to; loopback by default.
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # On by default in Spark 4.2, and there a plain Python UDF over a table's columns hangs: worker and JVM wait for
+    # each other, and the batch neither ends nor fails.
+    "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "false",
 }
 
 
@@ -39,6 +50,7 @@ def build_session(
     settings: Mapping[str, str] | None = None,
     java_options: str = "",
     s3: S3Server | None = None,
+    archived: bool = True,
 ) -> SparkSession:
     """Start a JVM, or reuse this process's one, with a session that reads and writes Delta.
 
@@ -57,6 +69,9 @@ def build_session(
     s3
         The S3 server that ``s3a://`` addresses are on; without it they can't be read. Its jars load only then: a
         session on local disk starts no slower for them.
+    archived
+        Whether the JVM may take its classes from the archive that set-up made. Only a local one can: the class path of
+        a cluster's is not known.
 
     Raises
     ------
@@ -78,7 +93,10 @@ def build_session(
     merged["spark.driver.memory"] = memory
     merged["spark.executor.memory"] = memory
     # A small heap collects faster without parallel threads than with them; two-core machines have none to spare.
-    options = f"-XX:+UseSerialGC {java_options}".strip()
+    options = "-XX:+UseSerialGC"
+    if archived and master.startswith("local"):
+        options = f"{options} {class_archive.java_options('s3' if s3 is not None else '')}".rstrip()
+    options = f"{options} {java_options}".rstrip()
     merged["spark.driver.extraJavaOptions"] = f"{options} {merged.get('spark.driver.extraJavaOptions', '')}".strip()
     for key, value in merged.items():
         builder = builder.config(key, value)

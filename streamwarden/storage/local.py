@@ -24,7 +24,8 @@ class LocalStorage(Storage):
 
     Readers take no lock: a rename is atomic, so they see the old document or the new one. Conditional writers take
     an ``flock`` on a file in ``ROOT/.locks``; the kernel drops it when a process dies, so a killed writer blocks
-    nobody. It holds between processes of one machine, not on network file systems without POSIX locks.
+    nobody. One that is paused in the midst of a rename blocks until it goes on or is killed, as a supervisor does.
+    It holds between processes of one machine, not on network file systems without POSIX locks.
 
     Parameters
     ----------
@@ -46,23 +47,28 @@ class LocalStorage(Storage):
     @override
     def write(self, key: str, data: bytes) -> str:
         # Under the lock too: an unconditional write must not slip between another's comparison and its rename.
-        with self._lock(key):
-            return self._put(key, data)
+        with self._written(key, data) as temporary, self._lock(key):
+            temporary.replace(self._path(key))
+        return _etag(data)
 
     @override
     def create(self, key: str, data: bytes) -> str:
-        with self._lock(key):
-            if self._path(key).exists():
-                raise Conflict(f"{key} exists")
-            return self._put(key, data)
+        with self._written(key, data) as temporary, self._lock(key):
+            try:
+                # Fails where a file stands, also one that somebody else wrote without our lock, as Delta does its log.
+                os.link(temporary, self._path(key))
+            except FileExistsError:
+                raise Conflict(f"{key} exists") from None
+        return _etag(data)
 
     @override
     def replace(self, key: str, data: bytes, etag: str) -> str:
-        with self._lock(key):
+        with self._written(key, data) as temporary, self._lock(key):
             entry = self.read(key)
             if entry is None or entry.etag != etag:
                 raise Conflict(f"{key} is not at version {etag}")
-            return self._put(key, data)
+            temporary.replace(self._path(key))
+        return _etag(data)
 
     @override
     def delete(self, key: str) -> None:
@@ -86,21 +92,25 @@ class LocalStorage(Storage):
             raise ValueError(f"not a storage key: {key!r}")
         return self.root.joinpath(*parts)
 
-    def _put(self, key: str, data: bytes) -> str:
+    @contextmanager
+    def _written(self, key: str, data: bytes) -> Iterator[Path]:
+        """Give the file that is to be the document, written and synced before anybody waits for the lock.
+
+        A process that is paused with the lock makes all others wait for as long: no longer than a rename takes shall
+        one hold it.
+        """
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
         try:
             with os.fdopen(handle, "wb") as stream:
                 stream.write(data)
                 stream.flush()
                 # Without it a power cut can leave an empty file under the final name.
                 os.fsync(stream.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        return _etag(data)
+            yield Path(name)
+        finally:
+            Path(name).unlink(missing_ok=True)
 
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:

@@ -102,6 +102,9 @@ class Place:
         *,
         restarts: dict[str, Any] | None = None,
         savepoints: dict[str, Any] | None = None,
+        health: dict[str, Any] | None = None,
+        advisor: dict[str, Any] | None = None,
+        trigger: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         spec = {
@@ -112,6 +115,9 @@ class Place:
             "sinks": [{"table": name, "mode": "append"}],
             "restarts": {"max": 3, "backoff": "200ms", **(restarts or {})},
             "savepoints": savepoints or {},
+            "health": health or {},
+            "advisor": advisor or {},
+            "trigger": trigger or {},
             "options": options,
         }
         (self.config / "jobs" / f"{name}.yaml").write_text(yaml.safe_dump(spec))

@@ -2,12 +2,16 @@
 
 Called like ``streamwarden.driver``. The job's ``options`` tell it how to misbehave: ``standin_fail`` (an error code to
 fail with, once ``standin_after`` batches were done), ``standin_stop_s`` (how long a stop takes), ``standin_mute``
-(after so many batches it does no more, and lives on) and ``standin_idle`` (the same, but says that there is no input).
+(after so many batches it does no more, and lives on), ``standin_idle`` (the same, but says that there is no input),
+``standin_keys`` (how many keys each batch adds to a state that it only speaks of) and ``standin_batch_s`` (how long a
+batch takes).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import signal
 import sys
 import time
@@ -39,6 +43,18 @@ def say_aloud(text: str) -> None:
     sys.stdout.flush()
 
 
+def stood_by() -> bool:
+    """Answer as one that stands by, without state to work on; return whether it is to run."""
+    for line in sys.stdin:
+        runs = json.loads(line)["do"] == "run"
+        say_aloud('{"running": true}' if runs else '{"ready": true}')
+        if runs:
+            # Whoever reads the answers ends long before this.
+            os.dup2(2, 1)
+            return True
+    return False
+
+
 def checkpoint_of(workspace: Workspace, documents: JobDocuments) -> CheckpointRef:
     found = documents.checkpoint.read()
     if found is None:
@@ -60,7 +76,10 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     for name in ("profile", "config", "root", "job", "incarnation"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--standby", action="store_true")
     given = parser.parse_args()
+    if given.standby and not stood_by():
+        return 0
     workspace = open_workspace(given.profile, config=Path(given.config), root=given.root)
     documents = JobDocuments(workspace.storage, given.job)
     incarnation, process, started = given.incarnation, current_process(), utc_now()
@@ -68,7 +87,7 @@ def main() -> int:
     signalled: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: signalled.append(number))
     batch: int | None = None
-    generation, idle = 0, False
+    generation, idle_at = 0, None
 
     def say(state: DriverState) -> None:
         documents.heartbeat(incarnation).write(
@@ -80,7 +99,8 @@ def main() -> int:
                 process=process,
                 generation=generation,
                 batch=batch,
-                idle=idle,
+                idle=idle_at is not None,
+                idle_at=idle_at,
             )
         )
 
@@ -105,17 +125,24 @@ def main() -> int:
     generation = reference.generation
     batch = CheckpointReader(workspace.storage, reference.path).last_commit()
     done = 0
+    recent: list[BatchProgress] = []
     while True:
         lease.renew()
         if "standin_fail" in options and (batch or 0) >= options.get("standin_after", 0):
             say_aloud("stand-in fails as it was told")
             return leave(StreamwardenError(options["standin_fail"], "as it was told"))
-        idle = done >= options.get("standin_idle", 1_000_000)
-        if not idle and done < options.get("standin_mute", 1_000_000):
+        idle_at = utc_now() if done >= options.get("standin_idle", 1_000_000) else None
+        if idle_at is None and done < options.get("standin_mute", 1_000_000):
             batch = 0 if batch is None else batch + 1
             commit(workspace, reference.path, batch)
-            last = BatchProgress(batch=batch, at=utc_now(), duration_ms=int(BATCH_S * 1000), rows_in=10, rows_out=10)
-            documents.progress(incarnation).write(Progress(incarnation=incarnation, at=utc_now(), last=last))
+            keys = options.get("standin_keys", 0) * (done + 1)
+            last = BatchProgress(
+                batch=batch, at=utc_now(), duration_ms=int(BATCH_S * 1000), rows_in=10, rows_out=10, state_rows=keys
+            )
+            recent = [*recent, last][-50:]
+            documents.progress(incarnation).write(
+                Progress(incarnation=incarnation, at=utc_now(), last=last, recent=recent)
+            )
             done += 1
         say(DriverState.RUNNING)
         requests = documents.open_requests(incarnation)
@@ -126,7 +153,7 @@ def main() -> int:
                 documents.result(request.id).write(RequestResult(id=request.id, at=utc_now(), outcome="done"))
             say_aloud("stand-in stops")
             return leave(None)
-        time.sleep(BATCH_S)
+        time.sleep(options.get("standin_batch_s", BATCH_S))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.airflow
 
 DAGS = REPOSITORY / "dags"
 
-OTHERS = {"stop", "restore", "quality", "savepoint", "verify_savepoints", "housekeeping"}
+OTHERS = {"stop", "restore", "rescale", "advise", "quality", "savepoint", "verify_savepoints", "housekeeping"}
 
 
 def load(path: Path):  # type: ignore[no-untyped-def]
@@ -80,6 +80,8 @@ def test_schedules_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("STREAMWARDEN_VERIFY_SCHEDULE", "@daily")
     monkeypatch.setenv("STREAMWARDEN_HOUSEKEEPING_SCHEDULE", "")
+    monkeypatch.setenv("STREAMWARDEN_ADVISE_SCHEDULE", "*/15 * * * *")
+    assert load(DAGS / "operations.py").dags["advise"].schedule == "*/15 * * * *"
     dags = load(DAGS / "savepoints.py").dags
     assert dags["verify_savepoints"].schedule == "@daily" and dags["housekeeping"].schedule is None
 
@@ -129,7 +131,7 @@ def test_broken_yaml_fails_its_deploy_task(place: Place, airflow_database: None)
     path.write_text(path.read_text() + "colour: green\n")
     run = load(DAGS / "jobs.py").dags["job_lamp"].test()
     states = {ti.task_id: str(ti.state) for ti in run.get_task_instances()}
-    assert states["deploy"] == "failed" and states["supervise"] == "upstream_failed"
+    assert states["deploy"] == "failed" and states["supervise"] == "failed"
     assert str(run.state) == "failed"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, DagRunTriggerException, TaskDeferred
 
+from streamwarden.airflow.operation_operator import OperationOperator
 from streamwarden.airflow.operators import SuperviseOperator
 from streamwarden.airflow.restore_operators import EnsureSupervisedOperator, RestoreOperator
 from streamwarden.control import operations
@@ -60,7 +61,7 @@ def operation(place: Place) -> Operation:
 
 
 @contextmanager
-def terminated_when(task: RestoreOperator, condition: Callable[[], bool]) -> Iterator[None]:
+def terminated_when(task: OperationOperator, condition: Callable[[], bool]) -> Iterator[None]:
     """Send SIGTERM as Airflow does when a task is marked failed, once a condition holds."""
     over = threading.Event()
 
@@ -202,8 +203,12 @@ def test_killed_restore_lets_a_supervisor_go_on_and_is_resumed(place: Place, ste
     assert seen.desired is not None and seen.desired.state == "running"
     place.write_job(standin_stop_s=1)
     if generation == 2:
-        # Whoever starts the driver again, it goes on from there.
-        operations.deploy(place.workspace, "lamp", by="test")
+        # Whoever starts the driver again, it goes on from there. Not a deploy: that would be another operation.
+        documents = JobDocuments(place.workspace.storage, "lamp")
+        spec = place.workspace.job("lamp")
+        documents.desired.update(lambda was: was.model_copy(update={"spec": spec, "digest": spec.digest()}))  # type: ignore[union-attr]
+        operations.end_driver(place.workspace, "lamp", by="test", reason="the test")
+        operations.start(place.workspace, "lamp", by="test")
         place.until(lambda now: now.phase is Phase.RUNNING and now.incarnation != seen.incarnation)
     done = restoring(place).execute(run_of(attempt=2).context("restore"))
     assert done["operation"] == left.id and done["savepoint"] == made.id and done["generation"] == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from datetime import timedelta
@@ -22,8 +23,9 @@ from streamwarden.airflow.savepoint_operators import (
     VerifyOperator,
 )
 from streamwarden.control import operations
-from streamwarden.control.documents import JobDocuments
+from streamwarden.control.documents import JobDocuments, utc_now
 from streamwarden.control.operation import begin
+from streamwarden.control.progress_table import ProgressTable
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints import take as taking
 from streamwarden.control.savepoints.manifest import Manifest, Origin, checkpoint_key, folder_key
@@ -34,6 +36,7 @@ from streamwarden.control.supervision import Phase
 from streamwarden.errors import StreamwardenError
 from tests.airflow.conftest import REPOSITORY, Place, Run
 from tests.airflow.test_dags import load
+from tests.batches import made_batch
 
 pytestmark = pytest.mark.airflow
 
@@ -303,6 +306,21 @@ def test_housekeeping_of_one_job_does_not_wait_for_another(place: Place) -> None
     with pytest.raises(AirflowException, match="DOCUMENT_INVALID"):
         operator(HousekeepingOperator, place).execute(Run(dag_id="housekeeping").context("housekeeping"))
     assert old.id not in [one.manifest.id for one in catalogue.savepoints(place.workspace, "lamp")]
+
+
+def test_housekeeping_looks_after_the_table_of_batches_once_a_day(place: Place) -> None:
+    table = ProgressTable(place.workspace)
+    for number in range(3):
+        table.append("lamp", "i1", 1, [made_batch(number, at=utc_now())])
+    keeper = operator(HousekeepingOperator, place)
+    removed = keeper.execute(Run(dag_id="housekeeping").context("housekeeping"))
+    assert removed == {"job_progress": {"rows_deleted": 0, "files_joined": 3, "files_removed": 0}}
+    assert keeper.execute(Run(dag_id="housekeeping").context("housekeeping")) == {}
+    # Its trouble is the task's.
+    shutil.rmtree(place.workspace.root / "tables" / "job_progress")
+    (place.workspace.root / "tables" / "job_progress").write_text("in the way")
+    with pytest.raises(AirflowException, match="PROGRESS_TABLE_FAILED"):
+        keeper.execute(Run(dag_id="housekeeping").context("housekeeping"))
 
 
 def test_restore_form_offers_the_savepoints_with_their_words(place: Place, airflow_database: None) -> None:

@@ -6,13 +6,14 @@ import signal
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from streamwarden.airflow.operators import DeployOperator, ReleaseOperator, StopOperator, SuperviseOperator
 from streamwarden.airflow.triggers import SuperviseTrigger
 from streamwarden.control import operations
-from streamwarden.control.documents import JobDocuments
+from streamwarden.control.documents import JobDocuments, utc_now
 from streamwarden.control.processes import is_alive
 from streamwarden.control.supervision import Observation, Phase
 from tests.airflow.conftest import Place, Run, fired, reborn
@@ -115,6 +116,35 @@ def test_error_that_cannot_pass_fails_at_once_with_the_log(place: Place) -> None
     assert memory is not None and not memory.restarts and memory.decisions[-1].what == "fail"
 
 
+def downstream(place: Place) -> SuperviseOperator:
+    """Return a supervise task behind a deploy task, as in the job's DAG."""
+    with DAG(dag_id="job_lamp", schedule=None):
+        operator = supervise(place)
+        DeployOperator(task_id="deploy", job="lamp", **place.place()) >> operator
+    assert operator.trigger_rule == "all_done"
+    return operator
+
+
+def test_a_deploy_that_failed_leaves_no_driver_alone(place: Place) -> None:
+    first = place.deploy()
+    run = Run(states={"supervise": "running", "deploy": "failed"})
+    trigger = deferred(lambda: downstream(place).execute(run.context()), run)
+    assert trigger.incarnation == first.incarnation
+
+
+def test_behind_a_failed_or_skipped_deploy_there_may_be_nothing_to_supervise(place: Place) -> None:
+    failed = Run(states={"supervise": "running", "deploy": "failed"})
+    with pytest.raises(AirflowFailException, match="deploy failed, and lamp is not to run"):
+        downstream(place).execute(failed.context())
+    place.deploy()
+    skipped = Run(states={"supervise": "running", "deploy": "skipped"})
+    with pytest.raises(AirflowSkipException, match="deploy was skipped"):
+        downstream(place).execute(skipped.context())
+    operations.stop(place.workspace, "lamp", by="test")
+    with pytest.raises(AirflowFailException, match="nothing to supervise"):
+        downstream(place).execute(failed.context())
+
+
 def test_clean_stop_ends_in_success(place: Place) -> None:
     run, operator, first = Run(), supervise(place), place.deploy()
     trigger = deferred(lambda: operator.execute(run.context()), run)
@@ -210,12 +240,24 @@ def test_late_kill_does_not_hit_a_newer_run_of_the_same_driver(place: Place, mon
     first = place.deploy()
     trigger = deferred(lambda: supervise(place).execute(old.context()), old)
     done = DeployOperator(task_id="deploy", job="lamp", **place.place()).execute(new.context("deploy"))
-    assert done == {"job": "lamp", "incarnation": first.incarnation, "launched": False}
+    assert (done["incarnation"], done["launched"], done["effect"]) == (first.incarnation, False, "none")
     set_state(monkeypatch, old, "failed")
     asyncio.run(trigger.on_kill())
     seen = place.seen()
     assert seen.desired is not None and seen.desired.state == "running"
     assert not JobDocuments(place.workspace.storage, "lamp").open_requests(str(first.incarnation))
+
+
+def test_late_kill_does_not_undo_a_run_that_was_asked_for_since(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, first = Run(), place.deploy()
+    trigger = deferred(lambda: supervise(place).execute(run.context()), run)
+    # The run's own teardown was faster than the triggerer; then a person asked for the next run.
+    operations.stop(place.workspace, "lamp", by="release", incarnation=first.incarnation)
+    asked_for = utc_now()
+    set_state(monkeypatch, run, "failed")
+    asyncio.run(trigger.on_kill())
+    desired = place.seen().desired
+    assert desired is not None and desired.state == "suspended" and desired.updated_at < asked_for
 
 
 def test_cleared_task_brings_back_a_job_that_is_down(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

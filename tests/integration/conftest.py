@@ -66,7 +66,7 @@ class Place:
     def documents(self, job: str) -> JobDocuments:
         return JobDocuments(self.workspace.storage, job)
 
-    def wait(self, job: str, condition: Callable[[Observation], bool], what: str, timeout: float = 120) -> Observation:
+    def wait(self, job: str, condition: Callable[[Observation], bool], what: str, timeout: float = 300) -> Observation:
         return operations.wait_for(self.workspace, job, condition, timeout=timeout, what=what, poll=0.1)
 
     def rows(self, table: str) -> list[dict[str, Any]]:

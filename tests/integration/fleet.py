@@ -14,8 +14,8 @@ import pyarrow as pa
 from streamwarden.control import operations
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.delta_log import DeltaLog
-from streamwarden.control.documents import Supervision
-from streamwarden.control.supervision import Action, Phase, decide, observe, restart
+from streamwarden.control.documents import Supervision, utc_now
+from streamwarden.control.supervision import Action, Observation, Phase, decide, observe, restart
 from streamwarden.demo.verify import verify_outputs
 from streamwarden.errors import StreamwardenError
 from streamwarden.trips.generator import GeneratorOptions, generate
@@ -112,21 +112,22 @@ class Fleet:
         for job in JOBS:
             self.place.wait(job, lambda seen: bool(seen.heartbeat and seen.heartbeat.batch is not None), job, timeout)
 
-    def settle(self, timeout: float = 400, rest: int = 25) -> None:
-        """Wait until all trips have landed and nothing changes any more: each table rests while the drivers run."""
+    def settle(self, timeout: float = 400, rest: int = 12) -> None:
+        """Wait until all trips have landed, every job has read its source to the end, and no table changes any more."""
         self._feeding.join()
         deadline = time.monotonic() + timeout
-        rested, last = 0, []
+        rested, last, since = 0, [], utc_now()
         while rested < rest:
             assert not self.supervisor.gave_up, self.supervisor.gave_up
-            phases = [observe(self.place.workspace, job).phase for job in JOBS]
-            assert time.monotonic() < deadline, phases
+            seen = [observe(self.place.workspace, job) for job in JOBS]
+            assert time.monotonic() < deadline, [(one.job, one.phase, one.reason) for one in seen]
             time.sleep(1)
-            running = all(phase is Phase.RUNNING for phase in phases)
             files = self.place.workspace.files
-            now = [DeltaLog(files, f"tables/{table}").latest for table in TABLES] if running else []
-            rested = rested + 1 if running and now == last else 0
-            last = now
+            now = [DeltaLog(files, f"tables/{table}").latest for table in TABLES]
+            if now != last:
+                last, since = now, utc_now()
+            # After the newest change of a table, which for the next job is input.
+            rested = rested + 1 if all(_drained(one, since) for one in seen) else 0
 
     def stop_and_compare(self, words: str) -> None:
         """Stop all jobs cleanly, and compare what they wrote with a batch computation over the same trips."""
@@ -139,3 +140,14 @@ class Fleet:
             assert checkpoint.last_offset() == checkpoint.last_commit()
         for found in verify_outputs(workspace):
             assert found.equal, f"{words}: {found}"
+
+
+def _drained(seen: Observation, since: datetime) -> bool:
+    """Tell whether a driver found nothing left to read at some moment after another."""
+    heartbeat, done = seen.heartbeat, seen.progress.last if seen.progress else None
+    if seen.phase is not Phase.RUNNING or heartbeat is None:
+        return False
+    if heartbeat.idle and heartbeat.idle_at is not None and heartbeat.idle_at > since:
+        return True
+    # A job with timers is never idle: it runs batches without input.
+    return done is not None and done.at > since and done.source is not None and done.source.pending == 0

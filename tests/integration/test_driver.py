@@ -11,14 +11,16 @@ import pytest
 
 from streamwarden.control import operations
 from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.documents import DriverState, Supervision, utc_now
+from streamwarden.control.documents import DriverState, Progress, Supervision, utc_now
 from streamwarden.control.launcher import launch_driver
 from streamwarden.control.processes import current_process, is_alive
 from streamwarden.control.supervision import Action, Phase, decide, observe, restart
 from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
 from streamwarden.demo.verify import read_table
+from streamwarden.errors import StreamwardenError
 from streamwarden.trips.generator import GeneratorOptions, generate
 from streamwarden.trips.replay import Replay, ReplayOptions
+from tests.chaos.audit import audit, commits_of
 from tests.integration.conftest import BY, Place, log_of
 
 pytestmark = pytest.mark.integration
@@ -53,6 +55,17 @@ def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None
     totals = place.documents("numbers").totals.read()
     assert totals is not None and totals.rows_in == 16 and totals.rows_out == 16 and totals.batches == 16
 
+    progress = place.wait("numbers", lambda seen: bool(seen.progress and _at(seen.progress, 15)), "progress").progress
+    assert progress is not None
+    assert [done.source.pending for done in progress.recent if done.source][-3:] == [2, 1, 0]
+    assert {(done.source.unit, done.source.taken) for done in progress.recent if done.source} == {("files", 1)}
+
+    # Each version of the table says which of the two drivers wrote it, and under which lease.
+    commits = commits_of(place.workspace.files, "numbers")
+    assert audit(commits) == [] and [commit.batch for commit in commits] == list(range(16))
+    first, second = place.documents("numbers").incarnations()
+    assert {(commit.incarnation, commit.epoch) for commit in commits} == {(first, 1), (second, 2)}
+
     # SIGTERM, as an operating system's shutdown sends it, is a stop between batches too.
     seen = observe(place.workspace, "numbers")
     assert seen.heartbeat is not None
@@ -62,6 +75,10 @@ def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None
     lease = place.documents("numbers").lease.read()
     assert lease is not None and lease.released and lease.jvm is not None
     assert is_alive(lease.jvm) is False
+
+
+def _at(progress: Progress, batch: int) -> bool:
+    return progress.last is not None and progress.last.batch == batch
 
 
 def test_of_two_drivers_started_at_once_one_runs(place: Place) -> None:
@@ -95,7 +112,7 @@ def test_a_failing_batch_is_tried_again_then_reported(place: Place) -> None:
     operations.deploy(place.workspace, "numbers", by=BY)
     ended = place.wait("numbers", lambda seen: not seen.phase.alive, "the failure")
     assert ended.phase is Phase.FAILED
-    assert ended.error is not None and ended.error.code == "BATCH_FAILED" and ended.error.retryable
+    assert ended.error is not None and ended.error.code == "JOB_CODE_FAILED" and ended.error.retryable
     assert "3 tries" in ended.error.what and "the marker file is there" in ended.error.what
     assert place.rows("numbers") == []
 
@@ -224,6 +241,14 @@ def test_what_a_checkpoint_has_fixed_cannot_be_changed_by_a_restart(place: Place
         place.job("zone_windows", state=state)
         if code == "STATE_PARTITIONS_FIXED":
             place.profile(jobs={"interval": "500ms", "partitions": 5})
-        operations.deploy(place.workspace, "zone_windows", by=BY)
-        ended = place.wait("zone_windows", lambda seen: not seen.phase.alive, "the refusal")
+        with pytest.raises(StreamwardenError, match="ROLLOUT_REFUSED"):
+            operations.deploy(place.workspace, "zone_windows", by=BY)
+        # Nor does a driver run that was told to all the same.
+        spec = place.workspace.job("zone_windows")
+        wanted = {"spec": spec, "digest": spec.digest()}
+        place.documents("zone_windows").desired.update(lambda was, wanted=wanted: was.model_copy(update=wanted))
+        launched = operations.start(place.workspace, "zone_windows", by=BY)
+        ended = place.wait(
+            "zone_windows", lambda seen, mine=launched: seen.incarnation == mine and not seen.phase.alive, "the refusal"
+        )
         assert ended.error is not None and ended.error.code == code and not ended.error.retryable

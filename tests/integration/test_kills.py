@@ -18,7 +18,8 @@ from tests.integration.fleet import JOBS, Fleet
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
-KILLS = 5
+KILLS = 2
+"""Of each job."""
 
 
 def test_killed_drivers_leave_tables_equal_to_batch(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -24,10 +25,11 @@ from tests.integration.conftest import BY, Place
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 KEYS = 3_000
+ROWS = 2_000
 
 
 class Load(threading.Thread):
-    """Rows of random keys, as fast as batches take them."""
+    """Rows of random keys, as fast as batches take them: five batches' worth waits at most."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(daemon=True)
@@ -37,14 +39,15 @@ class Load(threading.Thread):
         self.write()
 
     def write(self) -> None:
-        keys = np.random.default_rng(sum(self.written.values())).integers(0, KEYS, 2_000)
+        keys = np.random.default_rng(sum(self.written.values())).integers(0, KEYS, ROWS)
         uri, options = self.place.workspace.delta_rs("rows")
         write_deltalake(uri, pa.table({"key": keys}), mode="append", storage_options=options)
         self.written.update(keys.tolist())
 
     def run(self) -> None:
         while not self.done.wait(0.3):
-            self.write()
+            if sum(self.written.values()) - _read(self.place) < 5 * ROWS:
+                self.write()
 
 
 def take_in_a_row(place: Place, number: int) -> Counter[str]:
@@ -107,7 +110,16 @@ def _read(place: Place) -> int:
     return totals.rows_in if totals else 0
 
 
+def test_hot_savepoints_in_a_row(place: Place) -> None:
+    check(take_in_a_row(place, 12), 12)
+
+
+@pytest.mark.long
 def test_fifty_hot_savepoints_in_a_row(place: Place) -> None:
-    ended = take_in_a_row(place, 50)
+    number = int(os.environ.get("STREAMWARDEN_TEST_TAKES", "50"))
+    check(take_in_a_row(place, number), number)
+
+
+def check(ended: Counter[str], number: int) -> None:
     assert set(ended) <= {"taken", "SAVEPOINT_OUTRUN"}
-    assert ended["taken"] >= 45
+    assert ended["taken"] >= 0.9 * number

@@ -140,12 +140,12 @@ def test_an_unhealthy_restore_goes_back_by_itself(place: Place, tmp_path: Path) 
     _batch(place, 2)
     _idle(place)
     marker.touch()
-    with pytest.raises(StreamwardenError, match="BATCH_FAILED") as raised:
+    with pytest.raises(StreamwardenError, match="JOB_CODE_FAILED") as raised:
         restore(place.workspace, "numbers", savepoint=made.id, by=BY)
     assert raised.value.code == "RESTORE_UNHEALTHY"
     operation = place.documents("numbers").operation.read()
     assert operation is not None and operation.state == "rolled back"
-    assert operation.error is not None and operation.error.code == "BATCH_FAILED"
+    assert operation.error is not None and operation.error.code == "JOB_CODE_FAILED"
     reference = place.documents("numbers").checkpoint.read()
     assert reference is not None and (reference.generation, reference.highest) == (1, 2)
     marker.unlink()

@@ -208,17 +208,14 @@ def housekeeping(
     }
 
 
-def describe(workspace: Workspace, found: Savepoint, *, sizes: bool = True) -> dict[str, Any]:
+def describe(workspace: Workspace, found: Savepoint) -> dict[str, Any]:
     """Return a savepoint as plain JSON values, for lists.
 
     ``bytes`` is what it needs in all; ``own_bytes`` is what deleting it would free, ``shared_bytes`` the rest, which
     has other names too: hard links of the checkpoint or of other savepoints.
     """
     manifest, record = found.manifest, found.record
-    shared = None
-    if sizes:
-        files = workspace.files.walk(folder_key(manifest.job, manifest.id))
-        shared = sum(info.size for info in files if info.links > 1)
+    shared = sum(info.size for info in workspace.files.walk(folder_key(manifest.job, manifest.id)) if info.links > 1)
     return {
         "id": manifest.id,
         "job": manifest.job,
@@ -230,7 +227,7 @@ def describe(workspace: Workspace, found: Savepoint, *, sizes: bool = True) -> d
         "rows": manifest.state_rows if manifest.state_rows is not None else _read_back(record),
         "bytes": manifest.bytes,
         "shared_bytes": shared,
-        "own_bytes": None if shared is None else manifest.bytes - shared,
+        "own_bytes": manifest.bytes - shared,
         "partitions": manifest.partitions,
         "state": found.verdict,
         "label": record.label,

@@ -17,15 +17,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamwarden.control.checkpoint import BatchOffsets
+from streamwarden.control.checkpoint import BatchOffsets, CheckpointReader
 from streamwarden.errors import StreamwardenError
-from streamwarden.storage import FileStore
+from streamwarden.storage import FileStore, Storage
 
-__all__ = ["Closure", "OperatorFiles", "StateFileMissing", "closure", "relocated"]
+__all__ = [
+    "Closure",
+    "OperatorFiles",
+    "StateFileMissing",
+    "closure",
+    "newest_closure",
+    "relocated",
+    "repartitioned",
+    "source_needed",
+]
 
 _VERSIONED = re.compile(r"(\d+)(_[0-9a-f-]{36})?\.(zip|changelog|snapshot|delta)")
 _SNAPSHOTS = {"zip": "changelog", "snapshot": "delta"}
 _RESERVED = ("_metadata", "_stateSchema")
+_TRIES = 5
 
 
 class StateFileMissing(Exception):
@@ -46,6 +56,9 @@ class OperatorFiles:
         Their size.
     schema_sha256
         Of its state schema files.
+    single
+        Whether its state lies in one partition, however many there are: that of an aggregation without keys, or of a
+        limit.
     """
 
     id: int
@@ -55,6 +68,7 @@ class OperatorFiles:
     files: list[str] = field(default_factory=list)
     bytes: int = 0
     schema_sha256: str = ""
+    single: bool = False
 
 
 @dataclass
@@ -104,16 +118,39 @@ def closure(store: FileStore, checkpoint: str, offsets: BatchOffsets) -> Closure
             raise StateFileMissing(needed)
     chosen = {"metadata"}
     chosen.update(path for path in found if _log_entry(path) is not None and (_log_entry(path) or 0) <= batch)
-    chosen.update(path for path in found if path.startswith("sources/") and _source_needed(path, offsets))
+    chosen.update(path for path in found if path.startswith("sources/") and source_needed(path, offsets))
     operators = []
     metadata = []
     for operator in sorted({path.split("/")[1] for path in found if path.startswith("state/")}, key=int):
-        files, described = _operator(store, checkpoint, found, int(operator), batch)
+        files, described = _operator(store, checkpoint, found, int(operator), offsets)
         operators.append(files)
         chosen.update(files.files)
         if described is not None:
             metadata.append(described)
     return Closure({path: found[path] for path in sorted(chosen)}, metadata, operators)
+
+
+def newest_closure(store: FileStore, documents: Storage, checkpoint: str) -> Closure | None:
+    """Find the files that the state after the newest committed batch is made of; None where no batch was committed.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CHECKPOINT_DAMAGED`` if one of them isn't there; otherwise as :func:`closure`.
+    """
+    reader = CheckpointReader(documents, checkpoint)
+    for left in reversed(range(_TRIES)):
+        batch = reader.last_commit()
+        offsets = reader.offsets(batch) if batch is not None else None
+        if offsets is None:
+            return None
+        try:
+            return closure(store, checkpoint, offsets)
+        except StateFileMissing as error:
+            # Removed by Spark's maintenance meanwhile: the newest batch is another by now.
+            if not left:
+                raise StreamwardenError("CHECKPOINT_DAMAGED", f"{checkpoint}: {error}") from error
+    raise AssertionError
 
 
 def relocated(metadata: bytes, operator: int, checkpoint_uri: str) -> bytes:
@@ -145,7 +182,8 @@ def _log_entry(path: str) -> int | None:
     return int(name) if folder in ("offsets", "commits") and name.isdigit() else None
 
 
-def _source_needed(path: str, offsets: BatchOffsets) -> bool:
+def source_needed(path: str, offsets: BatchOffsets) -> bool:
+    """Tell whether a batch needs a file of its sources' logs, by its path relative to the checkpoint."""
     _, number, name = path.split("/", 2)
     index = int(number)
     offset = offsets.sources[index] if index < len(offsets.sources) else None
@@ -160,38 +198,85 @@ def _source_needed(path: str, offsets: BatchOffsets) -> bool:
     return int(entry[1]) <= int(position["logOffset"])
 
 
+def repartitioned(metadata: bytes, partitions: int) -> bytes:
+    """Return an operator's metadata with another number of partitions.
+
+    Spark 4.2.0 repartitions the state of operators with metadata of version 1 and leaves the old number there. Whoever
+    reads that state by the metadata, a second repartition included, then sees as many partitions as there were, and
+    loses the rest without a word.
+    """
+    version, _, text = metadata.decode().partition("\n")
+    content = json.loads(text)
+    for store in content["stateStoreInfo"]:
+        store["numPartitions"] = partitions
+    return f"{version}\n{json.dumps(content, separators=(',', ':'))}".encode()
+
+
 def _operator(
-    store: FileStore, checkpoint: str, found: dict[str, int], operator: int, batch: int
+    store: FileStore, checkpoint: str, found: dict[str, int], operator: int, offsets: BatchOffsets
 ) -> tuple[OperatorFiles, str | None]:
+    batch = offsets.batch
     base = f"state/{operator}"
     below = {path[len(base) + 1 :]: size for path, size in found.items() if path.startswith(f"{base}/")}
     described, info = _metadata(store, checkpoint, base, below, batch)
     stores = info["stateStoreInfo"]
-    result = OperatorFiles(
-        operator,
-        info["operatorInfo"]["operatorName"],
-        max(int(one["numPartitions"]) for one in stores),
-        [one["storeName"] for one in stores],
-    )
+    # What the batch ran with, over what the metadata say: those of a repartitioned state may tell the old number.
+    declared = max(int(one["numPartitions"]) for one in stores)
+    partitions = int(offsets.conf.get("spark.sql.shuffle.partitions", declared))
+    others = {str(partition) for partition in range(1, max(partitions, declared))}
     schemas = sorted(
         path for path in below if path.startswith("_stateSchema/") or re.search(r"(^|/)_metadata/schema$", path)
     )
+    written = [_read(store, f"{checkpoint}/{base}/{path}") for path in schemas]
+    # An aggregation without keys and a limit have one partition, whatever their metadata say. So has an operator that
+    # was rescaled to one, but with keys, by which its state can be spread again.
+    keyed = partitions == 1 and bool(written) and _has_keys(written[0])
+    single = not keyed and not any(path.partition("/")[0] in others for path in below)
+    result = OperatorFiles(
+        operator,
+        info["operatorInfo"]["operatorName"],
+        partitions,
+        [one["storeName"] for one in stores],
+        single=single,
+    )
     chosen = {described, *schemas}
-    # An aggregation without keys and a limit have one partition, whatever their metadata say.
-    others = {str(partition) for partition in range(1, result.partitions)}
-    single = not any(path.partition("/")[0] in others for path in below)
     for one in stores:
-        for partition in range(1 if single else int(one["numPartitions"])):
+        for partition in range(1 if single else partitions):
             folder = str(partition) if one["storeName"] == "default" else f"{partition}/{one['storeName']}"
             chosen.update(_store(store, f"{checkpoint}/{base}", below, folder, batch + 1))
     result.files = sorted(f"{base}/{path}" for path in chosen)
     result.bytes = sum(found[path] for path in result.files)
-    digest = hashlib.sha256()
-    for path in schemas:
-        digest.update(_read(store, f"{checkpoint}/{base}/{path}"))
-    result.schema_sha256 = digest.hexdigest()
+    result.schema_sha256 = hashlib.sha256(b"".join(written)).hexdigest()
     names_files = any(one.get("stateSchemaFilePaths") for one in stores)
     return result, f"{base}/{described}" if names_files else None
+
+
+def _has_keys(schema: bytes) -> bool:
+    """Tell whether a file of Spark's state schemas declares columns of a key.
+
+    Parameters
+    ----------
+    schema
+        Strings as Java's ``DataOutput.writeUTF`` writes them, the version first. In version 2 the number of pieces goes
+        before a text that is longer than such a string can be. Version 3 is of operators that can't be without keys.
+        Of versions that are not known yet it says no.
+    """
+    version, rest = _utf(schema)
+    if version not in ("v1", "v2"):
+        return version == "v3"
+    pieces = 1
+    if version == "v2":
+        pieces, rest = int.from_bytes(rest[:4]), rest[4:]
+    text = ""
+    for _ in range(pieces):
+        piece, rest = _utf(rest)
+        text += piece
+    return bool(json.loads(text)["fields"])
+
+
+def _utf(data: bytes) -> tuple[str, bytes]:
+    end = 2 + int.from_bytes(data[:2])
+    return data[2:end].decode(), data[end:]
 
 
 def _metadata(

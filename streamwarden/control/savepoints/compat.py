@@ -1,14 +1,14 @@
-"""Whether a job can start from a savepoint: asked before anything stops."""
+"""Whether a job can start from a savepoint, or go on as another spec: asked before anything stops."""
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
 
 from deltalake import DeltaTable
@@ -19,14 +19,63 @@ from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.documents import CheckpointRef, JobDocuments, OutputStart
 from streamwarden.control.savepoints.closure import StateFileMissing, closure
 from streamwarden.control.savepoints.manifest import Manifest
-from streamwarden.control.spec import DeltaSource, JobSpec
+from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["incompatibilities", "job_version", "missing_outputs", "readers_of", "taken_outputs"]
+__all__ = [
+    "Written",
+    "incompatibilities",
+    "job_version",
+    "misfits",
+    "missing_outputs",
+    "readers_of",
+    "stored_backend",
+    "taken_outputs",
+]
 
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _BACKENDS = {"rocksdb": "RocksDBStateStoreProvider", "memory": "HDFSBackedStateStoreProvider"}
 _SHOWN = 5
+
+
+class Written(Protocol):
+    """What is known of how a checkpoint, or a savepoint of it, was written."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job's spec at that time."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of spark and of the job's module, where a driver said them."""
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Spark settings that the checkpoint fixes."""
+
+    @property
+    def partitions(self) -> int | None:
+        """The number of state partitions, or None for a stateless job."""
+
+
+def misfits(written: Written, spec: JobSpec) -> list[StreamwardenError]:
+    """Return what of a job as it shall run contradicts what was written: code, settings, and which source is read.
+
+    Reads no checkpoint, and of the source nothing but its name; see :func:`incompatibilities` for the rest.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_MODULE_INVALID`` for a module that isn't Python.
+    """
+    return [*_code(written, spec), *_settings(written, spec), *_other_source(written.spec.source, spec.source)]
+
+
+def stored_backend(settings: Mapping[str, str]) -> str | None:
+    """Return the state backend, as a spec names it, that a checkpoint's settings are of; None for an unknown one."""
+    provider = settings.get(_PROVIDER, "")
+    return next((name for name, ending in _BACKENDS.items() if provider.endswith(ending)), None)
 
 
 def incompatibilities(
@@ -155,11 +204,11 @@ def missing_outputs(workspace: Workspace, outputs: Iterable[OutputStart]) -> lis
     return found
 
 
-def _code(manifest: Manifest, spec: JobSpec) -> Iterator[StreamwardenError]:
-    written, now = manifest.versions.get("job"), job_version(spec.module)
-    if written is not None and now is not None and written != str(now):
-        yield StreamwardenError("RESTORE_JOB_VERSION", f"{spec.module} is version {now}, the savepoint's is {written}")
-    writer = manifest.versions.get("spark")
+def _code(written: Written, spec: JobSpec) -> Iterator[StreamwardenError]:
+    before, now = written.versions.get("job"), job_version(spec.module)
+    if before is not None and now is not None and before != str(now):
+        yield StreamwardenError("RESTORE_JOB_VERSION", f"{spec.module} is version {now}, the savepoint's is {before}")
+    writer = written.versions.get("spark")
     if writer is not None:
         then, here = _release(writer), _release(version("pyspark"))
         if then > here or then[0] != here[0]:
@@ -171,14 +220,14 @@ def _release(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _settings(manifest: Manifest, spec: JobSpec) -> Iterator[StreamwardenError]:
-    if not manifest.operators:
+def _settings(written: Written, spec: JobSpec) -> Iterator[StreamwardenError]:
+    if written.partitions is None:
         return
-    if manifest.partitions != spec.state.partitions:
+    if written.partitions != spec.state.partitions:
         yield StreamwardenError(
-            "RESTORE_PARTITIONS", f"{spec.name}: {spec.state.partitions}, the savepoint has {manifest.partitions}"
+            "RESTORE_PARTITIONS", f"{spec.name}: {spec.state.partitions}, the savepoint has {written.partitions}"
         )
-    provider = manifest.settings.get("spark.sql.streaming.stateStore.providerClass", "")
+    provider = written.settings.get(_PROVIDER, "")
     if provider and not provider.endswith(_BACKENDS[spec.state.backend]):
         yield StreamwardenError("RESTORE_BACKEND", f"{spec.name}: {spec.state.backend}, the savepoint has {provider}")
 
@@ -208,20 +257,26 @@ def _names(operators: list[tuple[int, str]]) -> str:
     return ", ".join(f"{number} {name}" for number, name in operators) or "none"
 
 
-def _source(
-    workspace: Workspace, manifest: Manifest, spec: JobSpec, current: CheckpointRef | None
-) -> Iterator[StreamwardenError]:
-    then, now = manifest.spec.source, spec.source
+def _other_source(then: FileSource | DeltaSource, now: FileSource | DeltaSource) -> Iterator[StreamwardenError]:
     if isinstance(then, DeltaSource) and isinstance(now, DeltaSource):
         if then.table != now.table:
             yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"table {now.table}, then {then.table}")
-            return
-        if manifest.sources and manifest.sources[0]:
-            yield from _delta_source(DeltaLog(workspace.files, f"tables/{now.table}"), manifest.sources[0])
-    elif isinstance(then, DeltaSource) or isinstance(now, DeltaSource):
+    elif isinstance(then, FileSource) and isinstance(now, FileSource):
+        if then.path != now.path:
+            yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"folder {now.path}, then {then.path}")
+    else:
         yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"{now.kind}, then {then.kind}")
-    elif then.path != now.path:
-        yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"folder {now.path}, then {then.path}")
+
+
+def _source(
+    workspace: Workspace, manifest: Manifest, spec: JobSpec, current: CheckpointRef | None
+) -> Iterator[StreamwardenError]:
+    other = list(_other_source(manifest.spec.source, spec.source))
+    if other:
+        yield from other
+    elif isinstance(spec.source, DeltaSource):
+        if manifest.sources and manifest.sources[0]:
+            yield from _delta_source(DeltaLog(workspace.files, f"tables/{spec.source.table}"), manifest.sources[0])
     elif current is not None and manifest.sources and manifest.sources[0]:
         position = json.loads(manifest.sources[0])
         gone = [path for path in _files_after(workspace, current, int(position["logOffset"])) if not _exists(path)]

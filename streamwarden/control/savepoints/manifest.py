@@ -42,6 +42,7 @@ class Origin(StrEnum):
     PERIODIC = "periodic"
     PRE_RESCALE = "pre-rescale"
     PRE_RESTORE = "pre-restore"
+    PRE_ROLLOUT = "pre-rollout"
     SUSPEND = "suspend"
 
 

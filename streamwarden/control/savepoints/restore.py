@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Literal
 
-from streamwarden.control import operations
+from streamwarden.control import running
 from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.documents import (
     CheckpointRef,
@@ -16,29 +15,22 @@ from streamwarden.control.documents import (
     utc_now,
 )
 from streamwarden.control.operation import OperationHandle, begin
+from streamwarden.control.parallelism import decide, effective_spec, put_back, widened, width_of
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.catalogue import Savepoint
-from streamwarden.control.savepoints.closure import relocated
 from streamwarden.control.savepoints.compat import incompatibilities, missing_outputs, readers_of, taken_outputs
-from streamwarden.control.savepoints.manifest import FORMAT, Manifest, Origin, checkpoint_key
+from streamwarden.control.savepoints.fresh import fresh_checkpoint
+from streamwarden.control.savepoints.manifest import FORMAT, Manifest, Origin
 from streamwarden.control.savepoints.take import Report, take
-from streamwarden.control.savepoints.verify import check_files
 from streamwarden.control.spec import JobSpec
-from streamwarden.control.supervision import Observation, Phase, kill_silent, observe
+from streamwarden.control.supervision import observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["Outputs", "checkpoint_path", "restore"]
+__all__ = ["Outputs", "restore"]
 
 Outputs = Literal["default", "rewind", "leave"]
 """What to do with the output tables: as each sink's ``on_restore`` says, or the same for all."""
-
-_POLL_S = 0.25
-
-
-def checkpoint_path(job: str, generation: int) -> str:
-    """Return the folder of a generation's checkpoint."""
-    return f"checkpoints/{job}/g{generation:06d}"
 
 
 def restore(
@@ -137,7 +129,7 @@ class _Restore:
         if "was_alive" not in self._handle.operation.plan:
             self._handle.plan(was_alive=was.phase.alive)
         try:
-            self._stop(was)
+            self._stop()
             self._save(current)
             reference = self._make_checkpoint(found, current, outputs, spec)
             self._switch(reference, spec)
@@ -159,7 +151,7 @@ class _Restore:
             return
         if plan.get("desired"):
             self._documents.desired.write(Desired.model_validate(plan["desired"]))
-        operations.start(self._workspace, self._job, by=self._by, reason="its restore failed before the switch")
+        running.start(self._workspace, self._job, by=self._by, reason="its restore failed before the switch")
 
     @property
     def _by(self) -> str:
@@ -168,8 +160,11 @@ class _Restore:
     def _precheck(
         self, savepoint: str, of: str, outputs: Outputs, current: CheckpointRef | None
     ) -> tuple[Savepoint, JobSpec]:
-        spec = self._workspace.job(self._job)
+        spec = effective_spec(self._workspace, self._job)
         found = catalogue.find(self._workspace, of, savepoint)
+        if found.manifest.partitions is not None:
+            # The state lies in as many as the savepoint has, whatever the job was rescaled to since.
+            spec = widened(spec, width_of(spec).model_copy(update={"partitions": found.manifest.partitions}))
         if found.record.verification is not None and found.verdict == "damaged":
             problems = "; ".join(found.record.verification.problems[:3])
             raise StreamwardenError("SAVEPOINT_DAMAGED", f"{of} {found.manifest.id}: {problems}")
@@ -191,32 +186,11 @@ class _Restore:
             raise reasons[0]
         return found, spec
 
-    def _stop(self, was: Observation) -> None:
+    def _stop(self) -> None:
         with self._handle.step("stop") as step:
-            if not (was.phase.alive or was.phase is Phase.SILENT):
-                step.detail = f"the job is {was.phase}"
-                return
-            asked: set[str | None] = set()
-
-            def ended(now: Observation) -> bool:
-                # Each in its turn: a killed try may have started one that takes over when the asked one ends.
-                if now.incarnation not in asked:
-                    asked.add(now.incarnation)
-                    operations.request_stop(
-                        self._workspace, self._job, by=self._by, reason="restore", incarnation=now.incarnation
-                    )
-                    kill_silent(now)
-                return not now.phase.alive
-
-            seen = operations.wait_for(
-                self._workspace,
-                self._job,
-                ended,
-                timeout=self._stop_timeout,
-                what="the driver to stop",
-                code="STOP_TIMED_OUT",
+            step.detail = running.stop_in_turn(
+                self._workspace, self._job, by=self._by, reason="restore", timeout=self._stop_timeout
             )
-            step.detail = seen.reason
 
     def _save(self, current: CheckpointRef | None) -> None:
         with self._handle.step("pre-restore savepoint") as step:
@@ -243,32 +217,28 @@ class _Restore:
         self, found: Savepoint, current: CheckpointRef | None, outputs: Outputs, spec: JobSpec
     ) -> CheckpointRef:
         manifest = found.manifest
-        generation = max(current.generation, current.highest) + 1 if current else 1
-        path = checkpoint_path(self._job, generation)
         with self._handle.step("fresh checkpoint") as step:
-            # A killed try may have left some of it.
-            self._workspace.files.delete_tree(path)
-            _fill(self._workspace, manifest, path, self._report)
-            step.detail = f"{path}: {len(manifest.files)} files, {manifest.bytes} bytes"
-        return CheckpointRef(
-            job=self._job,
-            generation=generation,
-            path=path,
-            since=utc_now(),
-            reason=f"restored from {manifest.job} {manifest.id}",
-            savepoint=manifest.id,
-            base_batch=manifest.batch,
-            highest=generation,
-            operation=self._handle.id,
-            outputs=_starts(manifest, spec, outputs),
-        )
+            made = fresh_checkpoint(
+                self._workspace,
+                self._job,
+                manifest,
+                current,
+                outputs=_starts(manifest, spec, outputs),
+                operation=self._handle.id,
+                reason=f"restored from {manifest.job} {manifest.id}",
+                report=self._report,
+            )
+            step.detail = f"{made.path}: {len(manifest.files)} files, {manifest.bytes} bytes"
+        return made
 
     def _switch(self, reference: CheckpointRef, spec: JobSpec) -> None:
         with self._handle.step("switch") as step:
             before = self._documents.checkpoint.read()
             desired = self._documents.desired.read()
+            parallelism = self._documents.parallelism.read()
             # What it takes to go back, kept before there is anything to go back from.
             self._handle.plan(
+                parallelism=parallelism.model_dump(mode="json") if parallelism else None,
                 savepoint=reference.savepoint,
                 before=before.model_dump(mode="json") if before else None,
                 desired=desired.model_dump(mode="json") if desired else None,
@@ -288,6 +258,8 @@ class _Restore:
                 updated_by=self._by,
                 note=self._handle.operation.params.get("reason") or reference.reason,
             )
+            if width_of(spec) != width_of(effective_spec(self._workspace, self._job)):
+                self._documents.parallelism.write(decide(self._workspace, self._job, width_of(spec), by=self._by))
             self._documents.desired.write(now)
             self._documents.checkpoint.write(reference)
             step.detail = f"generation {reference.generation}, {reference.path}"
@@ -299,9 +271,16 @@ class _Restore:
                 if seen.phase.alive and seen.heartbeat and seen.heartbeat.generation == reference.generation:
                     step.detail = f"{seen.incarnation} runs already"
                 else:
-                    step.detail = operations.start(self._workspace, self._job, by=self._by, reason=reference.reason)
+                    step.detail = running.start(self._workspace, self._job, by=self._by, reason=reference.reason)
             with self._handle.step("wait for health") as step:
-                step.detail = self._await_health(reference)
+                step.detail = running.await_health(
+                    self._workspace,
+                    self._job,
+                    generation=reference.generation,
+                    base=reference.base_batch,
+                    timeout=self._health_timeout,
+                    say=self._say,
+                )
         except StreamwardenError as error:
             if error.code == "OPERATION_INTERRUPTED":
                 raise
@@ -311,32 +290,10 @@ class _Restore:
             catalogue.release(self._workspace, found, self._handle.id)
         return self._handle.end("done")
 
-    def _await_health(self, reference: CheckpointRef) -> str:
-        deadline = time.monotonic() + self._health_timeout
-        base = -1 if reference.base_batch is None else reference.base_batch
-        while True:
-            seen = observe(self._workspace, self._job)
-            heartbeat = seen.heartbeat
-            mine = heartbeat is not None and heartbeat.generation == reference.generation
-            if not seen.phase.alive:
-                raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
-            if mine and heartbeat is not None and seen.phase is Phase.RUNNING and heartbeat.failures == 0:
-                if heartbeat.batch is not None and heartbeat.batch > base:
-                    return f"batch {heartbeat.batch} committed"
-                if heartbeat.idle:
-                    return "runs, and the source has nothing new"
-            self._say(f"{seen.phase}: {seen.reason}")
-            if time.monotonic() >= deadline:
-                raise StreamwardenError(
-                    "DRIVER_DID_NOT_START",
-                    f"no batch after {self._health_timeout:.0f} s; {seen.incarnation} is {seen.phase} ({seen.reason})",
-                )
-            time.sleep(_POLL_S)
-
     def _roll_back(self, reference: CheckpointRef, error: StreamwardenError) -> None:
         plan = self._handle.operation.plan
         with self._handle.step("roll back") as step:
-            operations.end_driver(self._workspace, self._job, by=self._by, reason=f"restore failed: {error.code}")
+            running.end_driver(self._workspace, self._job, by=self._by, reason=f"restore failed: {error.code}")
             before = CheckpointRef.model_validate(plan["before"]) if plan["before"] else None
             if before is None:
                 # A clone, or a job that never ran: there is nothing to go back to.
@@ -347,13 +304,14 @@ class _Restore:
                 # Its own generation and not a new one: what its last batch in flight has written, it has written under
                 # this id, and putting a table forward again does not take that back.
                 self._documents.checkpoint.write(
-                    before.model_copy(update={"highest": reference.highest, "outputs": outputs})
+                    before.model_copy(update={"highest": reference.highest, "outputs": outputs, "fenced": False})
                 )
+                put_back(self._workspace, self._job, plan.get("parallelism"), by=self._by)
                 was = Desired.model_validate(plan["desired"]) if plan["desired"] else None
                 if was is not None:
                     self._documents.desired.write(was)
                 if was is not None and was.state == "running":
-                    launched = operations.start(self._workspace, self._job, by=self._by, reason=step.name)
+                    launched = running.start(self._workspace, self._job, by=self._by, reason=step.name)
                     step.detail = f"{before.path}, generation {before.generation}: {launched}"
                 else:
                     step.detail = f"{before.path}, generation {before.generation}: suspended, as it was"
@@ -388,36 +346,3 @@ def _starts(manifest: Manifest, spec: JobSpec, outputs: Outputs) -> list[OutputS
         for sink in spec.sinks
         if sink.table in versions and (outputs == "rewind" or (outputs == "default" and sink.rewinds))
     ]
-
-
-def _fill(workspace: Workspace, manifest: Manifest, path: str, report: Report | None) -> None:
-    """Make a checkpoint of a savepoint's files, and see that it is whole.
-
-    Raises
-    ------
-    StreamwardenError
-        ``SAVEPOINT_DAMAGED``, naming the first files.
-    """
-    source = checkpoint_key(manifest.job, manifest.id)
-    pairs = [(f"{source}/{entry.path}", f"{path}/{entry.path}") for entry in manifest.files]
-
-    def done(number: int) -> None:
-        if report is not None:
-            report("copy", number, len(pairs))
-
-    try:
-        workspace.files.copy_many(pairs, done=done)
-    except FileNotFoundError as error:
-        raise StreamwardenError("SAVEPOINT_DAMAGED", f"{manifest.id}: {error.filename or error}: missing") from error
-    problems = check_files(workspace, manifest, path, report=report)
-    if problems:
-        raise StreamwardenError("SAVEPOINT_DAMAGED", f"{manifest.id}: {'; '.join(problems[:3])}")
-    # Only now: the savepoint's own metadata names its own schema files.
-    for operator in manifest.operators:
-        marker = f"state/{operator.id}/_metadata/v2/"
-        for entry in manifest.files:
-            if entry.path.startswith(marker):
-                content = workspace.files.read(f"{path}/{entry.path}")
-                workspace.files.write(
-                    f"{path}/{entry.path}", relocated(content, operator.id, workspace.schemed_uri(path))
-                )

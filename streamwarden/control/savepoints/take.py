@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Protocol
 
-from streamwarden.control import operations
+from streamwarden.control import running
 from streamwarden.control.checkpoint import BatchOffsets, CheckpointReader
 from streamwarden.control.delta_log import DeltaLog, application_id
 from streamwarden.control.documents import (
@@ -36,7 +36,7 @@ from streamwarden.control.supervision import Phase, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["Report", "savepoint_and_stop", "take"]
+__all__ = ["Report", "savepoint_and_stop", "take", "writer_versions"]
 
 _ATTEMPTS = 5
 """How often a take begins again at a newer batch when state files are removed under it. 5: each try is a whole copy."""
@@ -143,13 +143,22 @@ def savepoint_and_stop(
         As :func:`take`, or ``STOP_TIMED_OUT``.
     """
     was = observe(workspace, job)
-    operations.stop(workspace, job, by=by, reason=note or f"savepoint ({origin})", timeout=timeout)
+    running.stop(workspace, job, by=by, reason=note or f"savepoint ({origin})", timeout=timeout)
     try:
         return take(workspace, job, origin=origin, by=by, note=note, report=report)
     except BaseException:
         if was.desired is not None and was.desired.state == "running" and was.phase.alive:
-            operations.start(workspace, job, by=by, reason="its savepoint failed")
+            running.start(workspace, job, by=by, reason="its savepoint failed")
         raise
+
+
+def writer_versions(documents: JobDocuments) -> dict[str, str]:
+    """Return the versions of what writes a job's checkpoint, as its newest driver that said them did; else none."""
+    for incarnation in reversed(documents.incarnations()[-5:]):
+        heartbeat = documents.heartbeat(incarnation).read()
+        if heartbeat is not None and heartbeat.versions:
+            return heartbeat.versions
+    return {}
 
 
 class _Take:
@@ -209,7 +218,7 @@ class _Take:
                 for one in needed.operators
             ],
             sinks=self._sinks(offsets.batch),
-            versions=self._versions(),
+            versions=writer_versions(JobDocuments(self._workspace.storage, self._job)),
             spec=self._desired.spec,
             digest=self._desired.digest,
             files=files,
@@ -302,14 +311,6 @@ class _Take:
         spec = self._desired.spec
         settings = {**self._workspace.profile.spark, **spec.spark}
         return spec.state.backend != "rocksdb" or settings.get(_TRACKED, "true").lower() != "false"
-
-    def _versions(self) -> dict[str, str]:
-        documents = JobDocuments(self._workspace.storage, self._job)
-        for incarnation in reversed(documents.incarnations()[-5:]):
-            heartbeat = documents.heartbeat(incarnation).read()
-            if heartbeat is not None and heartbeat.versions:
-                return heartbeat.versions
-        return {}
 
     def _step(self, name: str, total: int) -> Callable[[int], None]:
         def done(number: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from pathlib import Path
@@ -33,6 +34,7 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
 
 
 def outputs(batch: DataFrame) -> dict[str, DataFrame]:
+    logging.getLogger(__name__).info("outputs of a batch")
     for number in range(_options.chatter):
         sys.stdout.write(f"line {number} of what a job's author forgot to remove\n")
     sys.stdout.flush()

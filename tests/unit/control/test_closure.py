@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamwarden.control.checkpoint import BatchOffsets, CheckpointReader
-from streamwarden.control.savepoints.closure import Closure, StateFileMissing, closure, relocated
+from streamwarden.control.savepoints.closure import Closure, StateFileMissing, closure, relocated, repartitioned
 from streamwarden.errors import StreamwardenError
 from streamwarden.storage import LocalFiles, LocalStorage
 
@@ -40,8 +40,8 @@ class Made:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data if isinstance(data, bytes) else data.encode())
 
-    def batch(self, number: int, sources: Iterable[str] = ("{}",)) -> None:
-        lines = ["v1", json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}}), *sources]
+    def batch(self, number: int, sources: Iterable[str] = ("{}",), conf: dict[str, str] | None = None) -> None:
+        lines = ["v1", json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": conf or {}}), *sources]
         self.write(f"offsets/{number}", "\n".join(lines))
         self.write(f"commits/{number}", "v1\n{}")
 
@@ -61,7 +61,7 @@ class Made:
             if version == 2:
                 schema = f"_stateSchema/{store}/0_schema"
                 one["stateSchemaFilePaths"] = [f"file:{self.folder}/state/{number}/{schema}"]
-                self.write(f"state/{number}/{schema}", f"schema of {store}")
+                self.write(f"state/{number}/{schema}", utf("v3", f"schema of {store}"))
             described["stateStoreInfo"].append(one)
         path = "metadata" if version == 1 else f"v2/{written_by}"
         self.write(f"state/{number}/_metadata/{path}", f"v{version}\n{json.dumps(described)}")
@@ -107,6 +107,11 @@ def made(tmp_path: Path) -> Made:
     found = Made(tmp_path, batches=6)
     found.operator()
     return found
+
+
+def utf(*texts: str) -> bytes:
+    """Return strings as Java's DataOutput.writeUTF writes them."""
+    return b"".join(len(text).to_bytes(2) + text.encode() for text in texts)
 
 
 def _under(folder: str, *names: str) -> set[str]:
@@ -262,6 +267,52 @@ def test_an_operator_without_keys_has_one_partition_whatever_its_metadata_say(tm
     made.changes("state/0/2", range(1, 3))
     with pytest.raises(StateFileMissing, match=r"state/0/1/1\.changelog"):
         made.closure(1)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("columns", [[], [{"name": "key", "type": "long", "nullable": True, "metadata": {}}]])
+def test_one_partition_is_all_that_an_operator_without_keys_can_have(
+    tmp_path: Path, version: int, columns: list[object]
+) -> None:
+    made = Made(tmp_path)
+    made.batch(0, conf={"spark.sql.shuffle.partitions": "1"})
+    made.operator(0, partitions=1)
+    made.changes("state/0/0", [1])
+    key, value = json.dumps({"type": "struct", "fields": columns}), json.dumps({"type": "struct", "fields": []})
+    pieces = (key[:11], key[11:])
+    later = utf("v2") + len(pieces).to_bytes(4) + utf(*pieces) + (1).to_bytes(4) + utf(value)
+    made.write("state/0/0/_metadata/schema", later if version == 2 else utf("v1", key, value))
+    (found,) = made.closure(0).operators
+    assert found.single is not bool(columns)
+    assert "state/0/0/1.changelog" in found.files
+
+
+def test_the_offset_log_tells_the_partitions_and_not_metadata_that_a_repartition_has_left_behind(
+    tmp_path: Path,
+) -> None:
+    made = Made(tmp_path)
+    made.batch(0, conf={"spark.sql.shuffle.partitions": "3"})
+    made.operator(0, partitions=1)
+    for partition in range(3):
+        made.changes(f"state/0/{partition}", [1])
+    assert made.state(0) == {f"state/0/{partition}/1.changelog" for partition in range(3)}
+    (found,) = made.closure(0).operators
+    assert found.partitions == 3 and not found.single
+    made.remove("state/0/2/1.changelog")
+    with pytest.raises(StateFileMissing, match=r"state/0/2/1\.changelog"):
+        made.closure(0)
+
+
+def test_repartitioned_metadata_differ_in_the_number_alone(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    made.operator(0, stores=("left", "right"), partitions=2)
+    before = (made.folder / "state/0/_metadata/metadata").read_bytes()
+    after = repartitioned(before, 8)
+    version, _, text = after.decode().partition("\n")
+    assert version == "v1" and [one["numPartitions"] for one in json.loads(text)["stateStoreInfo"]] == [8, 8]
+    assert json.loads(repartitioned(after, 2).decode().partition("\n")[2]) == json.loads(
+        before.decode().partition("\n")[2]
+    )
 
 
 def test_more_than_ten_operators_come_in_order_of_their_numbers(tmp_path: Path) -> None:

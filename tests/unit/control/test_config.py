@@ -63,6 +63,7 @@ def test_a_sound_job_loads_with_defaults(tmp_path: Path) -> None:
         ({"state": {"backend": "memory", "changelog": True}}, "state", "changelog needs backend rocksdb"),
         ({"state": {"backend": "disk"}}, "state.backend", "rocksdb"),
         ({"resources": {"memory": "lots"}}, "resources.memory", "512m"),
+        ({"resources": {"memory": "449m"}}, "resources.memory", "less than 450m"),
         ({"source": {"kind": "delta", "table": "windows"}}, "", "read what it writes"),
         ({"source": {"kind": "delta", "path": "x"}}, "source.table", "required"),
         ({"source": {"kind": "kafka"}}, "source", "kafka"),
@@ -155,6 +156,13 @@ def test_a_profile_overrides_pace_and_size(tmp_path: Path) -> None:
         ({"name": "p"}, "root"),
         ({"name": "p", "root": "r", "lease": "3s", "heartbeat": "2s"}, "three heartbeats"),
         ({"name": "p", "root": "r", "jobs": {"watermark": "1h"}}, "jobs.watermark: unknown key"),
+        ({"name": "p", "root": "r", "metrics": {"prometheus": {"ports": 3}}}, "metrics.prometheus: ports needs a port"),
+        ({"name": "p", "root": "r", "metrics": {"prometheus": {"port": 65535, "ports": 2}}}, "goes beyond 65535"),
+        ({"name": "p", "root": "r", "metrics": {"otlp": {"endpoint": "collector:4318"}}}, "metrics.otlp.endpoint"),
+        ({"name": "p", "root": "r", "metrics": {"otlp": {"interval": "0s"}}}, "at least 100ms"),
+        ({"name": "p", "root": "r", "progress_table": {"keep": "1h"}}, "keep must be at least 1d"),
+        ({"name": "p", "root": "r", "progress_table": {"every": "0s"}}, "every must be at least 100ms"),
+        ({"name": "p", "root": "r", "logs": {"format": "xml"}}, "logs.format"),
     ],
 )
 def test_a_wrong_profile_is_refused(tmp_path: Path, content: dict[str, Any], words: str) -> None:
@@ -163,6 +171,16 @@ def test_a_wrong_profile_is_refused(tmp_path: Path, content: dict[str, Any], wor
     with pytest.raises(StreamwardenError) as caught:
         load_profile("p", config=tmp_path)
     assert "p.yaml" in caught.value.what and words in caught.value.what
+
+
+def test_a_profile_exports_no_metrics_unless_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "p.yaml").write_text("name: p\nroot: r\nmetrics: {prometheus: {}}\n")
+    profile = load_profile("p", config=tmp_path)
+    assert profile.metrics.prometheus is not None and profile.metrics.prometheus.host == "127.0.0.1"
+    assert profile.metrics.otlp is None and profile.progress_table.enabled and profile.logs.format == "text"
+    (tmp_path / "profiles" / "p.yaml").write_text("name: p\nroot: r\n")
+    assert load_profile("p", config=tmp_path).metrics.prometheus is None
 
 
 def test_a_missing_profile_is_named(tmp_path: Path) -> None:

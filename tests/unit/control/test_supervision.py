@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,7 @@ import pytest
 import yaml
 
 from streamwarden.control.documents import (
+    BatchProgress,
     Desired,
     DriverState,
     ErrorInfo,
@@ -16,17 +20,21 @@ from streamwarden.control.documents import (
     JobDocuments,
     Launch,
     Lease,
+    Progress,
     Restart,
     Supervision,
     utc_now,
 )
-from streamwarden.control.processes import ProcessRef, current_process
+from streamwarden.control.health.limits import HealthSpec
+from streamwarden.control.health.rules import Level
+from streamwarden.control.processes import ProcessRef, current_process, process_of
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.supervision import (
     Action,
     Claim,
     Observation,
     Phase,
+    assess,
     claim,
     current_claim,
     decide,
@@ -149,6 +157,54 @@ def test_old_restarts_are_forgiven() -> None:
 # -- on documents ------------------------------------------------------------------------------------------------------
 
 
+def living(*, since: timedelta, keys: int = 0, **health: Any) -> Observation:
+    """A driver whose newest batch is so old."""
+    last = BatchProgress(batch=7, at=NOW - since, duration_ms=1, rows_in=1, state_rows=keys)
+    found = seen(Phase.RUNNING)
+    assert found.desired is not None
+    limits = HealthSpec.model_validate(health)
+    wanted = found.desired.model_copy(update={"spec": found.desired.spec.model_copy(update={"health": limits})})
+    return replace(found, desired=wanted, progress=Progress(incarnation="i1", at=NOW, last=last, recent=[last]))
+
+
+def test_a_stuck_driver_is_restarted_within_the_budget() -> None:
+    limit = {"no_batch": {"warn": "10s", "critical": "20s"}}
+    assert decide(living(since=timedelta(seconds=19), **limit), memory(), now=NOW).action is Action.WAIT
+    stuck = living(since=timedelta(seconds=21), **limit)
+    verdict = decide(stuck, memory(), now=NOW)
+    assert (verdict.action, verdict.not_before) == (Action.RESTART, None)
+    assert "committed no batch for 21 s" in verdict.why
+    assert decide(replace(stuck, phase=Phase.STOPPING), memory(), now=NOW).action is Action.WAIT
+    spent = decide(stuck, memory(*[timedelta(minutes=n) for n in (1, 2, 3)]), now=NOW)
+    assert spent.action is Action.FAIL and spent.error is not None and "committed no batch" in spent.error.what
+    left = living(since=timedelta(seconds=21), restart_when_stuck=False, **limit)
+    assert decide(left, memory(), now=NOW).action is Action.WAIT
+
+
+@pytest.mark.parametrize(("act", "savepoint"), [("savepoint_and_stop", True), ("fail", False)])
+def test_a_state_limit_ends_the_job(act: str, savepoint: bool) -> None:
+    limit = {"state_rows": {"critical": 100}}
+    verdict = decide(living(since=timedelta(0), keys=100, on_state_limit=act, **limit), memory(), now=NOW)
+    assert (verdict.action, verdict.savepoint) == (Action.SUSPEND, savepoint)
+    assert verdict.error is not None and verdict.error.code == "STATE_LIMIT_REACHED" and not verdict.error.retryable
+    below = living(since=timedelta(0), keys=99, on_state_limit=act, **limit)
+    assert decide(below, memory(), now=NOW).action is Action.WAIT
+    only_told = living(since=timedelta(0), keys=100, **limit)
+    assert decide(only_told, memory(), now=NOW).action is Action.WAIT
+    assert assess(only_told, memory(), decide(only_told, memory(), now=NOW), now=NOW).level is Level.CRITICAL
+
+
+def test_being_down_is_a_finding_unless_it_is_wanted_or_an_operation_works() -> None:
+    down = seen(Phase.DEAD)
+    health = assess(down, memory(), decide(down, memory(), now=NOW), now=NOW)
+    assert [(found.rule, found.level) for found in health.findings] == [("driver", Level.WARN)]
+    spent = memory(*[timedelta(minutes=n) for n in (1, 2, 3)])
+    health = assess(down, spent, decide(down, spent, now=NOW), now=NOW)
+    assert {found.rule: found.level for found in health.findings}["driver"] is Level.CRITICAL
+    suspended = seen(Phase.STOPPED, wanted="suspended")
+    assert assess(suspended, memory(), decide(suspended, memory(), now=NOW), now=NOW).findings == ()
+
+
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     (tmp_path / "config" / "profiles").mkdir(parents=True)
@@ -258,6 +314,29 @@ def test_restart_is_taken_over_from_a_supervisor_that_died_in_it(workspace: Work
     assert restart(workspace, observe(workspace, JOB), by="another") == "b1"
     found = documents.supervision.read()
     assert found is not None and len(found.restarts) == 1, "it counts once"
+
+
+def test_a_stuck_driver_is_killed_before_the_next_starts(workspace: Workspace, launches: list[str]) -> None:
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    process = process_of(child.pid)
+    launched(workspace, "i1", process=process)
+    beats(workspace, "i1", process)
+    living_one = observe(workspace, JOB)
+    assert living_one.phase.alive
+    assert restart(workspace, living_one, by="test", why="it is stuck") is not None
+    assert child.wait(timeout=10) == -signal.SIGKILL and len(launches) == 1
+    memory = JobDocuments(workspace.storage, JOB).supervision.read()
+    assert memory is not None and memory.restarts[-1].reason == "it is stuck"
+
+
+def test_a_stuck_driver_elsewhere_is_asked_to_stop_once(workspace: Workspace, launches: list[str]) -> None:
+    elsewhere = current_process().model_copy(update={"host": "elsewhere"})
+    launched(workspace, "i1", process=elsewhere)
+    beats(workspace, "i1", elsewhere)
+    for _ in range(2):
+        assert restart(workspace, observe(workspace, JOB), by="test", why="it is stuck") is None
+    assert [request.kind for request in JobDocuments(workspace.storage, JOB).open_requests("i1")] == ["stop"]
+    assert launches == []
 
 
 def test_no_restart_of_a_job_that_was_stopped_meanwhile(workspace: Workspace, launches: list[str]) -> None:

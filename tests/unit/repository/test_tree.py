@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamwarden.control.config import job_names, load_job, load_profile
+from streamwarden.control.config import job_names, load_alerts, load_job, load_profile
 
 pytestmark = pytest.mark.unit
 
@@ -111,6 +111,8 @@ def test_profile_loads_and_every_job_under_it(profile: str) -> None:
 def test_every_yaml_of_the_configuration_is_read_by_somebody() -> None:
     known = {CONFIG / "profiles" / f"{name}.yaml" for name in PROFILES}
     known |= {CONFIG / "jobs" / f"{name}.yaml" for name in job_names(CONFIG)}
+    assert load_alerts(CONFIG).notifiers == ()
+    known.add(CONFIG / "alerts.yaml")
     assert {path for path in CONFIG.rglob("*") if path.is_file()} == known
 
 

@@ -1,0 +1,140 @@
+"""The job `keyed_counts`, its input and a load: what the benchmarks of savepoints and rescales share."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import yaml
+from deltalake import write_deltalake
+
+from streamwarden.control import operations
+from streamwarden.control.documents import JobDocuments
+from streamwarden.control.supervision import Observation
+from streamwarden.control.workspace import Workspace, open_workspace
+
+JOB = "keyed_counts"
+LOAD_ROWS = 5_000
+CORES = 2
+MEMORY = "2g"
+_ROWS_A_FILE = 250_000
+T = TypeVar("T")
+
+
+class KeyedJob:
+    """The place, and a job with one state row a key.
+
+    Parameters
+    ----------
+    folder
+        An empty one.
+    keys
+        How many the state is to have.
+    names
+        The job's, where there are to be several alike.
+    own
+        Further fields of a job's YAML, by its name.
+    partitions
+        How many they begin with.
+    files
+        That a batch takes at most.
+    interval
+        Seconds between the starts of two batches.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keys: int,
+        *,
+        names: Iterable[str] = (JOB,),
+        own: Mapping[str, Mapping[str, Any]] | None = None,
+        partitions: int = 4,
+        files: int = 1,
+        interval: float = 0.1,
+    ) -> None:
+        self.keys = keys
+        self.written = 0
+        job = {
+            "module": "benchmarks.keyed_counts",
+            "source": {"kind": "delta", "table": "rows", "max_files_per_batch": files},
+            "trigger": {"interval": f"{round(interval * 1000)}ms"},
+            "state": {"partitions": partitions},
+            "resources": {"cores": CORES, "memory": MEMORY},
+        }
+        self.workspace = _workspace(folder, {name: {**job, **(own or {}).get(name, {})} for name in names})
+        self.random = np.random.default_rng(keys)
+
+    def fill(self) -> None:
+        """Write a row of each key."""
+        for start in range(0, self.keys, _ROWS_A_FILE):
+            self.write(np.arange(start, min(start + _ROWS_A_FILE, self.keys)))
+
+    def write_some(self) -> None:
+        """Write a load's rows, of any of the keys."""
+        self.write(self.random.integers(0, self.keys, LOAD_ROWS))
+
+    def write(self, keys: np.ndarray) -> None:
+        """Write a row of each of these keys."""
+        # Keys and sums that do not compress: a state of zeros would be copied and hashed in no time.
+        names = pa.array([hashlib.blake2b(str(key).encode(), digest_size=32).hexdigest() for key in keys])
+        rows = pa.table({"key": names, "amount": self.random.random(len(keys))})
+        write_deltalake(self.workspace.table("rows"), rows, mode="append")
+        self.written += len(keys)
+
+    def await_rows(self, job: str, rows: int) -> None:
+        """Wait until a job has read so many."""
+        documents = JobDocuments(self.workspace.storage, job)
+
+        def read(seen: Observation) -> bool:
+            totals = documents.totals.read()
+            return not seen.phase.alive or (totals is not None and totals.rows_in >= rows)
+
+        seen = operations.wait_for(self.workspace, job, read, timeout=1800, what=f"{rows} rows to be read")
+        assert seen.phase.alive, seen
+
+
+class Load:
+    """A file each second, or each so many, until left."""
+
+    def __init__(self, write: Callable[[], None], every: float = 1.0) -> None:
+        self._write = write
+        self._every = every
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._done.wait(self._every):
+            self._write()
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """Return what work returns, and the seconds that it took."""
+    started = time.perf_counter()
+    result = work()
+    return result, time.perf_counter() - started
+
+
+def _workspace(folder: Path, jobs: Mapping[str, Mapping[str, Any]]) -> Workspace:
+    config = folder / "config"
+    (config / "jobs").mkdir(parents=True)
+    (config / "profiles").mkdir()
+    for name, job in jobs.items():
+        spec = {"name": name, "sinks": [{"table": f"{name}_out", "mode": "append"}], **job}
+        (config / "jobs" / f"{name}.yaml").write_text(yaml.safe_dump(spec))
+    (config / "profiles" / "bench.yaml").write_text(yaml.safe_dump({"name": "bench", "root": str(folder / "root")}))
+    return open_workspace("bench", config=config)

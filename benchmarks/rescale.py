@@ -1,0 +1,213 @@
+"""How long a rescale keeps a job from its work, for some sizes of state, and what the same costs without Streamwarden.
+
+Run by ``make bench-rescale``. A real driver holds a running aggregation with one state row a key, and a batch of 5,000
+rows comes with each trigger interval of 5 s. Its state partitions are changed between 4 and 8, in turn:
+
+- ``fast`` and ``plain``: by our rescale, under the load. Downtime is from the last commit before to the first after it.
+- ``bare``: with the job stopped, a Spark session that is there already copies the checkpoint, repartitions the copy and
+  commits its first batch; nothing is hashed, proved or kept.
+- ``scratch``: what other Spark users do: a new checkpoint, which reads all the input again. Once for each size.
+
+Of each the median counts. ``plain`` is compared with ``bare`` by its time from the stop to the first batch, because a
+pause between two batches before it is the load's.
+
+Options: ``--keys`` (several), ``--runs``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from datetime import datetime
+from pathlib import Path
+
+from benchmarks.keyed_job import CORES, JOB, MEMORY, KeyedJob, Load, timed
+from benchmarks.report import REPOSITORY, goal_met, let_drivers_import, print_machine
+from streamwarden.control import operations
+from streamwarden.control.documents import JobDocuments, Operation
+from streamwarden.control.rescale import Way, rescale
+from streamwarden.control.supervision import observe
+
+INTERVAL_S = 5.0
+FAST_GOAL_S = 2 * INTERVAL_S
+PLAIN_GOAL = 1.3
+WIDTHS = (8, 4)
+SCRATCH = "keyed_counts_scratch"
+_SETTLED = 4
+"""Batches of a driver before the next measurement begins."""
+
+
+def main() -> int:
+    """Measure each size; leave with 1 if a goal is missed."""
+    parser = argparse.ArgumentParser(description="A rescale's downtime, beside the bare one's and a new start's.")
+    parser.add_argument("--keys", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--bare", nargs=4, metavar=("CHECKPOINT", "ROWS", "OUT", "PARTITIONS"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.bare:
+        checkpoint, rows, out, partitions = given.bare
+        print(json.dumps(bare(Path(checkpoint), rows, Path(out), int(partitions))))
+        return 0
+    let_drivers_import()
+    figures: dict[int, tuple[float, float]] = {}
+    for keys in given.keys:
+        with tempfile.TemporaryDirectory(prefix="rescale-") as folder:
+            figures[keys] = Measurement(Path(folder), keys).run(given.runs)
+    print_machine(given.runs)
+    largest = max(figures)
+    away, ratio = figures[largest]
+    met = [
+        goal_met(f"fast_downtime_s_at_{largest}_keys", away, FAST_GOAL_S),
+        goal_met(f"plain_to_bare_at_{largest}_keys", ratio, PLAIN_GOAL),
+    ]
+    return 0 if all(met) else 1
+
+
+class Measurement:
+    """One size of state."""
+
+    def __init__(self, folder: Path, keys: int) -> None:
+        names = (JOB, SCRATCH)
+        self.job = KeyedJob(folder, keys, names=names, partitions=WIDTHS[-1], files=16, interval=INTERVAL_S)
+        self.workspace = self.job.workspace
+        self.documents = JobDocuments(self.workspace.storage, JOB)
+        self.folder = folder
+
+    def run(self, runs: int) -> tuple[float, float]:
+        """Measure each in turn; return the downtime of ``fast`` in seconds, and the ratio of ``plain`` to ``bare``."""
+        self.job.fill()
+        operations.deploy(self.workspace, JOB, by="benchmark")
+        self.job.await_rows(JOB, self.job.keys)
+        found: dict[str, list[float]] = {"fast": [], "plain": [], "bare": []}
+        plain = []
+        for number in range(runs):
+            ways: tuple[Way, Way] = ("fast", "plain") if number % 2 == 0 else ("plain", "fast")
+            with Load(self.job.write_some, INTERVAL_S):
+                for way, width in zip(ways, WIDTHS, strict=True):
+                    self._settle()
+                    done = rescale(self.workspace, JOB, partitions=width, way=way, by="benchmark")
+                    found[way].append(float(done.plan["downtime_s"]))
+                    if way == "plain":
+                        plain.append(_from_stop(done))
+                    _tell(self.job.keys, way, width, done)
+                self._settle()
+            operations.stop(self.workspace, JOB, by="benchmark")
+            # A first batch that has something to read, as the others have.
+            self.job.write_some()
+            found["bare"].append(self._bare(WIDTHS[0]))
+            if number == runs - 1:
+                scratch = self._from_scratch()
+            else:
+                operations.start(self.workspace, JOB, by="benchmark")
+        ratio = statistics.median(a / b for a, b in zip(plain, found["bare"], strict=True))
+        medians = {what: statistics.median(times) for what, times in found.items()}
+        print(
+            f"{self.job.keys:>9,} keys: downtime fast {medians['fast']:.1f} s, plain {medians['plain']:.1f} s"
+            f" ({statistics.median(plain):.1f} s from the stop; bare {medians['bare']:.1f} s, ratio {ratio:.2f}),"
+            f" from scratch {scratch:.1f} s",
+            flush=True,
+        )
+        return medians["fast"], ratio
+
+    def _bare(self, partitions: int) -> float:
+        reference = self.documents.checkpoint.read()
+        assert reference is not None
+        checkpoint, out = self.workspace.root / reference.path, self.folder / "bare"
+        arguments = ["--bare", str(checkpoint), self.workspace.table("rows"), str(out), str(partitions)]
+        command = [sys.executable, "-m", "benchmarks.rescale", *arguments]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+        shutil.rmtree(out)
+        steps: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        _say(self.job.keys, "bare", f"{sum(steps.values()):5.1f} s, to {partitions} partitions", steps)
+        return sum(steps.values())
+
+    def _from_scratch(self) -> float:
+        rows = self.job.written
+        _, took = timed(lambda: operations.deploy(self.workspace, SCRATCH, by="benchmark"))
+        _, reading = timed(lambda: self.job.await_rows(SCRATCH, rows))
+        operations.stop(self.workspace, SCRATCH, by="benchmark")
+        _say(self.job.keys, "scratch", f"{took + reading:5.1f} s", {"deploy": took, f"read {rows} rows": reading})
+        return took + reading
+
+    def _settle(self) -> None:
+        """Wait for some batches of the driver that runs, so that each begins alike."""
+        incarnation = observe(self.workspace, JOB).incarnation
+        operations.wait_for(
+            self.workspace,
+            JOB,
+            lambda seen: (
+                seen.incarnation == incarnation and bool(seen.progress and len(seen.progress.recent) >= _SETTLED)
+            ),
+            timeout=300,
+            what="some batches",
+        )
+
+
+def bare(checkpoint: Path, rows: str, out: Path, partitions: int) -> dict[str, float]:
+    """Repartition a copy of a stopped query's checkpoint and run it for a batch; return what took how many seconds."""
+    from benchmarks.keyed_counts import transform
+    from streamwarden.control.savepoints.closure import repartitioned
+    from streamwarden.driver.job_session import PROVIDERS
+    from streamwarden.spark.session import build_session
+
+    settings = {
+        "spark.sql.shuffle.partitions": str(partitions),
+        "spark.sql.streaming.stateStore.providerClass": PROVIDERS["rocksdb"],
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    }
+    session = build_session("bare", master=f"local[{CORES}]", memory=MEMORY, settings=settings)
+    session.sparkContext.setLogLevel("ERROR")
+    # Makes the coordinator that state stores report to: without it the repartition fails, as its first act.
+    _ = session.streams.active
+    copy = out / "checkpoint"
+    steps = {"copy": timed(lambda: shutil.copytree(checkpoint, copy))[1]}
+    steps["repartition"] = timed(lambda: session._streamingCheckpointManager.repartition(str(copy), partitions))[1]
+    last = max(int(path.name) for path in (copy / "offsets").iterdir() if path.name.isdigit())
+    for metadata in copy.glob("state/*/_metadata/metadata"):
+        metadata.write_bytes(repartitioned(metadata.read_bytes(), partitions))
+
+    def first_batch() -> None:
+        source = session.readStream.format("delta").option("maxFilesPerTrigger", 16).load(rows)
+        query = (
+            transform(source, None)  # type: ignore[arg-type]
+            .writeStream.outputMode("update")
+            .option("checkpointLocation", str(copy))
+            .trigger(once=True)
+            .foreachBatch(lambda batch, _: batch.write.format("delta").mode("append").save(str(out / "table")))
+            .start()
+        )
+        query.awaitTermination()
+        progress = query.lastProgress
+        assert progress is not None and progress.batchId == last + 1 and progress.numInputRows > 0, progress
+
+    steps["first batch"] = timed(first_batch)[1]
+    session.stop()
+    return steps
+
+
+def _from_stop(done: Operation) -> float:
+    """Return the seconds from the end of the stop to that of the first batch."""
+    ended = {step.name: step.ended_at for step in done.steps}
+    return _seconds(ended["stop"], ended["first batch"])
+
+
+def _tell(keys: int, way: str, width: int, done: Operation) -> None:
+    steps = {step.name: _seconds(step.started_at, step.ended_at) for step in done.steps}
+    _say(keys, way, f"{done.plan['downtime_s']:5.1f} s, to {width} partitions", steps)
+
+
+def _say(keys: int, what: str, away: str, steps: dict[str, float]) -> None:
+    print(f"{keys:>9,} keys {what:8} {away}: " + ", ".join(f"{k} {v:.1f}" for k, v in steps.items()), flush=True)
+
+
+def _seconds(start: datetime | None, end: datetime | None) -> float:
+    return (end - start).total_seconds() if start is not None and end is not None else 0.0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

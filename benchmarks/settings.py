@@ -1,0 +1,93 @@
+"""What small batches cost under our sessions' settings, beside Spark's and Delta's own defaults.
+
+Run by ``make bench-settings``. Two drivers run the same job at the same time, a core each: an aggregation that upserts
+into a Delta table, with a batch of a hundred rows every two seconds. They differ in the settings alone by which
+checkpoints and Delta's log are written and read (see ``streamwarden/spark/session.py``). Of each the median batch
+counts, without the first ones, in which a JVM warms up. Whatever else the machine does meets both.
+
+Options: ``--batches`` (of each, that count), ``--runs`` (pairs of drivers).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+from benchmarks.keyed_job import KeyedJob, Load
+from benchmarks.report import goal_met, let_drivers_import, print_machine
+from streamwarden.control import operations
+from streamwarden.control.documents import JobDocuments
+from streamwarden.control.supervision import Observation, observe
+
+# Planning and writing are not to be saved; most of the rest is.
+GOAL = 0.5
+WARM_UP = 15
+DEFAULTS = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
+    ),
+    "spark.delta.logStore.file.impl": "io.delta.storage.HDFSLogStore",
+    "spark.databricks.delta.snapshotPartitions": "50",
+}
+JOBS = ("ours", "defaults")
+
+
+def main() -> int:
+    """Measure; leave with 1 if the goal is missed."""
+    parser = argparse.ArgumentParser(description="Our settings beside the defaults.")
+    parser.add_argument("--batches", type=int, default=25)
+    parser.add_argument("--runs", type=int, default=2)
+    given = parser.parse_args()
+    let_drivers_import()
+    ratios = []
+    for run in range(1, given.runs + 1):
+        with tempfile.TemporaryDirectory(prefix="settings-") as folder:
+            ours, defaults = _medians(Path(folder), given.batches)
+        ratios.append(ours / defaults)
+        print(f"run {run}: a batch takes {ours:.0f} ms; under the defaults {defaults:.0f} ms; {ratios[-1]:.3f} of it")
+    print_machine(given.runs)
+    return 0 if goal_met("batch_time_to_defaults", statistics.median(ratios), GOAL) else 1
+
+
+def _medians(folder: Path, batches: int) -> list[float]:
+    own = {
+        name: {
+            "sinks": [{"table": f"{name}_out", "mode": "upsert", "keys": ["key"]}],
+            "resources": {"cores": 1, "memory": "1g"},
+            "spark": DEFAULTS if name == "defaults" else {},
+        }
+        for name in JOBS
+    }
+    job = KeyedJob(folder, 1_000, names=JOBS, own=own, partitions=2)
+    job.fill()
+    for name in JOBS:
+        operations.deploy(job.workspace, name, by="benchmark")
+    needed = WARM_UP + batches
+
+    def enough(seen: Observation) -> bool:
+        return not seen.phase.alive or (seen.progress is not None and len(seen.progress.recent) >= needed)
+
+    try:
+        with Load(lambda: job.write(job.random.integers(0, job.keys, 100)), every=2):
+            for name in JOBS:
+                what = f"{needed} batches of {name}"
+                operations.wait_for(job.workspace, name, enough, timeout=1800, what=what)
+        return [_median(job, name, needed) for name in JOBS]
+    finally:
+        for name in JOBS:
+            operations.stop(job.workspace, name, by="benchmark")
+
+
+def _median(job: KeyedJob, name: str, needed: int) -> float:
+    seen = observe(job.workspace, name)
+    assert seen.phase.alive, seen
+    assert seen.incarnation is not None
+    progress = JobDocuments(job.workspace.storage, name).progress(seen.incarnation).read()
+    assert progress is not None
+    return statistics.median(batch.duration_ms for batch in progress.recent[WARM_UP:needed])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,106 @@
+"""An operator: ask a person before a rescale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowFailException
+
+from streamwarden.airflow.job_operator import JobOperator, is_true
+from streamwarden.airflow.rescale_operator import number_of
+from streamwarden.control.documents import JobDocuments
+from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["RescaleApprovalOperator"]
+
+
+class RescaleApprovalOperator(JobOperator, ApprovalOperator):
+    """Looks whether a rescale can be done and, where that is wanted, asks a person before it is.
+
+    Airflow's own approval: the run waits, without a worker, under *Required Actions*. Rejected, the tasks that follow
+    are skipped. What can't be done fails here, while the job runs, and nobody is asked.
+
+    Parameters
+    ----------
+    job, partitions, cores, memory
+        As for :class:`~.rescale_operator.RescaleOperator`. (templated)
+    wanted
+        Whether to ask; else the run goes on. (templated)
+    profile, config, root
+        The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
+    """
+
+    template_fields: Sequence[str] = ("subject", "body", "job", "partitions", "cores", "memory", "wanted")
+    ui_color = "#f5ecd0"
+
+    def __init__(
+        self,
+        *,
+        partitions: int | str | None = None,
+        cores: int | str | None = None,
+        memory: str | None = None,
+        wanted: bool | str = True,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("subject", "Rescale a job?")
+        super().__init__(**kwargs)
+        self.partitions = partitions
+        self.cores = cores
+        self.memory = memory
+        self.wanted = wanted
+
+    def execute(self, context: Context) -> None:
+        """Look, and ask."""
+        workspace = self.open()
+        try:
+            planned = plan_rescale(
+                workspace,
+                self.job,
+                partitions=number_of(self.partitions),
+                cores=number_of(self.cores),
+                memory=self.memory or None,
+            )
+        except StreamwardenError as error:
+            raise AirflowFailException(str(error)) from error
+        self.subject = f"Rescale {self.job}: {planned.words}?"
+        self.body = summary(workspace, planned)
+        self.log.info("%s\n%s", self.subject, self.body)
+        if is_true(self.wanted):
+            super().execute(context)
+
+
+def summary(workspace: Workspace, planned: RescalePlan) -> str:
+    """Return what a rescale would do, in Markdown."""
+    lines = [f"**{planned.job}**: {planned.words}", ""]
+    if planned.repartitions:
+        lines.append(
+            f"- A copy of its state, {planned.bytes} bytes, is repartitioned, and the job stops between two batches."
+        )
+        lines += [f"  - operator {one.id}: {one.name}, {one.bytes} bytes" for one in planned.operators]
+        lines.append("- The state is proved to be the same before the job starts on it.")
+    else:
+        lines.append("- The job stops between two batches and starts again; its state is not touched.")
+    lines.append("- A savepoint is taken before. If the job is not healthy afterwards, it goes back by itself.")
+    downtimes = _downtimes(workspace, planned.job)
+    if downtimes:
+        said = ", ".join(f"{seconds:.0f} s" for seconds in downtimes)
+        lines.append(f"- Downtime of the job's last rescales, newest first: {said}.")
+    return "\n".join(lines)
+
+
+def _downtimes(workspace: Workspace, job: str, last: int = 3) -> list[float]:
+    documents = JobDocuments(workspace.storage, job)
+    found = []
+    for name in reversed(documents.past_operations()):
+        past = documents.past_operation(name).read()
+        seconds = past.plan.get("downtime_s") if past is not None and past.kind == "rescale" else None
+        if seconds is not None:
+            found.append(float(seconds))
+        if len(found) == last:
+            break
+    return found

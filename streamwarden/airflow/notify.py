@@ -1,0 +1,135 @@
+"""Telling a job's changes of health to the notifiers of ``config/alerts.yaml``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from airflow.sdk import BaseNotifier
+
+from streamwarden.control.alerts import NotifierSpec
+from streamwarden.control.config import load_alerts
+from streamwarden.control.documents import HealthChange, HealthRecord, JobDocuments
+from streamwarden.control.health import record
+from streamwarden.control.health.rules import Health, Level
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["Alert", "tell"]
+
+_WORDS = {"ok": "well again", "warn": "warning", "critical": "critical"}
+
+
+@dataclass(frozen=True)
+class Alert:
+    """What a notifier's templates see as ``alert``.
+
+    Parameters
+    ----------
+    job
+        The job.
+    changes
+        What changed, oldest first; each has ``rule``, ``before``, ``after``, ``what``, ``at``.
+    """
+
+    job: str
+    changes: Sequence[HealthChange]
+
+    @property
+    def level(self) -> str:
+        """The worst level that a rule now has: ok if all are well again."""
+        return max((change.after for change in self.changes), key=lambda level: Level(level).rank)
+
+    @property
+    def title(self) -> str:
+        """One line."""
+        rules = ", ".join(dict.fromkeys(change.rule for change in self.changes))
+        return f"Streamwarden: {self.job}: {_WORDS[self.level]} ({rules})"
+
+    @property
+    def text(self) -> str:
+        """The title and a line for each change."""
+        lines = [f"{change.at:%Y-%m-%d %H:%M:%S} UTC {_WORDS[change.after]}: {change.what}" for change in self.changes]
+        return "\n".join([self.title, *lines])
+
+
+def tell(
+    workspace: Workspace,
+    job: str,
+    health: Health,
+    *,
+    context: Mapping[str, Any],
+    log: logging.Logger,
+    rules: Collection[str] | None = None,
+) -> list[HealthChange]:
+    """Write the changes of a job's health down, log them, and give them to the notifiers that want them.
+
+    Each change is told once, however many look. A notifier that fails is given the same again at a later call, a minute
+    on; one that fails after it has in fact sent is therefore given it twice. Never raises what a notifier raises.
+
+    Parameters
+    ----------
+    health
+        The verdict.
+    context
+        The task's; notifiers read it, and find ``alert`` in it too.
+    log
+        The task's log.
+    rules
+        Only changes of these rules; default all.
+
+    Returns
+    -------
+    list of HealthChange
+        What is new.
+    """
+    try:
+        notifiers = load_alerts(workspace.config).of(job)
+    except StreamwardenError as error:
+        # A slip in that file must not end the supervision of a job.
+        log.error("nobody is notified: %s", error)
+        notifiers = []
+    wanted = [(notifier.name, Level(notifier.level)) for notifier in notifiers]
+    noted = record.note(workspace, job, health, rules=rules, notifiers=wanted)
+    for change in noted:
+        level = logging.INFO if change.after == "ok" else logging.WARNING
+        log.log(level, "health: %s %s -> %s: %s", change.rule, change.before, change.after, change.what)
+    found = JobDocuments(workspace.storage, job).health.read() or HealthRecord()
+    if noted or record.unsent_due(found):
+        for notifier in notifiers:
+            changes = found.unsent.get(notifier.name, [])
+            if changes:
+                _send(workspace, notifier, Alert(job, changes), context, log)
+        for gone in set(found.unsent) - {notifier.name for notifier in notifiers}:
+            # It is configured no longer.
+            record.sent(workspace, job, gone, found.unsent[gone], ok=True)
+    return noted
+
+
+def _send(
+    workspace: Workspace, spec: NotifierSpec, alert: Alert, context: Mapping[str, Any], log: logging.Logger
+) -> None:
+    try:
+        _notifier(spec)({**context, "alert": alert})
+    except Exception:
+        # Whatever it is: the job's supervision goes on, and the notifier is asked again.
+        log.exception("notifier %s could not be given: %s", spec.name, alert.title)
+        record.sent(workspace, alert.job, spec.name, alert.changes, ok=False)
+        return
+    log.info("notifier %s was given: %s", spec.name, alert.title)
+    record.sent(workspace, alert.job, spec.name, alert.changes, ok=True)
+
+
+def _notifier(spec: NotifierSpec) -> BaseNotifier:
+    module, _, name = spec.notifier.rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+        if not (isinstance(found, type) and issubclass(found, BaseNotifier)):
+            raise TypeError(f"{spec.notifier} is not an Airflow notifier")
+        made = found(**spec.arguments)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise StreamwardenError("ALERTS_INVALID", f"{spec.name}: {error}") from error
+    return made

@@ -1,0 +1,128 @@
+"""What the operators have in common that perform an operation of several steps on a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from streamwarden.airflow.job_operator import InterruptibleOperator, JobOperator, holder_of
+from streamwarden.airflow.logtail import log_tail
+from streamwarden.airflow.operation_log import ended_operation, seconds_of, steps_logged
+from streamwarden.control.documents import JobDocuments, Operation
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["OperationOperator"]
+
+
+class OperationOperator(JobOperator, InterruptibleOperator):
+    """Performs an operation on a job, waits until the job is healthy, and tells of each step in the task's log.
+
+    The job's own DAG run goes on meanwhile: a supervisor waits while an operation works on its job. A try that was
+    killed is resumed by the next one, where it was; meanwhile a supervisor starts whichever checkpoint is in force. One
+    that has failed, or gone back, is final and fails the task with the error's code and remedy: the same again would
+    stop the job again. Does not supervise: see :class:`~.restore_operators.EnsureSupervisedOperator`.
+
+    Pushes ``error`` to XCom if it fails: code, what happened, what to do.
+
+    Parameters
+    ----------
+    reason
+        Why, for the record. (templated)
+    health_timeout
+        Seconds until a job that is not healthy yet counts as unhealthy. 300: a first batch after a start may be as
+        large as its limits allow. (templated)
+    stop_timeout
+        Seconds that the driver may take to stop. 300: a batch in flight is finished first.
+    profile, config, root
+        The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
+    """
+
+    template_fields: Sequence[str] = ("job", "reason", "health_timeout")
+    ui_color = "#f5ecd0"
+
+    unhealthy = ""
+    """The code of the error that an operation which has gone back ends with."""
+
+    def __init__(
+        self,
+        *,
+        reason: str = "",
+        health_timeout: float | str = 300.0,
+        stop_timeout: float = 300.0,
+        **kwargs: Any,
+    ) -> None:
+        # For tries that were killed, with their worker: only those are resumed.
+        kwargs.setdefault("retries", 3)
+        kwargs.setdefault("retry_delay", timedelta(seconds=15))
+        super().__init__(**kwargs)
+        self.reason = reason
+        self.health_timeout = health_timeout
+        self.stop_timeout = stop_timeout
+
+    def perform(self, workspace: Workspace, by: str) -> Operation:
+        """Perform it, or go on with what an earlier try began."""
+        raise NotImplementedError
+
+    def told(self, workspace: Workspace, operation: Operation) -> dict[str, Any]:
+        """Return what is told of one that is done: its job, checkpoint, savepoint and the seconds of each step."""
+        reference = JobDocuments(workspace.storage, operation.job).checkpoint.read()
+        mine = reference if reference is not None and reference.operation == operation.id else None
+        return {
+            "operation": operation.id,
+            "state": operation.state,
+            "job": operation.job,
+            "savepoint": operation.plan.get("savepoint"),
+            "batch": mine.base_batch if mine else None,
+            "generation": mine.generation if mine else None,
+            "steps": {step.name: seconds_of(step) for step in operation.steps},
+        }
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Perform the operation, or go on with what an earlier try began."""
+        workspace = self.open()
+        # The same in every try of this run, and in no other run: by it an operation is known as one's own.
+        by = f"airflow:{holder_of(context)}"
+        try:
+            operation = self._ended_already(context, workspace, by)
+            if operation is None:
+                with steps_logged(workspace, self.job, by, self.log), self.interruptible():
+                    operation = self.perform(workspace, by)
+        except StreamwardenError as error:
+            context["ti"].xcom_push(key="error", value={"code": error.code, "what": error.what, "remedy": error.remedy})
+            raise self._judge(workspace, by, error) from error
+        return self.told(workspace, operation)
+
+    def _ended_already(self, context: Context, workspace: Workspace, by: str) -> Operation | None:
+        found = ended_operation(context, workspace, self.job, by, retries=self.retries or 0)
+        if found is None:
+            return None
+        self.log.info("an earlier try has ended %s: %s", found.id, found.state)
+        if found.error is None:
+            return found
+        if found.state == "rolled back":
+            raise StreamwardenError(self.unhealthy, f"{self.job}: {found.error.code}: {found.error.what}")
+        raise found.error.to_exception()
+
+    def _judge(self, workspace: Workspace, by: str, error: StreamwardenError) -> AirflowException:
+        try:
+            found = JobDocuments(workspace.storage, self.job).operation.read()
+        except (OSError, StreamwardenError):
+            return AirflowException(str(error))
+        ours = found if found is not None and found.by == by else None
+        if ours is not None and ours.state == "running":
+            # Not ended: there is something to resume. Or an earlier try that Airflow gave up still works on it.
+            return AirflowException(str(error))
+        if ours is None and error.retryable and error.code != "OPERATION_RUNNING":
+            # Not even begun: the documents could not be reached.
+            return AirflowException(str(error))
+        if ours is not None:
+            started = next((step.detail for step in reversed(ours.steps) if step.name == "start"), "")
+            if error.code == self.unhealthy and started:
+                self.log.error("driver %s:\n%s", started.split()[0], log_tail(workspace, self.job, started.split()[0]))
+        self.log.error("%s", error)
+        return AirflowFailException(str(error))

@@ -1,0 +1,81 @@
+"""An operator: change a running job's parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from streamwarden.airflow.job_operator import ProgressLog
+from streamwarden.airflow.operation_operator import OperationOperator
+from streamwarden.control.documents import Operation
+from streamwarden.control.rescale import OnTimeout, Way, rescale
+from streamwarden.control.workspace import Workspace
+
+__all__ = ["RescaleOperator", "number_of"]
+
+
+class RescaleOperator(OperationOperator):
+    """Changes a job's state partitions, cores or memory, keeping its state, and goes back if it is not healthy.
+
+    Returns operation, savepoint, batch, generation, what it was and is, the downtime in seconds and the time of each
+    step.
+
+    Parameters
+    ----------
+    partitions, cores, memory
+        What to change; an empty text, or None, leaves it. (templated)
+    on_timeout
+        ``roll back`` or ``hold``, for a job that only is not caught up in time. (templated)
+    way
+        ``fast`` or ``plain``. (templated)
+    """
+
+    template_fields: Sequence[str] = (
+        *OperationOperator.template_fields,
+        *("partitions", "cores", "memory", "on_timeout", "way"),
+    )
+    unhealthy = "RESCALE_UNHEALTHY"
+
+    def __init__(
+        self,
+        *,
+        partitions: int | str | None = None,
+        cores: int | str | None = None,
+        memory: str | None = None,
+        on_timeout: str = "roll back",
+        way: str = "fast",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.partitions = partitions
+        self.cores = cores
+        self.memory = memory
+        self.on_timeout = on_timeout
+        self.way = way
+
+    def perform(self, workspace: Workspace, by: str) -> Operation:
+        """Rescale, or go on with what an earlier try began."""
+        return rescale(
+            workspace,
+            self.job,
+            partitions=number_of(self.partitions),
+            cores=number_of(self.cores),
+            memory=self.memory or None,
+            on_timeout=cast(OnTimeout, self.on_timeout),
+            way=cast(Way, self.way),
+            by=by,
+            reason=self.reason,
+            stop_timeout=self.stop_timeout,
+            health_timeout=float(self.health_timeout),
+            report=ProgressLog(self.log),
+        )
+
+    def told(self, workspace: Workspace, operation: Operation) -> dict[str, Any]:
+        """Return what was done."""
+        told = {name: operation.plan.get(name) for name in ("was", "to", "state_rows", "downtime_s")}
+        return {**super().told(workspace, operation), **told}
+
+
+def number_of(value: int | str | None) -> int | None:
+    """Read a number, which is a text once Airflow has filled in a template."""
+    return None if value in (None, "", "None") else int(cast(str, value))

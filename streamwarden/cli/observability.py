@@ -1,0 +1,91 @@
+"""Commands that look at what drivers report: every batch, and where metrics are scraped."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from rich.filesize import decimal
+from rich.table import Table
+
+from streamwarden.cli.terminal import JobArgument, JsonOption, ProfileOption, RootOption, out, print_json, reported
+from streamwarden.control import operations
+from streamwarden.control.config import job_names
+from streamwarden.control.workspace import open_workspace
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command()
+@reported
+def progress(
+    job: JobArgument,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many of the newest batches.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a job's batches, newest last, as its drivers wrote them down; the very newest may be missing for a while."""
+    # Here, since it loads delta-rs, which no other command needs.
+    from streamwarden.control.progress_table import ProgressTable
+
+    workspace = open_workspace(profile, root=root)
+    found = ProgressTable(workspace).read(job, last)
+    if not found:
+        # Of a job that was removed the batches are still there; a name that never was one is a mistake.
+        workspace.job(job)
+    if as_json:
+        print_json([{name: _plain(value) for name, value in row.items()} for row in found])
+    else:
+        out.print(_table(found))
+
+
+@app.command()
+@reported
+def targets(profile: ProfileOption = None, root: RootOption = None) -> None:
+    """Print the drivers' Prometheus endpoints as JSON, in the format of Prometheus' file-based service discovery."""
+    workspace = open_workspace(profile, root=root)
+    known = [operations.status(workspace, name)["metrics"] for name in job_names(workspace.config)]
+    # `job` is a label of the metrics themselves.
+    labels = {"profile": workspace.profile.name}
+    print_json([{"targets": [address], "labels": labels} for address in known if address])
+
+
+def _table(found: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (
+        *("gen", "batch", "at", "took", "rows in", "out", "late", "quarantined", "rows/s", "watermark", "lag"),
+        *("state rows", "state", "commit", "tries", "pending"),
+    ):
+        table.add_column(name, justify="left" if name in ("at", "watermark") else "right", no_wrap=True)
+    for row in found:
+        table.add_row(
+            str(row["generation"]),
+            str(row["batch"]),
+            f"{row['at']:%Y-%m-%d %H:%M:%S}",
+            f"{row['duration_ms'] / 1000:.1f} s",
+            str(row["rows_in"]),
+            _shown(row["rows_out"]),
+            str(row["late_rows"]),
+            str(row["rows_quarantined"]),
+            f"{row['rows_per_second']:.0f}",
+            f"{row['watermark']:%Y-%m-%d %H:%M:%S}" if row["watermark"] else "-",
+            "-" if row["watermark_lag_s"] is None else f"{row['watermark_lag_s']:.0f} s",
+            str(row["state_rows"]),
+            decimal(row["state_bytes"]),
+            f"{row['commit_ms'] / 1000:.1f} s",
+            str(row["tries"]),
+            _shown(row["source_pending"]),
+        )
+    return table
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _plain(value: object) -> object:
+    return value.isoformat() if isinstance(value, datetime) else value

@@ -1,0 +1,109 @@
+"""Commands for how wide a job runs: rescale, and its cancelling."""
+
+from __future__ import annotations
+
+from typing import Annotated, get_args
+
+import typer
+from rich.table import Table
+
+from streamwarden.cli.savepoints import operation_table, progress
+from streamwarden.cli.terminal import (
+    JobArgument,
+    JsonOption,
+    ProfileOption,
+    ReasonOption,
+    RootOption,
+    out,
+    print_json,
+    reported,
+    who,
+)
+from streamwarden.control.documents import dump
+from streamwarden.control.operation import interrupted_operation
+from streamwarden.control.rescale import OnTimeout, Way, cancel
+from streamwarden.control.rescale import rescale as run_rescale
+from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
+from streamwarden.control.workspace import open_workspace
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command()
+@reported
+def rescale(
+    job: JobArgument,
+    partitions: Annotated[int | None, typer.Option("--partitions", "-n", help="State partitions.")] = None,
+    cores: Annotated[int | None, typer.Option("--cores", "-c", help="Cores, as resources.cores.")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", "-m", help="JVM heap, as resources.memory: 2g.")] = None,
+    on_timeout: Annotated[
+        str, typer.Option(help="For a job that only is not caught up in time: 'roll back' or 'hold'.")
+    ] = "roll back",
+    way: Annotated[
+        str, typer.Option(help="'fast' prepares the state while the job runs on; 'plain' stops it first.")
+    ] = "fast",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Look whether it can be done, and do nothing.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the rescale whose process died.")] = False,
+    cancelled: Annotated[bool, typer.Option("--cancel", help="Ask the rescale that goes on to go back.")] = False,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    reason: ReasonOption = "",
+    stop_timeout: Annotated[float, typer.Option(help="Seconds that the driver may take to stop.")] = 300,
+    health_timeout: Annotated[float, typer.Option(help="Seconds to wait for health; then it goes back.")] = 300,
+    as_json: JsonOption = False,
+) -> None:
+    """Change a job's state partitions, cores or memory, keeping its state; go back if it does not become healthy."""
+    if on_timeout not in get_args(OnTimeout):
+        raise typer.BadParameter(f"{on_timeout!r} is not 'roll back' or 'hold'", param_hint="--on-timeout")
+    if way not in get_args(Way):
+        raise typer.BadParameter(f"{way!r} is not 'fast' or 'plain'", param_hint="--way")
+    workspace = open_workspace(profile, root=root)
+    if cancelled:
+        asked = cancel(workspace, job, by=who())
+        out.print(f"{job}: rescale {asked.id} is asked to go back", markup=False)
+        return
+    if dry_run:
+        planned = plan_rescale(workspace, job, partitions=partitions, cores=cores, memory=memory)
+        print_json(_described(planned)) if as_json else out.print(_plan_table(planned))
+        return
+    by, params = who(), {"partitions": partitions, "cores": cores, "memory": memory}
+    params |= {"on_timeout": on_timeout, "way": way, "reason": reason}
+    if resume:
+        # Whoever asked for it: it is known again by that, and by what was asked for.
+        left = interrupted_operation(workspace, job, "rescale")
+        by, params = left.by, left.params
+    with progress(hidden=as_json) as report:
+        done = run_rescale(
+            workspace,
+            job,
+            **params,  # type: ignore[arg-type]
+            by=by,
+            stop_timeout=stop_timeout,
+            health_timeout=health_timeout,
+            report=report,
+        )
+    if as_json:
+        print_json(dump(done))
+    else:
+        out.print(operation_table([done]))
+
+
+def _described(planned: RescalePlan) -> dict[str, object]:
+    return {
+        "job": planned.job,
+        "was": dump(planned.was),
+        "to": dump(planned.to),
+        "repartitions": planned.repartitions,
+        "operators": [{"id": one.id, "name": one.name, "bytes": one.bytes} for one in planned.operators],
+        "bytes": planned.bytes,
+    }
+
+
+def _plan_table(planned: RescalePlan) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_row("changes", planned.words)
+    for one in planned.operators:
+        table.add_row(f"operator {one.id}", f"{one.name}, {one.bytes} bytes")
+    return table

@@ -1,0 +1,53 @@
+"""Who is told when a job's health changes: ``config/alerts.yaml``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+__all__ = ["AlertSpec", "NotifierSpec"]
+
+
+class NotifierSpec(BaseModel):
+    """One Airflow notifier. Secrets belong into an Airflow connection that its arguments name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$", description="How the log names it.")
+    notifier: str = Field(
+        alias="class",
+        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$",
+        description="Dotted path of an Airflow notifier, as"
+        " `airflow.providers.slack.notifications.slack.SlackNotifier`. Its provider must be installed.",
+    )
+    level: Literal["warn", "critical"] = Field(
+        default="critical",
+        description="From which level on: warn or critical. critical: a notifier usually wakes somebody. The end of an"
+        " alarm is told as well.",
+    )
+    jobs: tuple[str, ...] = Field(default=(), description="Only of these jobs; none means all.")
+    arguments: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Its keyword arguments. Those that it declares as templates know `alert`: `alert.text`,"
+        " `alert.title`, `alert.job`, `alert.level`, `alert.changes`.",
+    )
+
+
+class AlertSpec(BaseModel):
+    """What ``config/alerts.yaml`` may say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    notifiers: tuple[NotifierSpec, ...] = ()
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        names = [notifier.name for notifier in self.notifiers]
+        if len(set(names)) != len(names):
+            raise ValueError("notifiers: a name is given twice")
+        return self
+
+    def of(self, job: str) -> list[NotifierSpec]:
+        """Return the notifiers that want to hear of a job."""
+        return [notifier for notifier in self.notifiers if not notifier.jobs or job in notifier.jobs]

@@ -1,0 +1,47 @@
+"""Carrying out the verdicts that end a job's run: it failed for good, or its state has reached its limit."""
+
+from __future__ import annotations
+
+from streamwarden.control import running
+from streamwarden.control.documents import ErrorInfo
+from streamwarden.control.savepoints.take import savepoint_and_stop
+from streamwarden.control.supervision import Action, Observation, Verdict, kill_driver, record_decision
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["put_down"]
+
+
+def put_down(workspace: Workspace, seen: Observation, verdict: Verdict, *, by: str, timeout: float = 300) -> ErrorInfo:
+    """Leave a job down that failed or reached a limit, and return the error that says so.
+
+    After FAIL a driver that still lives is stuck, and killed; what is wanted of the job stays as it was. After SUSPEND
+    the job is suspended between batches, with a savepoint if the verdict says so.
+
+    Parameters
+    ----------
+    by
+        Who carries it out.
+    timeout
+        Seconds that a driver may take to stop.
+
+    Raises
+    ------
+    StreamwardenError
+        ``STOP_TIMED_OUT``, ``OPERATION_RUNNING`` or one of ``SAVEPOINT_…``: the job goes on, and the next look tries
+        again.
+    """
+    error = verdict.error or ErrorInfo.of(StreamwardenError("DRIVER_DIED", seen.reason))
+    if verdict.action is Action.FAIL:
+        if seen.phase.alive:
+            kill_driver(seen)
+        record_decision(workspace, seen.job, "fail", verdict.why)
+        return error
+    what = error.what
+    if verdict.savepoint:
+        made = savepoint_and_stop(workspace, seen.job, by=by, note=verdict.why, timeout=timeout)
+        what = f"{what}. Savepoint {made.id} at batch {made.batch}"
+    else:
+        running.stop(workspace, seen.job, by=by, reason=verdict.why, incarnation=seen.incarnation, timeout=timeout)
+    record_decision(workspace, seen.job, "suspend", verdict.why)
+    return error.model_copy(update={"what": what})

@@ -1,0 +1,123 @@
+"""Keeping a repartitioned copy of a checkpoint up with the original, while the original's query runs on.
+
+Each batch that the original has committed is begun in the copy, with the offsets, the watermark and the clock that it
+had there: its ``offsets/N`` is written into the copy, with the copy's number of partitions, and the query that starts
+on the copy finishes it, as a query does after a crash. So the copy's state is not merely one that could have come
+about; it is the original's.
+
+Source: Spark 4.2's ``MicroBatchExecution.populateStartOffsets``, which runs a batch that was begun and not committed
+with the offsets that are written of it.
+"""
+
+from __future__ import annotations
+
+import json
+
+from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.savepoints.closure import source_needed
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["Follower"]
+
+_VERSION = "v1"
+_PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+class Follower:
+    """A copy that follows.
+
+    Parameters
+    ----------
+    workspace
+        Where both lie.
+    original, copy
+        The checkpoints' folders.
+    shift
+        By how much a batch's id is higher in the copy: its repartitioning was a batch.
+    partitions
+        The copy's.
+    """
+
+    def __init__(self, workspace: Workspace, original: str, copy: str, *, shift: int, partitions: int) -> None:
+        self._workspace = workspace
+        self._paths = original, copy
+        self._original = CheckpointReader(workspace.storage, original)
+        self._copy = CheckpointReader(workspace.storage, copy)
+        self._shift = shift
+        self._partitions = partitions
+
+    @property
+    def batch(self) -> int:
+        """The original's batch that the copy stands at."""
+        last = self._copy.last_commit()
+        assert last is not None
+        return last - self._shift
+
+    @property
+    def behind(self) -> int:
+        """How many batches the original has committed since."""
+        last = self._original.last_commit()
+        assert last is not None
+        return last - self.batch
+
+    def begin(self) -> int:
+        """Write into the copy what the original began its next batch with; return its id in the original.
+
+        Can be repeated.
+
+        Raises
+        ------
+        StreamwardenError
+            ``RESCALE_FAILED`` if the original has removed it already, or writes a format that this does not know.
+        """
+        batch = self.batch + 1
+        original, copy = self._paths
+        offsets, files = self._original.offsets(batch), self._workspace.files
+        try:
+            version, metadata, *sources = files.read(f"{original}/offsets/{batch}").decode().split("\n")
+        except FileNotFoundError as error:
+            raise StreamwardenError(
+                "RESCALE_FAILED", f"{original}: batch {batch} is not in its log any more"
+            ) from error
+        if version != _VERSION or offsets is None:
+            raise StreamwardenError("RESCALE_FAILED", f"{original}/offsets/{batch} has format {version!r}")
+        there = {info.key[len(copy) :] for info in files.walk(f"{copy}/sources")}
+        # What a file source has listed: its offsets are numbers of these files.
+        missing = [
+            path
+            for info in files.walk(f"{original}/sources")
+            if (path := info.key[len(original) :]) not in there
+            and not path.rsplit("/", 1)[1].startswith(".")
+            and source_needed(path.lstrip("/"), offsets)
+        ]
+        files.copy_many([(original + path, copy + path) for path in missing])
+        begun = json.loads(metadata)
+        begun["conf"][_PARTITIONS] = str(self._partitions)
+        lines = [version, json.dumps(begun, separators=(",", ":")), *sources]
+        files.write(f"{copy}/offsets/{batch + self._shift}", "\n".join(lines).encode())
+        return batch
+
+    def check(self, batch: int) -> None:
+        """See that the copy has finished a batch of the original, and come to the same watermark.
+
+        Raises
+        ------
+        StreamwardenError
+            ``RESCALE_STATE_DIFFERS``.
+        """
+        if self.batch != batch:
+            raise StreamwardenError("RESCALE_FAILED", f"{self._paths[1]} stands at {self.batch}, and not at {batch}")
+        original, copy = self._paths
+        ids = (f"{original}/commits/{batch}", f"{copy}/commits/{batch + self._shift}")
+        watermarks = [_watermark(self._workspace.files.read(key)) for key in ids]
+        if watermarks[0] != watermarks[1]:
+            raise StreamwardenError(
+                "RESCALE_STATE_DIFFERS",
+                f"after batch {batch} the watermark is {watermarks[0]}, and {watermarks[1]} in the copy",
+            )
+
+
+def _watermark(commit: bytes) -> int:
+    _, _, text = commit.decode().partition("\n")
+    return int(json.loads(text).get("nextBatchWatermarkMs", 0))

@@ -1,0 +1,69 @@
+"""How wide a job runs, where a rescale has decided that: values that stand above those of its YAML.
+
+The YAML's numbers are what a job begins with. A rescale keeps its own in ``control/JOB/parallelism.json``, each beside
+the YAML's number that it replaced. It counts for as long as the YAML says that number still: who edits the YAML
+afterwards has the last word.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamwarden.control.documents import JobDocuments, Parallelism, Width
+from streamwarden.control.spec import JobSpec
+from streamwarden.control.workspace import Workspace
+
+__all__ = ["FIELDS", "decide", "effective_spec", "put_back", "widened", "width_of"]
+
+FIELDS = {"partitions": "state.partitions", "cores": "resources.cores", "memory": "resources.memory"}
+"""What a rescale can change, with the spec's fields."""
+
+
+def width_of(spec: JobSpec) -> Width:
+    """Return how wide a spec says that its job runs."""
+    return Width(partitions=spec.state.partitions, cores=spec.resources.cores, memory=spec.resources.memory)
+
+
+def widened(spec: JobSpec, width: Width) -> JobSpec:
+    """Return a spec with another width."""
+    return spec.model_copy(
+        update={
+            "state": spec.state.model_copy(update={"partitions": width.partitions}),
+            "resources": spec.resources.model_copy(update={"cores": width.cores, "memory": width.memory}),
+        }
+    )
+
+
+def effective_spec(workspace: Workspace, job: str) -> JobSpec:
+    """Return a job's spec: its YAML with the profile's overrides, and with what a rescale has decided.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_UNKNOWN`` or ``CONFIG_INVALID``.
+    """
+    spec = workspace.job(job)
+    found = JobDocuments(workspace.storage, job).parallelism.read()
+    if found is None:
+        return spec
+    written = width_of(spec)
+    values: dict[str, Any] = {
+        name: getattr(found.now if getattr(found.over, name) == getattr(written, name) else written, name)
+        for name in FIELDS
+    }
+    return widened(spec, Width(**values))
+
+
+def put_back(workspace: Workspace, job: str, kept: dict[str, Any] | None, *, by: str) -> None:
+    """Put the document back to what it was, as JSON values; None: there was none."""
+    document = JobDocuments(workspace.storage, job).parallelism
+    if kept is not None:
+        document.write(Parallelism.model_validate(kept))
+    elif document.read() is not None:
+        # Over the YAML's own numbers it says nothing.
+        document.write(decide(workspace, job, width_of(workspace.job(job)), by=by))
+
+
+def decide(workspace: Workspace, job: str, width: Width, *, by: str) -> Parallelism:
+    """Return the document that makes a width count over what the YAML says now; does not write it."""
+    return Parallelism(now=width, over=width_of(workspace.job(job)), by=by)

@@ -1,0 +1,676 @@
+"""Changing a running job's parallelism, keeping its state, and going back if it is not healthy."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, Literal, NoReturn
+
+from streamwarden.control import running
+from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.documents import (
+    BatchProgress,
+    Cancel,
+    CheckpointRef,
+    Desired,
+    ErrorInfo,
+    JobDocuments,
+    Operation,
+    Supervision,
+    Width,
+    utc_now,
+)
+from streamwarden.control.follow import Follower
+from streamwarden.control.going_back import outputs_before
+from streamwarden.control.health.rules import Level
+from streamwarden.control.operation import OperationHandle, active_operation, begin
+from streamwarden.control.parallelism import decide, put_back, widened
+from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
+from streamwarden.control.savepoints import catalogue
+from streamwarden.control.savepoints.closure import repartitioned
+from streamwarden.control.savepoints.fresh import fresh_checkpoint
+from streamwarden.control.savepoints.manifest import Manifest, Origin
+from streamwarden.control.savepoints.take import Report, take
+from streamwarden.control.standby import Standby, standby
+from streamwarden.control.supervision import Observation, Phase, assess, observe, record_decision
+from streamwarden.control.supervision import decide as judge
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["OnTimeout", "Way", "cancel", "rescale"]
+
+OnTimeout = Literal["roll back", "hold"]
+"""What becomes of a job that is not healthy in time: back to what ran before, or left as it is for a person to see."""
+
+Way = Literal["fast", "plain"]
+"""How the state is repartitioned: while the job runs on, or after it was stopped."""
+
+_FOLLOW_S = 900.0
+"""How long a copy may take to catch up with the job. A quarter of an hour; then the job is stopped first."""
+
+_TRIED = 3
+"""Batches replayed after which the copy must be nearer than before them."""
+
+_NEAR = 2
+"""Batches behind that are as good as none: they are replayed after the stop, in seconds."""
+
+_WORK_S = 3600.0
+"""How long Spark may take to repartition, or to digest. An hour: ten million keys take some minutes."""
+
+_POLL_S = 0.25
+
+
+def rescale(
+    workspace: Workspace,
+    job: str,
+    *,
+    partitions: int | None = None,
+    cores: int | None = None,
+    memory: str | None = None,
+    on_timeout: OnTimeout = "roll back",
+    way: Way = "fast",
+    by: str,
+    reason: str = "",
+    stop_timeout: float = 300,
+    health_timeout: float = 300,
+    report: Report | None = None,
+) -> Operation:
+    """Change how many state partitions, cores or how much memory a job has.
+
+    Looks first, while the job runs, whether it can, and starts the new driver's JVM beside it. A pre-rescale savepoint
+    is taken, a copy of it is repartitioned under a new generation, its state is proved to be the same, the old driver
+    stops between batches, the new one takes over, and its health is waited for: batches are committed, the backlog is
+    no larger than it was at the stop, and no health rule is critical that was not before. If that does not come, the
+    job goes back to the untouched checkpoint, as wide as it was. Without another number of partitions nothing is
+    copied: the new driver goes on where the old one stopped.
+
+    Every step is on record in the operation's document. A rescale whose process died goes on when it is called again
+    with the same arguments, and ends in the new or in the old state. It can be cancelled until the new driver starts.
+
+    Does not write the YAML. What it decides is kept beside, and counts until somebody changes the same field there.
+
+    Parameters
+    ----------
+    partitions
+        State partitions; None leaves them.
+    cores
+        Cores, as ``resources.cores``; None leaves them.
+    memory
+        JVM heap, as ``resources.memory``; None leaves it.
+    on_timeout
+        For a job that runs without a failure and is only not caught up in time. One that fails always goes back.
+    way
+        ``fast`` repartitions a copy of a savepoint while the job runs on, and lets the copy follow the job, batch for
+        batch, before the job is stopped; ``plain`` stops it first, as ``fast`` does where the copy can't keep up. Both
+        end with the same state. Without another number of partitions, or of a job that does not run, they are the same.
+    by, reason
+        Who and why.
+    stop_timeout, health_timeout
+        Seconds.
+    report
+        Told how far it is.
+
+    Raises
+    ------
+    StreamwardenError
+        Before anything was touched: ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``OPERATION_RUNNING``, or one of
+        ``RESCALE_…`` for the first thing that does not fit. After the job went on as before: ``STOP_TIMED_OUT``,
+        ``SAVEPOINT_…``, ``RESCALE_STATE_DIFFERS``, ``RESCALE_FAILED``, ``OPERATION_CANCELLED``, ``RESCALE_UNHEALTHY``.
+    """
+    params: dict[str, Any] = {"partitions": partitions, "cores": cores, "memory": memory, "on_timeout": on_timeout}
+    params |= {"way": way, "reason": reason}
+    with begin(workspace, job, "rescale", by=by, params=params) as handle:
+        work = _Rescale(workspace, handle, stop_timeout, health_timeout, report)
+        try:
+            return work.run()
+        except (StreamwardenError, OSError) as error:
+            failure = (
+                error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))
+            )
+            if handle.operation.state == "running" and failure.code != "OPERATION_INTERRUPTED":
+                handle.end("failed", failure)
+            raise failure from error
+
+
+def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
+    """Ask the rescale that works on a job to go back; it does so before its next step.
+
+    Once its new driver has started, it goes on: then its health decides.
+
+    Raises
+    ------
+    StreamwardenError
+        ``OPERATION_NONE`` if none works on the job.
+    """
+    found = active_operation(workspace, job)
+    if found is None or found.kind != "rescale":
+        raise StreamwardenError("OPERATION_NONE", f"{job}: no rescale works on it")
+    JobDocuments(workspace.storage, job).cancel.write(Cancel(operation=found.id, by=by, at=utc_now()))
+    return found
+
+
+class _Rescale:
+    def __init__(
+        self,
+        workspace: Workspace,
+        handle: OperationHandle,
+        stop_timeout: float,
+        health_timeout: float,
+        report: Report | None,
+    ) -> None:
+        self._workspace = workspace
+        self._handle = handle
+        self._job = handle.operation.job
+        self._documents = JobDocuments(workspace.storage, self._job)
+        self._stop_timeout = stop_timeout
+        self._health_timeout = health_timeout
+        self._report = report
+        self._stopping = False
+
+    def run(self) -> Operation:
+        failure = self._plan.get("failure")
+        if failure is not None:
+            self._roll_back(ErrorInfo.model_validate(failure).to_exception())
+        if self._switched():
+            self._put_in_force()
+            return self._start_and_judge()
+        planned = self._precheck()
+        # Its JVM starts while the job still runs, works on the state, and is the job's in the end.
+        # The fast way works on state while the job runs, and needs no rehearsal of that.
+        state = planned.repartitions and self._way == "plain"
+        with standby(self._workspace, widened(self._desired_before.spec, planned.to), state=state) as spare:
+            self._prepare_and_switch(planned, spare)
+            return self._start_and_judge(spare)
+
+    # -- until the switch --------------------------------------------------------------------------------------------
+
+    def _precheck(self) -> RescalePlan:
+        with self._handle.step("precheck") as step:
+            planned = plan_rescale(self._workspace, self._job, **self._target())
+            seen = observe(self._workspace, self._job)
+            self._keep_way_back(seen, planned)
+            step.detail = planned.words
+            return planned
+
+    def _prepare_and_switch(self, planned: RescalePlan, spare: Standby) -> None:
+        try:
+            with self._step("start Spark"):
+                spare.await_ready(self._heed)
+            reference = None
+            if planned.repartitions and self._way == "fast" and observe(self._workspace, self._job).phase.alive:
+                reference = self._prepare_ahead(planned, spare)
+            if reference is None:
+                self._stop(between=planned.repartitions)
+                made = self._save()
+                reference = self._repartition(spare, made, planned.to.partitions) if planned.repartitions else None
+            self._switch(planned, reference)
+        except Exception as error:
+            self._go_on(error)
+            raise
+
+    def _target(self) -> dict[str, Any]:
+        return {name: self._handle.operation.params[name] for name in ("partitions", "cores", "memory")}
+
+    def _keep_way_back(self, seen: Observation, planned: RescalePlan) -> None:
+        # What it takes to go back, kept before there is anything to go back from.
+        assert seen.desired is not None
+        before, parallelism = self._documents.checkpoint.read(), self._documents.parallelism.read()
+        assert before is not None
+        last = seen.progress.last if seen.progress else None
+        self._handle.plan(
+            desired=seen.desired.model_dump(mode="json"),
+            before=before.model_dump(mode="json"),
+            parallelism=parallelism.model_dump(mode="json") if parallelism else None,
+            was=planned.was.model_dump(mode="json"),
+            to=planned.to.model_dump(mode="json"),
+            critical=[one.rule for one in self._findings(seen)],
+            backlog=self._plan.get("backlog", _pending(last)),
+        )
+
+    def _prepare_ahead(self, planned: RescalePlan, spare: Standby) -> CheckpointRef | None:
+        """Repartition a copy while the job runs on, let it follow, and stop the job only then.
+
+        Return None, with the job running, if the copy does not catch up with it.
+        """
+        before = self._documents.checkpoint.read()
+        assert before is not None
+        made = self._save()
+        partitions = planned.to.partitions
+        reference = self._repartition(spare, made, partitions)
+        assert reference.base_batch is not None
+        shift = reference.base_batch - made.batch
+        follower = Follower(self._workspace, before.path, reference.path, shift=shift, partitions=partitions)
+        with self._step("follow") as step:
+            first = follower.batch
+            caught_up = self._follow(follower, spare, reference)
+            step.detail = f"batches {first + 1} to {follower.batch}, {follower.behind} behind"
+            if not caught_up:
+                step.detail += ": the job is faster than its copy, and is stopped first"
+                return None
+        self._stop(between=True)
+        with self._step("follow to the end") as step:
+            first = follower.batch
+            while follower.behind > 0:
+                self._replay(follower, spare, reference)
+            step.detail = f"batches {first + 1} to {follower.batch}"
+        return reference.model_copy(update={"base_batch": follower.batch + shift})
+
+    def _follow(self, follower: Follower, spare: Standby, reference: CheckpointRef) -> bool:
+        """Replay until the copy stands where the job stands; return False once it is seen not to come there."""
+        deadline = time.monotonic() + _FOLLOW_S
+        behind: list[int] = []
+        while (now := follower.behind) > 0:
+            behind.append(now)
+            gaining = len(behind) <= _TRIED or now < behind[-1 - _TRIED]
+            if not gaining or time.monotonic() >= deadline:
+                return now <= _NEAR
+            self._replay(follower, spare, reference)
+        return True
+
+    def _replay(self, follower: Follower, spare: Standby, reference: CheckpointRef) -> None:
+        batch = follower.begin()
+        rows = spare.replay(reference.path, timeout=_WORK_S, say=self._heed)
+        follower.check(batch)
+        progress = observe(self._workspace, self._job).progress
+        known = next((one for one in (progress.recent if progress else []) if one.batch == batch), None)
+        if known is not None and [one.rows for one in known.operators] != rows:
+            what = f"{[one.rows for one in known.operators]} rows of state after batch {batch}, {rows} in the copy"
+            raise StreamwardenError("RESCALE_STATE_DIFFERS", f"{self._job}: {what}")
+        self._say(f"batch {batch} replayed, {follower.behind} behind")
+
+    def _stop(self, *, between: bool) -> None:
+        self._stopping = True
+        with self._step("stop") as step:
+            step.detail = running.stop_in_turn(
+                self._workspace, self._job, by=self._by, reason="rescale", timeout=self._stop_timeout
+            )
+            seen = observe(self._workspace, self._job)
+            last = seen.progress.last if seen.progress else None
+            idle_at = seen.heartbeat.idle_at if seen.heartbeat else None
+            # An idle job is missed from its stop on.
+            at = max((one for one in (last.at if last else None, idle_at) if one is not None), default=None)
+            self._handle.plan(stopped_at=at.isoformat() if at else None, backlog=_pending(last))
+            if between:
+                self._check_between()
+
+    def _check_between(self) -> None:
+        """Refuse another generation behind a driver that died in the midst of a batch: under its own it is done once.
+
+        Its tables may have the batch already, and under another generation they would take it once more.
+        """
+        current = self._documents.checkpoint.read()
+        assert current is not None
+        reader = CheckpointReader(self._workspace.storage, current.path)
+        begun, done = reader.last_offset(), reader.last_commit()
+        if begun != done:
+            what = f"{self._job}: its driver ended in the midst of batch {begun}"
+            remedy = "Let the job run until it has finished the batch, and rescale it then."
+            raise StreamwardenError("RESCALE_NOT_HEALTHY", what, remedy=remedy)
+
+    def _save(self) -> Manifest:
+        with self._step("pre-rescale savepoint") as step:
+            # A killed try's: a supervisor may have let the job go on since.
+            self._release()
+            made = take(
+                self._workspace,
+                self._job,
+                origin=Origin.PRE_RESCALE,
+                by=self._by,
+                note=f"before rescale {self._handle.id}",
+                report=self._report,
+            )
+            self._handle.plan(savepoint=made.id, state_rows=made.state_rows)
+            catalogue.use(self._workspace, catalogue.find(self._workspace, self._job, made.id), self._handle.id)
+            step.detail = f"{made.id} at batch {made.batch}"
+            return made
+
+    def _repartition(self, spare: Standby, made: Manifest, partitions: int) -> CheckpointRef:
+        current = self._documents.checkpoint.read()
+        assert current is not None
+        with self._step("copy") as step:
+            # Used up before it is used: a killed try's Spark may still write into its copy when the next one begins.
+            taken = max(current.generation, current.highest) + 1
+            self._documents.checkpoint.write(current.model_copy(update={"highest": taken}))
+            fresh = fresh_checkpoint(
+                self._workspace,
+                self._job,
+                made,
+                current,
+                outputs=[],
+                operation=self._handle.id,
+                reason=f"rescaled to {partitions} partitions, from savepoint {made.id}",
+                report=self._report,
+            )
+            step.detail = f"{fresh.path}: {len(made.files)} files, {made.bytes} bytes"
+        with self._step("digest before") as step:
+            was = self._plan["was"]["partitions"]
+            before = spare.digests(fresh.path, made.batch, was, timeout=_WORK_S, say=self._heed)
+            self._compare_rows(made, before)
+            step.detail = _rows(before)
+        with self._step("repartition") as step:
+            spare.repartition(fresh.path, partitions, timeout=_WORK_S, say=self._heed)
+            self._correct_metadata(fresh, made, partitions)
+            batch = CheckpointReader(self._workspace.storage, fresh.path).last_commit()
+            if batch != made.batch + 1:
+                raise StreamwardenError("RESCALE_FAILED", f"batch {made.batch + 1} is expected, and {batch} is there")
+            step.detail = f"{partitions} partitions, as batch {batch}"
+        with self._step("digest after") as step:
+            after = spare.digests(fresh.path, batch, partitions, timeout=_WORK_S, say=self._heed)
+            if before != after:
+                differing = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+                raise StreamwardenError("RESCALE_STATE_DIFFERS", f"{self._job}: {', '.join(differing)}")
+            step.detail = f"the same: {_rows(after)}"
+        return fresh.model_copy(update={"base_batch": batch})
+
+    def _compare_rows(self, made: Manifest, digests: dict[str, str]) -> None:
+        """Compare with what the query itself last said, for operators whose state is one table."""
+        for operator in made.operators:
+            counted = [_count(one) for name, one in digests.items() if name.split("/")[0] == str(operator.id)]
+            if len(counted) == 1 and operator.rows is not None and counted != [operator.rows]:
+                what = f"operator {operator.id} had {operator.rows} rows, and {counted[0]} are read back"
+                raise StreamwardenError("RESCALE_STATE_DIFFERS", f"{self._job}: {what}")
+
+    def _correct_metadata(self, fresh: CheckpointRef, made: Manifest, partitions: int) -> None:
+        files = self._workspace.files
+        for operator in made.operators:
+            key = f"{fresh.path}/state/{operator.id}/_metadata/metadata"
+            with suppress(FileNotFoundError):
+                # Those of version 2, a file a change, Spark writes itself.
+                files.write(key, repartitioned(files.read(key), partitions))
+
+    def _switch(self, planned: RescalePlan, reference: CheckpointRef | None) -> None:
+        with self._step("switch") as step:
+            before = self._desired_before
+            spec = widened(before.spec, planned.to)
+            current = self._documents.checkpoint.read()
+            assert current is not None
+            base = (
+                reference.base_batch
+                if reference is not None
+                else CheckpointReader(self._workspace.storage, current.path).last_commit()
+            )
+            after = reference.model_copy(update={"partitions": planned.to.partitions}) if reference else None
+            self._handle.plan(
+                base=base,
+                generation=(after or current).generation,
+                after=after.model_dump(mode="json") if after else None,
+            )
+            if after is not None:
+                # With its number of partitions, which counts over the spec's: so the driver meets what fits, whichever
+                # of the following writes is the last one before a crash.
+                self._documents.checkpoint.write(current.model_copy(update={"partitions": planned.was.partitions}))
+            self._documents.parallelism.write(decide(self._workspace, self._job, planned.to, by=self._by))
+            running.forgive(self._workspace, self._job, why=planned.words)
+            self._documents.desired.write(
+                before.model_copy(
+                    update={
+                        "state": "running",
+                        "spec": spec,
+                        "digest": spec.digest(),
+                        "updated_at": utc_now(),
+                        "updated_by": self._by,
+                        "note": self._reason or planned.words,
+                        "operation": self._handle.id,
+                    }
+                )
+            )
+            self._put_in_force()
+            step.detail = planned.words
+
+    def _put_in_force(self) -> None:
+        if not self._plan.get("after"):
+            return
+        after, current = CheckpointRef.model_validate(self._plan["after"]), self._documents.checkpoint.read()
+        if current is None or current.generation != after.generation:
+            self._documents.checkpoint.write(after)
+
+    def _switched(self) -> bool:
+        desired = self._documents.desired.read()
+        return desired is not None and desired.operation == self._handle.id
+
+    def _go_on(self, error: Exception) -> None:
+        """Start the job as it was, after what failed before the switch."""
+        if (isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED") or self._switched():
+            # Somebody else performs it now; or the switch was done after all, and its answer was lost.
+            return
+        if not self._stopping:
+            self._release()
+            return
+        self._put_documents_back(note=f"its rescale failed: {_words(error)}")
+        self._release()
+        if self._desired_before.state == "running":
+            running.start(self._workspace, self._job, by=self._by, reason="its rescale failed before the switch")
+
+    # -- after it ----------------------------------------------------------------------------------------------------
+
+    def _start_and_judge(self, spare: Standby | None = None) -> Operation:
+        try:
+            with self._handle.step("start") as step:
+                seen = observe(self._workspace, self._job)
+                if seen.phase.alive:
+                    step.detail = f"{seen.incarnation} runs already"
+                else:
+                    step.detail = running.start(
+                        self._workspace, self._job, by=self._by, reason=self._reason or "rescale", spare=spare
+                    )
+            deadline = time.monotonic() + self._health_timeout
+            with self._handle.step("first batch") as step:
+                step.detail = running.await_health(
+                    self._workspace,
+                    self._job,
+                    generation=self._plan["generation"],
+                    base=self._plan["base"],
+                    timeout=self._health_timeout,
+                    say=self._say,
+                )
+            with self._handle.step("catch up") as step:
+                step.detail = self._await_caught_up(deadline)
+        except StreamwardenError as error:
+            if error.code == "OPERATION_INTERRUPTED":
+                raise
+            self._roll_back(error)
+        self._note_downtime()
+        self._release()
+        return self._handle.end("done")
+
+    def _await_caught_up(self, deadline: float) -> str:
+        """Wait until the backlog is what it was and nothing is newly wrong; return by what."""
+        known, backlog = set(self._plan["critical"]), self._plan["backlog"]
+        while True:
+            seen = observe(self._workspace, self._job)
+            if not seen.phase.alive:
+                raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
+            last = seen.progress.last if seen.progress else None
+            pending = _pending(last)
+            wrong = [f"{one.rule}: {one.what}" for one in self._findings(seen) if one.rule not in known]
+            idle = seen.heartbeat is not None and seen.heartbeat.idle
+            if not wrong and (idle or pending is None or pending <= (backlog or 0)):
+                return "nothing is left to read" if idle or not pending else f"{pending} left to read, {backlog} before"
+            what = "; ".join(wrong) or f"{pending} left to read, {backlog or 0} before"
+            self._say(what)
+            if time.monotonic() >= deadline:
+                if self._handle.operation.params["on_timeout"] == "hold" and seen.phase is Phase.RUNNING:
+                    return f"held as asked, though not healthy in time: {what}"
+                raise StreamwardenError("RESCALE_SLOW", what)
+            time.sleep(_POLL_S)
+
+    def _roll_back(self, error: StreamwardenError) -> NoReturn:
+        """Put what ran before in force again, and raise.
+
+        Raises
+        ------
+        StreamwardenError
+            ``RESCALE_UNHEALTHY``, always.
+        """
+        # First of all on record: whoever goes on after a crash must go on back, and not try the new width again.
+        self._handle.plan(failure=ErrorInfo.of(error).model_dump(mode="json"))
+        with self._handle.step("roll back") as step:
+            if self._switched():
+                running.end_driver(self._workspace, self._job, by=self._by, reason=f"rescale failed: {error.code}")
+                self._handle.plan(way=self._put_back(error))
+            way = self._plan.get("way", "")
+            if self._desired_before.state != "running":
+                step.detail = f"{way}; suspended, as it was"
+            else:
+                seen = observe(self._workspace, self._job)
+                launched = (
+                    seen.incarnation
+                    if seen.phase.alive
+                    else running.start(self._workspace, self._job, by=self._by, reason="its rescale failed")
+                )
+                step.detail = f"{way}: {launched}"
+        if self._desired_before.state == "running":
+            self._await_health_of_before()
+        self._note_downtime()
+        self._release()
+        record_decision(self._workspace, self._job, "roll back", f"{error.code}: {error.what}")
+        self._handle.end("rolled back", error)
+        raise StreamwardenError(
+            "RESCALE_UNHEALTHY", f"{self._job}: {error.code}: {error.what}\n  Back: {self._plan.get('way', '')}"
+        ) from error
+
+    def _put_back(self, error: StreamwardenError) -> str:
+        """Put checkpoint and width of before in force; return how, in words. Can be repeated."""
+        reference = self._documents.checkpoint.read()
+        before = CheckpointRef.model_validate(self._plan["before"])
+        assert reference is not None
+        note = f"its rescale failed: {error.code}"
+        if reference.generation == before.generation:
+            # Only cores or memory were changed, which have no part in results.
+            self._put_documents_back(note=note)
+            return "the job goes on where it is, as wide as before"
+        desired = self._desired_before
+        outputs, stuck = outputs_before(
+            self._workspace, self._job, desired.spec.sinks, generation=reference.generation, base=reference.base_batch
+        )
+        if stuck:
+            # Put back, these tables would break their readers; left, they would have replayed rows twice. The state is
+            # the same in either number of partitions, so it stays where it is.
+            was = Width.model_validate(self._plan["was"])
+            spec = widened(desired.spec, was.model_copy(update={"partitions": self._plan["to"]["partitions"]}))
+            width = Width(partitions=spec.state.partitions, cores=was.cores, memory=was.memory)
+            self._documents.parallelism.write(decide(self._workspace, self._job, width, by=self._by))
+            self._documents.desired.write(
+                desired.model_copy(
+                    update={"spec": spec, "digest": spec.digest(), "updated_at": utc_now(), "note": note}
+                )
+            )
+            return (
+                f"{', '.join(stuck)} can't be put back under readers, so the new number of partitions stays;"
+                " cores and memory are as before"
+            )
+        self._documents.checkpoint.write(
+            # Its own generation: what its last batch in flight has written, it has written under this id.
+            before.model_copy(update={"highest": reference.highest, "outputs": outputs, "fenced": False})
+        )
+        self._put_documents_back(note=note)
+        tables = f", {', '.join(one.table for one in outputs)} put back" if outputs else ""
+        return f"{before.path}, generation {before.generation}{tables}"
+
+    def _put_documents_back(self, *, note: str) -> None:
+        put_back(self._workspace, self._job, self._plan.get("parallelism"), by=self._by)
+        before = self._desired_before
+        self._documents.desired.write(before.model_copy(update={"updated_at": utc_now(), "note": note}))
+
+    def _await_health_of_before(self) -> None:
+        reference = self._documents.checkpoint.read()
+        assert reference is not None
+        base = CheckpointReader(self._workspace.storage, reference.path).last_commit()
+        with self._handle.step("wait for health after the way back") as step:
+            try:
+                step.detail = running.await_health(
+                    self._workspace,
+                    self._job,
+                    generation=reference.generation,
+                    base=base,
+                    timeout=self._health_timeout,
+                    say=self._say,
+                )
+            except StreamwardenError as error:
+                if error.code == "OPERATION_INTERRUPTED":
+                    raise
+                # There is nothing further to go back to; the supervisor has it from here.
+                step.detail = f"not healthy either: {error.code}: {error.what}"
+
+    # -- shared ------------------------------------------------------------------------------------------------------
+
+    def _note_downtime(self) -> None:
+        """Keep how long the job was away: from its last batch, or its stop, to the first batch after it.
+
+        Or to the moment when it looked for one in vain: a source without news has missed nothing.
+        """
+        stopped = self._plan.get("stopped_at")
+        seen = observe(self._workspace, self._job)
+        recent = seen.progress.recent if seen.progress else []
+        back = recent[0].at if recent else seen.heartbeat.idle_at if seen.heartbeat else None
+        if stopped is not None and back is not None:
+            took = (back - datetime.fromisoformat(stopped)).total_seconds()
+            self._handle.plan(downtime_s=round(took, 2))
+
+    def _findings(self, seen: Observation) -> list[Any]:
+        memory = self._documents.supervision.read() or Supervision()
+        health = assess(seen, memory, judge(seen, memory))
+        return [one for one in health.findings if one.level is Level.CRITICAL and one.rule != "restarts"]
+
+    def _release(self) -> None:
+        name = self._plan.get("savepoint")
+        if not name:
+            return
+        try:
+            found = catalogue.find(self._workspace, self._job, name)
+        except StreamwardenError as error:
+            if error.code != "SAVEPOINT_NOT_FOUND":
+                raise
+            return
+        catalogue.release(self._workspace, found, self._handle.id)
+
+    def _step(self, name: str) -> Any:
+        self._heed()
+        return self._handle.step(name)
+
+    def _heed(self) -> None:
+        """Raise if somebody has cancelled this operation."""
+        asked = self._documents.cancel.read()
+        if asked is not None and asked.operation == self._handle.id:
+            raise StreamwardenError("OPERATION_CANCELLED", f"{self._job}: rescale {self._handle.id}, by {asked.by}")
+
+    @property
+    def _plan(self) -> dict[str, Any]:
+        return self._handle.operation.plan
+
+    @property
+    def _desired_before(self) -> Desired:
+        return Desired.model_validate(self._plan["desired"])
+
+    @property
+    def _way(self) -> str:
+        return str(self._handle.operation.params.get("way", "plain"))
+
+    @property
+    def _by(self) -> str:
+        return f"rescale {self._handle.id} by {self._handle.operation.by}"
+
+    @property
+    def _reason(self) -> str:
+        return str(self._handle.operation.params.get("reason") or "")
+
+    def _say(self, text: str) -> None:
+        if self._report is not None:
+            self._report(text, 0, 0)
+
+
+def _pending(batch: BatchProgress | None) -> int | None:
+    return batch.source.pending if batch is not None and batch.source is not None else None
+
+
+def _count(digest: str) -> int:
+    return int(digest.split(":")[0], 16)
+
+
+def _rows(digests: dict[str, str]) -> str:
+    return ", ".join(f"{name} {_count(digest)} rows" for name, digest in sorted(digests.items()))
+
+
+def _words(error: Exception) -> str:
+    return f"{error.code}: {error.what}" if isinstance(error, StreamwardenError) else str(error)

@@ -1,0 +1,200 @@
+"""What a rescale would do, and everything that stands against it: asked while the job still runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from pydantic import ValidationError
+
+from streamwarden.control.config import describe_validation
+from streamwarden.control.documents import JobDocuments, Width
+from streamwarden.control.parallelism import FIELDS, effective_spec, widened, width_of
+from streamwarden.control.rollout_plan import CheckpointFacts, checkpoint_facts
+from streamwarden.control.savepoints.closure import OperatorFiles, newest_closure
+from streamwarden.control.savepoints.compat import stored_backend
+from streamwarden.control.spec import JobSpec
+from streamwarden.control.supervision import Observation, Phase, observe
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["SUPPORTED_OPERATORS", "RescalePlan", "current_width", "plan_rescale"]
+
+SUPPORTED_OPERATORS = frozenset(
+    {
+        "stateStoreSave",
+        "symmetricHashJoin",
+        "dedupe",
+        "dedupeWithinWatermark",
+        "sessionWindowStateStoreSaveExec",
+        "flatMapGroupsWithState",
+        "applyInPandasWithState",
+        "transformWithStateExec",
+        "transformWithStateInPandasExec",
+        "transformWithStateInPySparkExec",
+    }
+)
+"""What Spark 4.2.0 repartitions, by the names that its checkpoints give them (``StatefulOperatorsUtils``)."""
+
+_SPARK = (4, 2)
+"""The version whose way of repartitioning was tested. It is private to Spark, and may be another in the next one."""
+
+
+@dataclass(frozen=True)
+class RescalePlan:
+    """What a rescale would do.
+
+    Parameters
+    ----------
+    job
+        The job.
+    was, to
+        How wide it runs, and how wide it shall.
+    operators
+        Its stateful operators.
+    bytes
+        Size of the checkpoint's state files; 0 where nothing is copied.
+    """
+
+    job: str
+    was: Width
+    to: Width
+    operators: tuple[OperatorFiles, ...] = ()
+    bytes: int = 0
+
+    @property
+    def repartitions(self) -> bool:
+        """Whether the state is spread anew."""
+        return self.was.partitions != self.to.partitions
+
+    @property
+    def words(self) -> str:
+        """What changes: ``partitions 2 -> 8, cores 1 -> 2``."""
+        return ", ".join(
+            f"{name} {getattr(self.was, name)} -> {getattr(self.to, name)}"
+            for name in FIELDS
+            if getattr(self.was, name) != getattr(self.to, name)
+        )
+
+
+def plan_rescale(
+    workspace: Workspace,
+    job: str,
+    *,
+    partitions: int | None = None,
+    cores: int | None = None,
+    memory: str | None = None,
+) -> RescalePlan:
+    """Look whether a job can be rescaled, and to what. Writes nothing.
+
+    Parameters
+    ----------
+    partitions, cores, memory
+        As for :func:`~streamwarden.control.rescale.rescale`.
+
+    Raises
+    ------
+    StreamwardenError
+        ``NOT_DEPLOYED``, ``RESCALE_NOTHING``, ``RESCALE_INVALID``, ``RESCALE_UNSUPPORTED``, ``RESCALE_NOT_HEALTHY`` or
+        ``RESCALE_NO_SPACE``.
+    """
+    seen = observe(workspace, job)
+    documents = JobDocuments(workspace.storage, job)
+    reference = documents.checkpoint.read()
+    if seen.desired is None or reference is None:
+        raise StreamwardenError("NOT_DEPLOYED", job)
+    # What runs, and not what the YAML says: that is rolled out by a deploy.
+    spec = seen.desired.spec
+    was, facts = current_width(workspace, job, spec)
+    asked = {"partitions": partitions, "cores": cores, "memory": memory}
+    to = was.model_copy(update={name: value for name, value in asked.items() if value is not None})
+    _check(spec, to)
+    if to == was:
+        raise StreamwardenError("RESCALE_NOTHING", f"{job} has {_words(was)} already")
+    plan = RescalePlan(job, was, to)
+    _check_yaml(workspace, job, spec)
+    _check_health(job, seen)
+    if not plan.repartitions:
+        return plan
+    if facts is None or facts.partitions is None:
+        why = "it has no state" if facts is not None else "it has committed no batch yet"
+        raise StreamwardenError("RESCALE_UNSUPPORTED", f"{job}: partitions are of state, and {why}")
+    if stored_backend(facts.settings) != "rocksdb":
+        raise StreamwardenError("RESCALE_UNSUPPORTED", f"{job}: its state backend is not rocksdb")
+    _check_spark(job, facts.versions.get("spark"))
+    newest = newest_closure(workspace.files, workspace.storage, reference.path)
+    if newest is None:
+        raise StreamwardenError("RESCALE_UNSUPPORTED", f"{job}: it has committed no batch yet")
+    operators = newest.operators
+    refused = [f"operator {one.id} is {one.name}" for one in operators if one.name not in SUPPORTED_OPERATORS]
+    refused += [f"operator {one.id} ({one.name}) keeps its state in one partition" for one in operators if one.single]
+    if refused:
+        raise StreamwardenError("RESCALE_UNSUPPORTED", f"{job}: {', '.join(refused)}")
+    size = sum(one.bytes for one in operators)
+    free = workspace.files.free_bytes()
+    # The repartitioned state is written anew; what it is made of is linked or, on another file system, copied.
+    if free is not None and free < 2 * size:
+        raise StreamwardenError("RESCALE_NO_SPACE", f"{job}: {free} bytes are free, and twice {size} are needed")
+    return RescalePlan(job, was, to, tuple(operators), size)
+
+
+def current_width(workspace: Workspace, job: str, spec: JobSpec) -> tuple[Width, CheckpointFacts | None]:
+    """Return how wide a job runs: as its spec says, but with the partitions that its checkpoint has.
+
+    Parameters
+    ----------
+    spec
+        The deployed one.
+
+    Returns
+    -------
+    tuple
+        The width, and what the checkpoint was written by; None where no batch was begun on it.
+    """
+    width = width_of(spec)
+    facts = checkpoint_facts(workspace, job, spec)
+    if facts is not None and facts.partitions is not None:
+        width = width.model_copy(update={"partitions": facts.partitions})
+    return width, facts
+
+
+def _check(spec: JobSpec, to: Width) -> None:
+    try:
+        JobSpec.model_validate(widened(spec, to).model_dump(mode="json"))
+    except ValidationError as error:
+        raise StreamwardenError("RESCALE_INVALID", f"{spec.name}: {describe_validation(error)}") from error
+
+
+def _check_yaml(workspace: Workspace, job: str, spec: JobSpec) -> None:
+    """Refuse a job whose YAML waits to be rolled out: the rescaled driver would not know which of both it runs."""
+    wanted = effective_spec(workspace, job)
+    if widened(wanted, width_of(spec)) != spec:
+        raise StreamwardenError(
+            "RESCALE_NOT_HEALTHY",
+            f"{job}: its YAML has changed since it was deployed",
+            remedy=f"Deploy it first: `streamwarden diff {job}` shows what changes.",
+        )
+
+
+def _check_health(job: str, seen: Observation) -> None:
+    if seen.phase in (Phase.STOPPED, Phase.NOT_DEPLOYED) or (seen.desired and seen.desired.state == "suspended"):
+        # It has nothing to be healthy with, and is only made wider.
+        return
+    if seen.phase not in (Phase.RUNNING, Phase.RETRYING):
+        raise StreamwardenError("RESCALE_NOT_HEALTHY", f"{job} is {seen.phase}: {seen.reason}")
+    # Behind, slow or large is what a rescale is for; a batch that fails is not.
+    if seen.heartbeat is not None and seen.heartbeat.failures:
+        tries = seen.heartbeat.failures
+        raise StreamwardenError("RESCALE_NOT_HEALTHY", f"{job}: {tries} failed tries: {seen.reason}")
+
+
+def _check_spark(job: str, written: str | None) -> None:
+    here = version("pyspark")
+    if tuple(int(part) for part in here.split(".")[:2]) != _SPARK:
+        raise StreamwardenError("RESCALE_UNSUPPORTED", f"{job}: Spark {here}, tested with {_SPARK[0]}.{_SPARK[1]}")
+    if written is not None and written != here:
+        raise StreamwardenError("RESCALE_UNSUPPORTED", f"{job}: Spark {written} wrote the checkpoint, this is {here}")
+
+
+def _words(width: Width) -> str:
+    return ", ".join(f"{name} {getattr(width, name)}" for name in FIELDS)

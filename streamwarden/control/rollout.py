@@ -1,0 +1,404 @@
+"""Carrying out a changed YAML on a running job, and going back to what ran before if it does not become healthy."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from streamwarden.control import running
+from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.documents import (
+    CheckpointRef,
+    Desired,
+    ErrorInfo,
+    JobDocuments,
+    Operation,
+    utc_now,
+)
+from streamwarden.control.going_back import outputs_before
+from streamwarden.control.operation import OperationHandle, active_operation, begin
+from streamwarden.control.rollout_plan import Effect, RolloutPlan, changes_between, checkpoint_facts
+from streamwarden.control.savepoints import catalogue
+from streamwarden.control.savepoints.fresh import fresh_checkpoint
+from streamwarden.control.savepoints.manifest import Origin
+from streamwarden.control.savepoints.take import Report, take
+from streamwarden.control.spec import JobSpec
+from streamwarden.control.supervision import Phase, observe, record_decision
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["interrupted_rollout", "is_same_rollout", "rollout", "settle"]
+
+_log = logging.getLogger(__name__)
+
+
+def rollout(
+    workspace: Workspace,
+    planned: RolloutPlan,
+    *,
+    by: str,
+    reason: str = "",
+    stop_timeout: float = 300,
+    health_timeout: float = 300,
+    report: Report | None = None,
+) -> Operation:
+    """Let a running job run as its YAML says now, or as before if it can't.
+
+    The driver stops between batches; where what changed may change results or state, a pre-rollout savepoint is taken
+    then; the new spec is put in force, a driver starts on the same checkpoint, and its health is waited for: a batch
+    commits, or the source has nothing new. If that does not come, the spec of before is put in force again; where the
+    new one has begun batches under changed results or state, together with the savepoint, so that nothing of them
+    stays. A rollout whose process died goes on when it is called again with the same plan; a supervisor starts
+    whichever spec is in force meanwhile.
+
+    Does not judge the plan: a refused one must not come here. Does not wait for the health of the driver that it goes
+    back to.
+
+    Parameters
+    ----------
+    planned
+        What changes.
+    by, reason
+        Who and why.
+    stop_timeout, health_timeout
+        Seconds.
+    report
+        Told how far it is.
+
+    Raises
+    ------
+    StreamwardenError
+        ``OPERATION_RUNNING``. Before the new spec was in force, with the old one going on: ``STOP_TIMED_OUT``,
+        ``ROLLOUT_REFUSED``, ``SAVEPOINT_…``, ``CHECKPOINT_DAMAGED``. After going back: ``ROLLOUT_UNHEALTHY``.
+    """
+    params = _params(planned.wanted, reason)
+    with begin(workspace, planned.job, "rollout", by=by, params=params) as handle:
+        return _ended(_Rollout(workspace, handle, stop_timeout, health_timeout, report), planned)
+
+
+def interrupted_rollout(workspace: Workspace, job: str) -> Operation | None:
+    """Return the rollout of a job that was interrupted, and that nobody works on; None if there is none."""
+    found = JobDocuments(workspace.storage, job).operation.read()
+    left = found is not None and found.kind == "rollout" and found.state == "running"
+    return found if left and active_operation(workspace, job) is None else None
+
+
+def is_same_rollout(found: Operation, wanted: JobSpec, *, by: str, reason: str) -> bool:
+    """Tell whether a call of :func:`rollout` would go on with an operation."""
+    return (found.kind, found.by, found.params) == ("rollout", by, _params(wanted, reason))
+
+
+def settle(workspace: Workspace, left: Operation, *, health_timeout: float = 300, report: Report | None = None) -> None:
+    """Bring an interrupted rollout to its end in the name of who began it: to health, or back.
+
+    One whose new spec is not in force yet is given up, and nothing started: the job is as it was, or stopped.
+
+    Raises
+    ------
+    StreamwardenError
+        ``OPERATION_RUNNING``. Not if it goes back: that is on record.
+    """
+    with begin(workspace, left.job, "rollout", by=left.by, params=left.params) as handle:
+        work = _Rollout(workspace, handle, 0, health_timeout, report)
+        if not work.in_force:
+            error = StreamwardenError("OPERATION_INTERRUPTED", f"{left.job}: given up for another deploy")
+            handle.end("failed", error)
+            return
+        try:
+            _ended(work, None)
+        except StreamwardenError as error:
+            if error.code != "ROLLOUT_UNHEALTHY":
+                raise
+            _log.warning("%s", error)
+
+
+def _params(wanted: JobSpec, reason: str) -> dict[str, Any]:
+    return {"digest": wanted.digest(), "reason": reason}
+
+
+def _ended(work: _Rollout, planned: RolloutPlan | None) -> Operation:
+    handle = work.handle
+    try:
+        return work.run(planned)
+    except (StreamwardenError, OSError) as error:
+        failure = error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))
+        if handle.operation.state == "running" and failure.code != "OPERATION_INTERRUPTED":
+            handle.end("failed", failure)
+        raise failure from error
+
+
+class _Rollout:
+    def __init__(
+        self,
+        workspace: Workspace,
+        handle: OperationHandle,
+        stop_timeout: float,
+        health_timeout: float,
+        report: Report | None,
+    ) -> None:
+        self._workspace = workspace
+        self.handle = handle
+        self._job = handle.operation.job
+        self._documents = JobDocuments(workspace.storage, self._job)
+        self._stop_timeout = stop_timeout
+        self._health_timeout = health_timeout
+        self._report = report
+
+    def run(self, planned: RolloutPlan | None) -> Operation:
+        """Do it, or go on where another process was killed; without a plan only the latter."""
+        failure = self._plan.get("failure")
+        if failure is not None:
+            self._roll_back(ErrorInfo.model_validate(failure).to_exception())
+        if not self.in_force:
+            assert planned is not None
+            self._precheck(planned)
+            try:
+                self._stop()
+                self._check_again(planned)
+                self._save()
+                self._switch(planned.wanted)
+            except Exception as error:
+                self._go_on(error)
+                raise
+        return self._start_and_judge()
+
+    @property
+    def _plan(self) -> dict[str, Any]:
+        return self.handle.operation.plan
+
+    @property
+    def _by(self) -> str:
+        return f"rollout {self.handle.id} by {self.handle.operation.by}"
+
+    @property
+    def _before(self) -> Desired:
+        return Desired.model_validate(self._plan["before"])
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the new spec is in force, or was, and the way back is not at its end."""
+        return self._switched() or bool(self._plan.get("failure"))
+
+    def _switched(self) -> bool:
+        desired = self._documents.desired.read()
+        return desired is not None and desired.operation == self.handle.id
+
+    def _precheck(self, planned: RolloutPlan) -> None:
+        with self.handle.step("precheck") as step:
+            seen = observe(self._workspace, self._job)
+            assert seen.desired is not None
+            # What it takes to go back, kept before there is anything to go back from. What is wanted before counts at
+            # this moment: who stopped the job since a killed try wants it down if this one fails.
+            self.handle.plan(
+                before=seen.desired.model_dump(mode="json"),
+                effect=planned.effect.value,
+                waits=self._plan.get("waits", seen.phase is Phase.WAITING),
+            )
+            step.detail = f"{planned.effect}: {planned.fields}"
+
+    def _stop(self) -> None:
+        with self.handle.step("stop") as step:
+            step.detail = running.stop_in_turn(
+                self._workspace, self._job, by=self._by, reason="rollout", timeout=self._stop_timeout
+            )
+
+    def _check_again(self, planned: RolloutPlan) -> None:
+        """Refuse what became impossible since it was planned: the driver may have begun its very first batch."""
+        before = self._before.spec
+        facts = checkpoint_facts(self._workspace, self._job, before)
+        replace(planned, changes=changes_between(before, planned.wanted, facts)).refuse()
+
+    def _save(self) -> None:
+        if Effect(self._plan["effect"]) is not Effect.SAVEPOINT:
+            return
+        # Of the stopped job: exactly what the old spec has made, so that going back loses none of it.
+        with self.handle.step("pre-rollout savepoint") as step:
+            # A killed try's: a supervisor may have let the old spec go on since.
+            self._release()
+            try:
+                made = take(
+                    self._workspace,
+                    self._job,
+                    origin=Origin.PRE_ROLLOUT,
+                    by=self._by,
+                    note=f"before rollout {self.handle.id}",
+                    report=self._report,
+                )
+            except StreamwardenError as error:
+                if error.code != "SAVEPOINT_NOTHING":
+                    raise
+                self.handle.plan(savepoint=None)
+                step.detail = "none: no batch is committed yet"
+                return
+            self.handle.plan(savepoint=made.id)
+            catalogue.use(self._workspace, catalogue.find(self._workspace, self._job, made.id), self.handle.id)
+            step.detail = f"{made.id} at batch {made.batch}"
+
+    def _switch(self, wanted: JobSpec) -> None:
+        with self.handle.step("switch") as step:
+            reference = self._documents.checkpoint.read()
+            base = self._reader(reference).last_commit() if reference else None
+            self.handle.plan(base=base)
+            running.forgive(self._workspace, self._job, why=self._reason or step.name)
+            self._documents.desired.write(
+                Desired(
+                    job=self._job,
+                    state="running",
+                    spec=wanted,
+                    digest=wanted.digest(),
+                    profile=self._workspace.profile.name,
+                    updated_at=utc_now(),
+                    updated_by=self._by,
+                    note=self._reason,
+                    operation=self.handle.id,
+                )
+            )
+            step.detail = f"after batch {base}" if base is not None else "before the first batch"
+
+    @property
+    def _reason(self) -> str:
+        return str(self.handle.operation.params.get("reason") or "")
+
+    def _go_on(self, error: Exception) -> None:
+        """Start the job as it was, after what failed before the switch."""
+        if isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED":
+            # Somebody else performs it now.
+            return
+        self._release()
+        if self._before.state == "running" and not self._switched():
+            running.start(self._workspace, self._job, by=self._by, reason="its rollout failed before the switch")
+
+    def _start_and_judge(self) -> Operation:
+        try:
+            with self.handle.step("start") as step:
+                seen = observe(self._workspace, self._job)
+                if seen.phase.alive:
+                    # A supervisor's, of the spec that is in force: the old one's driver had ended before the switch.
+                    step.detail = f"{seen.incarnation} runs already"
+                else:
+                    step.detail = running.start(
+                        self._workspace, self._job, by=self._by, reason=self._reason or "rollout"
+                    )
+            with self.handle.step("wait for health") as step:
+                reference = self._documents.checkpoint.read()
+                step.detail = running.await_health(
+                    self._workspace,
+                    self._job,
+                    generation=reference.generation if reference else 1,
+                    base=self._plan["base"],
+                    timeout=self._health_timeout,
+                    say=self._say,
+                    may_wait=bool(self._plan.get("waits")),
+                )
+        except StreamwardenError as error:
+            if error.code == "OPERATION_INTERRUPTED":
+                raise
+            self._roll_back(error)
+        self._release()
+        return self.handle.end("done")
+
+    def _roll_back(self, error: StreamwardenError) -> NoReturn:
+        """Put what ran before in force again, and raise.
+
+        Raises
+        ------
+        StreamwardenError
+            ``ROLLOUT_UNHEALTHY``, always.
+        """
+        # First of all on record: whoever goes on after a crash must go on back, and not try the new spec again.
+        self.handle.plan(failure=ErrorInfo.of(error).model_dump(mode="json"))
+        with self.handle.step("roll back") as step:
+            before = self._before
+            if self._switched():
+                running.end_driver(self._workspace, self._job, by=self._by, reason=f"rollout failed: {error.code}")
+                # The checkpoint before the spec: the new spec on the old state is what was tried; the old spec on state
+                # that the new one has changed was never meant to be.
+                self.handle.plan(way=self._put_state_back())
+                note = f"its rollout failed: {error.code}"
+                self._documents.desired.write(before.model_copy(update={"updated_at": utc_now(), "note": note}))
+            way = self._plan.get("way", "")
+            if before.state != "running":
+                step.detail = f"{way}; suspended, as it was"
+            else:
+                seen = observe(self._workspace, self._job)
+                launched = (
+                    seen.incarnation
+                    if seen.phase.alive
+                    else running.start(self._workspace, self._job, by=self._by, reason="its rollout failed")
+                )
+                step.detail = f"{way}: {launched}"
+        self._release()
+        record_decision(self._workspace, self._job, "roll back", f"{error.code}: {error.what}")
+        self.handle.end("rolled back", error)
+        raise StreamwardenError(
+            "ROLLOUT_UNHEALTHY", f"{self._job}: {error.code}: {error.what}\n  Back to the spec of before: {way}"
+        ) from error
+
+    def _put_state_back(self) -> str:
+        """Make the checkpoint fit for the old spec, if the new one has changed it; return how, in words.
+
+        Can be repeated: what was put in force by a killed try counts as the checkpoint that the new spec ran on.
+        """
+        reference = self._documents.checkpoint.read()
+        base: int | None = self._plan["base"]
+        if reference is None:
+            return "no batch was ever begun"
+        reader = self._reader(reference)
+        if reader.last_offset() == base:
+            return f"the new spec began no batch, the old one goes on after {_batch(base)}"
+        if Effect(self._plan["effect"]) is not Effect.SAVEPOINT:
+            return f"what changed has no part in results, the old spec goes on after {_batch(reader.last_commit())}"
+        desired = self._documents.desired.read()
+        assert desired is not None
+        outputs, stuck = outputs_before(
+            self._workspace,
+            self._job,
+            (*desired.spec.sinks, *self._before.spec.sinks),
+            generation=reference.generation,
+            base=base,
+        )
+        if stuck:
+            # Put back, these tables would break their readers; left, they would have replayed rows twice.
+            return (
+                f"{', '.join(stuck)} can't be put back under readers, so the batches after {_batch(base)} stay as the"
+                f" new spec made them, and the old one goes on after {_batch(reader.last_commit())}"
+            )
+        name: str | None = self._plan.get("savepoint")
+        found = catalogue.find(self._workspace, self._job, name) if name else None
+        fresh = fresh_checkpoint(
+            self._workspace,
+            self._job,
+            found.manifest if found else None,
+            reference,
+            outputs=outputs,
+            operation=self.handle.id,
+            reason=f"rollout {self.handle.id} failed",
+            report=self._report,
+        )
+        self._documents.checkpoint.write(fresh)
+        tables = f", {', '.join(one.table for one in outputs)} put back" if outputs else ""
+        return f"the old spec goes on from savepoint {name} after {_batch(base)}{tables}"
+
+    def _release(self) -> None:
+        name = self._plan.get("savepoint")
+        if not name:
+            return
+        try:
+            found = catalogue.find(self._workspace, self._job, name)
+        except StreamwardenError as error:
+            if error.code != "SAVEPOINT_NOT_FOUND":
+                raise
+            return
+        catalogue.release(self._workspace, found, self.handle.id)
+
+    def _reader(self, reference: CheckpointRef) -> CheckpointReader:
+        return CheckpointReader(self._workspace.storage, reference.path)
+
+    def _say(self, text: str) -> None:
+        if self._report is not None:
+            self._report(text, 0, 0)
+
+
+def _batch(number: int | None) -> str:
+    return f"batch {number}" if number is not None else "no batch at all"

@@ -1,0 +1,317 @@
+"""Drivers started, asked to stop, and waited for: what every operation on a job is made of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from streamwarden.control.documents import Decision, Desired, JobDocuments, Request, Supervision, utc_now
+from streamwarden.control.ids import new_id
+from streamwarden.control.launcher import launch_driver
+from streamwarden.control.operation import refuse_if_busy
+from streamwarden.control.processes import kill
+from streamwarden.control.standby import Standby
+from streamwarden.control.supervision import Observation, Phase, kill_silent, observe
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = [
+    "await_health",
+    "end_driver",
+    "forgive",
+    "request_stop",
+    "start",
+    "stop",
+    "stop_all",
+    "stop_in_turn",
+    "wait_for",
+]
+
+_POLL_S = 0.25
+
+
+def start(workspace: Workspace, job: str, *, by: str, reason: str = "", spare: Standby | None = None) -> str:
+    """Launch a driver for a job as it was deployed last, and return its incarnation. Does not wait until it runs.
+
+    Does not read the YAML: see :func:`~streamwarden.control.operations.deploy`.
+
+    Parameters
+    ----------
+    spare
+        One that stands by for this; another is launched if it can't.
+
+    Raises
+    ------
+    StreamwardenError
+        ``NOT_DEPLOYED``.
+    """
+    seen = observe(workspace, job)
+    if seen.desired is None:
+        raise StreamwardenError("NOT_DEPLOYED", job)
+    desired = JobDocuments(workspace.storage, job).desired.update(
+        lambda was: (was or seen.desired).model_copy(  # type: ignore[union-attr]
+            update={"state": "running", "updated_at": utc_now(), "updated_by": by, "note": reason}
+        )
+    )
+    kill_silent(seen)
+    taken = spare.run(desired, by=by, reason=reason or "start") if spare is not None else None
+    return taken or launch_driver(workspace, desired, by=by, reason=reason or "start")
+
+
+def request_stop(workspace: Workspace, job: str, *, by: str, reason: str = "", incarnation: str | None = None) -> bool:
+    """Ask a driver to stop between batches, without waiting; return whether there is one to ask.
+
+    Does not change the desired state.
+
+    Parameters
+    ----------
+    incarnation
+        Only this one; default the current. A late request to an old one reaches nobody.
+    """
+    seen = observe(workspace, job)
+    target = incarnation or seen.incarnation
+    # A silent one may wake up: then it must find the request.
+    if target is None or (target == seen.incarnation and not (seen.phase.alive or seen.phase is Phase.SILENT)):
+        return False
+    documents = JobDocuments(workspace.storage, job)
+    request = Request(id=new_id(), kind="stop", incarnation=target, at=utc_now(), by=by, reason=reason)
+    documents.request(target, request.id).write(request)
+    return True
+
+
+def stop(
+    workspace: Workspace,
+    job: str,
+    *,
+    by: str,
+    reason: str = "",
+    incarnation: str | None = None,
+    timeout: float | None = 300,
+) -> Observation:
+    """Suspend a job: its driver finishes the batch in flight and ends. One that is silent can't, and is killed.
+
+    Parameters
+    ----------
+    incarnation
+        Only if this one is the current: an old request can't hit a newer run.
+    timeout
+        Seconds to wait for the end; None does not wait.
+
+    Raises
+    ------
+    StreamwardenError
+        ``NOT_DEPLOYED``, ``OPERATION_RUNNING`` or ``STOP_TIMED_OUT``.
+    """
+    seen = observe(workspace, job)
+    if seen.desired is None:
+        raise StreamwardenError("NOT_DEPLOYED", job)
+    refuse_if_busy(workspace, job)
+    if incarnation is not None and incarnation != seen.incarnation:
+        return seen
+
+    def suspend(was: Desired | None) -> Desired:
+        found = was or seen.desired
+        assert found is not None
+        if incarnation is not None and found.state == "suspended":
+            # A second hand that ends what the first has ended: were it dated anew, it would undo a run asked for since.
+            return found
+        return found.model_copy(
+            update={"state": "suspended", "updated_at": utc_now(), "updated_by": by, "note": reason}
+        )
+
+    JobDocuments(workspace.storage, job).desired.update(suspend)
+    asked = request_stop(workspace, job, by=by, reason=reason, incarnation=incarnation or seen.incarnation)
+    kill_silent(seen)
+    if not asked or timeout is None:
+        return observe(workspace, job)
+    return _await_stop(workspace, job, timeout)
+
+
+def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout: float = 60) -> None:
+    """End a job's driver for good, without changing what is wanted of the job: between batches, or killed after a time.
+
+    Parameters
+    ----------
+    timeout
+        Seconds until it is killed. 60: a batch in flight of a driver that is to go anyway.
+    """
+    request_stop(workspace, job, by=by, reason=reason)
+    deadline = time.monotonic() + timeout
+    while (seen := observe(workspace, job)).phase.alive:
+        process = seen.heartbeat.process if seen.heartbeat else seen.launch.process if seen.launch else None
+        if time.monotonic() >= deadline and process is not None and kill(process):
+            return
+        time.sleep(0.2)
+    kill_silent(seen)
+
+
+def stop_all(
+    workspace: Workspace, jobs: Iterable[str], *, by: str, reason: str = "", timeout: float = 300
+) -> dict[str, Observation]:
+    """Suspend several jobs at once, so that none waits for another's batch; return how each ended.
+
+    Jobs that were never deployed are passed over.
+
+    Parameters
+    ----------
+    timeout
+        Seconds for all of them together.
+
+    Raises
+    ------
+    StreamwardenError
+        ``STOP_TIMED_OUT`` for the first that doesn't end in time; all have been asked by then.
+    """
+    deadline = time.monotonic() + timeout
+    asked = [job for job in jobs if JobDocuments(workspace.storage, job).desired.read() is not None]
+    for job in asked:
+        stop(workspace, job, by=by, reason=reason, timeout=None)
+    return {job: _await_stop(workspace, job, max(deadline - time.monotonic(), 0)) for job in asked}
+
+
+def _await_stop(workspace: Workspace, job: str, timeout: float) -> Observation:
+    return wait_for(
+        workspace,
+        job,
+        lambda now: not now.phase.alive,
+        timeout=timeout,
+        what="the driver to stop",
+        code="STOP_TIMED_OUT",
+    )
+
+
+def wait_for(
+    workspace: Workspace,
+    job: str,
+    condition: Callable[[Observation], bool],
+    *,
+    timeout: float,
+    what: str,
+    code: str = "DRIVER_DID_NOT_START",
+    poll: float = 0.25,
+) -> Observation:
+    """Observe a job until a condition holds.
+
+    Parameters
+    ----------
+    condition
+        Of the observation.
+    timeout, poll
+        Seconds.
+    what, code
+        What is waited for, and the error's code if it does not come.
+
+    Raises
+    ------
+    StreamwardenError
+        With `code`, when the time is over.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        seen = observe(workspace, job)
+        if condition(seen):
+            return seen
+        if time.monotonic() >= deadline:
+            raise StreamwardenError(
+                code, f"{job}: waited {timeout:.0f} s for {what}; it is {seen.phase} ({seen.reason})"
+            )
+        time.sleep(poll)
+
+
+def stop_in_turn(workspace: Workspace, job: str, *, by: str, reason: str, timeout: float) -> str:
+    """Stop a job's driver between batches, and every one that takes over meanwhile; return how the last one ended.
+
+    For operations: does not change what is wanted of the job, and supervisors wait while one works on it.
+
+    Parameters
+    ----------
+    timeout
+        Seconds for all of them together.
+
+    Raises
+    ------
+    StreamwardenError
+        ``STOP_TIMED_OUT``.
+    """
+    was = observe(workspace, job)
+    if not (was.phase.alive or was.phase is Phase.SILENT):
+        return f"the job is {was.phase}"
+    asked: set[str | None] = set()
+
+    def ended(now: Observation) -> bool:
+        # Each in its turn: a killed try may have started one that takes over when the asked one ends.
+        if now.incarnation not in asked:
+            asked.add(now.incarnation)
+            request_stop(workspace, job, by=by, reason=reason, incarnation=now.incarnation)
+            kill_silent(now)
+        return not now.phase.alive
+
+    return wait_for(workspace, job, ended, timeout=timeout, what="the driver to stop", code="STOP_TIMED_OUT").reason
+
+
+def await_health(
+    workspace: Workspace,
+    job: str,
+    *,
+    generation: int,
+    base: int | None,
+    timeout: float,
+    say: Callable[[str], None] = lambda _: None,
+    may_wait: bool = False,
+) -> str:
+    """Wait until a job that was just started is healthy; return by what it is.
+
+    Healthy is a batch that was committed, or a source that has nothing new, with no failed try since.
+
+    Parameters
+    ----------
+    generation
+        The generation that it was started under; what is still known of an older one counts for nothing.
+    base
+        The newest batch that was committed before; None for none.
+    timeout
+        Seconds.
+    say
+        Told what is waited for.
+    may_wait
+        Whether waiting for a source table that is not there yet counts as healthy.
+
+    Raises
+    ------
+    StreamwardenError
+        The driver's own error if it ends, or ``DRIVER_DID_NOT_START`` when the time is over.
+    """
+    deadline = time.monotonic() + timeout
+    before = -1 if base is None else base
+    while True:
+        seen = observe(workspace, job)
+        heartbeat = seen.heartbeat
+        mine = heartbeat is not None and heartbeat.generation == generation
+        # One of an older generation, paused or on another machine, holds its lease for a moment yet. One that ended
+        # before it knew its generation (0) is the new one: the older had been running.
+        if not seen.phase.alive and (mine or heartbeat is None or heartbeat.generation == 0):
+            raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
+        if mine and heartbeat is not None and seen.phase is Phase.RUNNING and heartbeat.failures == 0:
+            if heartbeat.batch is not None and heartbeat.batch > before:
+                return f"batch {heartbeat.batch} committed"
+            if heartbeat.idle:
+                return "runs, and the source has nothing new"
+        if may_wait and mine and seen.phase is Phase.WAITING:
+            return f"runs, and waits as before: {seen.reason}"
+        say(f"{seen.phase}: {seen.reason}")
+        if time.monotonic() >= deadline:
+            raise StreamwardenError(
+                "DRIVER_DID_NOT_START",
+                f"no batch after {timeout:.0f} s; {seen.incarnation} is {seen.phase} ({seen.reason})",
+            )
+        time.sleep(_POLL_S)
+
+
+def forgive(workspace: Workspace, job: str, *, why: str) -> None:
+    """Give a job a fresh restart budget: it was deployed."""
+    decision = Decision(at=utc_now(), what="deploy", why=why)
+
+    def change(memory: Supervision | None) -> Supervision:
+        return Supervision(restarts=[], decisions=[*(memory.decisions if memory else []), decision][-50:])
+
+    JobDocuments(workspace.storage, job).supervision.update(change)

@@ -1,0 +1,193 @@
+"""By which words a known failure is recognised, in an error's text or in a log.
+
+Every pattern here stands for a failure that was provoked with Spark 4.2 and Delta 4.4, or for a sibling of its error
+condition in their own lists of conditions. What is not recognised is not guessed at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Places", "Recognised", "fatal_in_log", "recognise"]
+
+_LENGTH = 600
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """A known failure.
+
+    Parameters
+    ----------
+    code
+        A key of the catalogue of errors.
+    evidence
+        The line that it was recognised by, at most 600 characters.
+    """
+
+    code: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a job's files are: a missing file means one thing in its source and another in its outputs.
+
+    Parameters
+    ----------
+    source
+        The folder that the job reads, as Spark is given it.
+    outputs
+        The folders of its tables.
+    """
+
+    source: str = ""
+    outputs: Sequence[str] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class _Signature:
+    code: str
+    pattern: re.Pattern[str]
+    # A second thing that must be said, for a condition that stands for more than one failure; it is the evidence.
+    because: re.Pattern[str] | None = None
+
+
+def _signature(code: str, pattern: str, because: str | None = None) -> _Signature:
+    return _Signature(code, re.compile(pattern), re.compile(because) if because else None)
+
+
+# Not threads: those run out at a limit of the system, and more heap makes it worse.
+_OUT_OF_MEMORY = (
+    r"java\.lang\.OutOfMemoryError(?!: unable to create)"
+    r"|_STORE_PROVIDER_OUT_OF_MEMORY\b"
+)
+
+# The first that fits counts. A store that refuses or a heap that is full shows up inside anything else, so they lead.
+_SIGNATURES = (
+    _signature("S3_REFUSED", r"AccessDeniedException: s3a://|\(Service: S3, Status Code: 403\b"),
+    _signature("OUT_OF_MEMORY", _OUT_OF_MEMORY),
+    _signature("PYTHON_WORKER_DIED", r"Python worker exited unexpectedly"),
+    # Loading may fail because a store does not answer, too: only these causes mean that the file itself is no good.
+    _signature(
+        "CHECKPOINT_DAMAGED",
+        r"\[CANNOT_LOAD_STATE_STORE\.",
+        r"does not exist|Stream is corrupted|Stream ended prematurely|ChecksumException|ZipException"
+        r"|RocksDBException: .*[Cc]orrupt|CANNOT_READ_\w+|UNEXPECTED_FILE_SIZE|INVALID_CHANGE_LOG_READER_VERSION",
+    ),
+    _signature(
+        "CHECKPOINT_DAMAGED",
+        r"Failed to read log file \S+/(?:offsets|commits)/"
+        r"|\[(?:CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED|STATE_STORE_ROW_CHECKSUM_VERIFICATION_FAILED"
+        r"|STREAMING_CHECKPOINT_MISSING_METADATA_FILE|STREAMING_STATEFUL_OPERATOR_MISSING_STATE_DIRECTORY)\]",
+    ),
+    _signature(
+        "STATE_SCHEMA_CHANGED",
+        r"\[(?:STATE_STORE_(?:KEY|VALUE)_SCHEMA_NOT_COMPATIBLE|STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA"
+        r"|STATE_STORE_(?:KEY|VALUE)_ROW_FORMAT_VALIDATION_FAILURE|STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE"
+        r"|STATE_STORE_INVALID_(?:VALUE_SCHEMA_EVOLUTION|VARIABLE_TYPE_CHANGE|CONFIG_AFTER_RESTART))\]",
+    ),
+    _signature(
+        "SOURCE_SCHEMA_CHANGED",
+        r"\[(?:DELTA_SCHEMA_CHANGED(?:_WITH_VERSION|_WITH_STARTING_OPTIONS)?"
+        r"|DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE(?:_USE_SCHEMA_LOG)?|DELTA_STREAMING_SCHEMA_MISMATCH_ON_RESTART)\]",
+    ),
+    _signature("SOURCE_ROWS_CHANGED", r"\[(?:DELTA_SOURCE_TABLE_IGNORE_CHANGES|DELTA_SOURCE_IGNORE_DELETE)\]"),
+    _signature(
+        "SOURCE_REPLACED",
+        # The last one: offsets of a Delta table that a file source is to go on from.
+        r"\[DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE\]|No usable value for logOffset",
+    ),
+    _signature(
+        "SOURCE_DATA_GONE",
+        r"\[(?:DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE|DELTA_MISSING_FILES_UNEXPECTED_VERSION"
+        r"|DELTA_STREAMING_TRAILING_COMMIT_MISSING)\]",
+    ),
+    _signature(
+        "CONCURRENT_WRITER",
+        r"\[(?:DELTA_CONCURRENT_(?:APPEND|DELETE_DELETE|DELETE_READ|TRANSACTION|WRITE)|DELTA_METADATA_CHANGED"
+        r"|DELTA_PROTOCOL_CHANGED)[.\]]",
+    ),
+)
+
+_FILE_GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\].* reading file (\S+)\. File does not exist")
+_LOG_GONE = re.compile(
+    r"\[(?:DELTA_TRUNCATED_TRANSACTION_LOG|DELTA_VERSIONS_NOT_CONTIGUOUS|DELTA_LOG_FILE_NOT_FOUND)\]"
+)
+# What a JVM says when it ends by itself; anything else in its log may be an old story.
+_FATAL = (
+    _signature("OUT_OF_MEMORY", _OUT_OF_MEMORY),
+    _signature("JVM_CRASHED", r"A fatal error has been detected by the Java Runtime Environment"),
+)
+_PREFIX = re.compile(r"^(?:: |Caused by: )+")
+
+
+def recognise(text: str, places: Places | None = None) -> Recognised | None:
+    """Name the failure that an error's text tells of, or return None.
+
+    Parameters
+    ----------
+    text
+        All of it, with the JVM's causes: the first line is often that of a wrapper.
+    places
+        Where the job's files are; without it a missing data file is not named.
+    """
+    for signature in _SIGNATURES:
+        found = _match(signature, text)
+        if found is not None:
+            return found
+    return _missing(text, places or Places())
+
+
+def fatal_in_log(text: str) -> Recognised | None:
+    """Name what the end of a dead process's log says that it died of, or return None."""
+    for signature in _FATAL:
+        found = _match(signature, text)
+        if found is not None:
+            return found
+    return None
+
+
+def _match(signature: _Signature, text: str) -> Recognised | None:
+    match = signature.pattern.search(text)
+    if match is None:
+        return None
+    if signature.because is None:
+        return Recognised(signature.code, _line(text, match.start()))
+    # After the condition: what stood before may be of another error.
+    because = signature.because.search(text, match.start())
+    return Recognised(signature.code, _line(text, because.start())) if because else None
+
+
+def _missing(text: str, places: Places) -> Recognised | None:
+    match = _FILE_GONE.search(text)
+    if match is not None:
+        if _within(match[1], places.source):
+            return Recognised("SOURCE_DATA_GONE", _line(text, match.start()))
+        if any(_within(match[1], output) for output in places.outputs):
+            return Recognised("OUTPUT_DATA_GONE", _line(text, match.start()))
+        return None
+    match = _LOG_GONE.search(text)
+    if match is not None:
+        line = _line(text, match.start())
+        code = "OUTPUT_DATA_GONE" if any(_plain(output) in _plain(line) for output in places.outputs) else None
+        return Recognised(code or "SOURCE_DATA_GONE", line)
+    return None
+
+
+def _within(path: str, folder: str) -> bool:
+    return bool(folder) and _plain(path).startswith(_plain(folder).rstrip("/") + "/")
+
+
+def _plain(path: str) -> str:
+    """Leave out a local file's scheme, which Hadoop writes with one slash or three."""
+    return re.sub(r"\bfile:/+", "/", path)
+
+
+def _line(text: str, at: int) -> str:
+    begin = text.rfind("\n", 0, at) + 1
+    end = text.find("\n", at)
+    line = text[begin : end if end >= 0 else len(text)].strip()
+    return _PREFIX.sub("", line)[:_LENGTH]

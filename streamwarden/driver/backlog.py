@@ -1,0 +1,157 @@
+"""How much input a batch took, and how much is left.
+
+Spark tells neither for files nor for Delta tables, only for Kafka; both can be read off the offsets that it reports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from streamwarden.control.delta_log import DeltaLog
+from streamwarden.control.documents import SourceProgress
+from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
+from streamwarden.control.workspace import Workspace
+
+__all__ = ["Backlog", "DeltaBacklog", "FileBacklog", "backlog_of"]
+
+_COUNTED = 200
+"""Pending versions of a Delta table that are looked into. Of more than 200 all are counted: by then it does not matter
+that some, such as those of OPTIMIZE, bring no rows."""
+
+
+class Backlog(Protocol):
+    """Measures one source."""
+
+    def after(self, start: str | None, end: str | None) -> SourceProgress | None:
+        """Return how far the source is after a batch.
+
+        Parameters
+        ----------
+        start, end
+            The offsets between which the batch read, JSON as Spark reports it.
+        """
+        ...
+
+
+def backlog_of(workspace: Workspace, spec: JobSpec, checkpoint: str) -> Backlog:
+    """Return the measure of a job's source.
+
+    Parameters
+    ----------
+    checkpoint
+        The checkpoint's folder, relative to the root.
+    """
+    if isinstance(spec.source, FileSource):
+        return FileBacklog(workspace, spec.source, checkpoint)
+    return DeltaBacklog(workspace, spec.source)
+
+
+class FileBacklog:
+    """Files of a folder that are younger than the last one taken: Spark takes them oldest first.
+
+    A file that lands with an older time than one already taken is not counted while it waits. Folders that are not on
+    this machine's disk are not looked into: what is pending is then None.
+    """
+
+    def __init__(self, workspace: Workspace, source: FileSource, checkpoint: str) -> None:
+        self._workspace = workspace
+        self._folder = workspace.source_path(source.path)
+        self._log = f"{checkpoint}/sources/0"
+
+    def after(self, start: str | None, end: str | None) -> SourceProgress | None:
+        """See :class:`Backlog`."""
+        last = _field(end, "logOffset")
+        if last is None:
+            return None
+        began = _field(start, "logOffset")
+        first = 0 if began is None else began + 1
+        taken = [entry for batch in range(first, last + 1) for entry in self._entries(batch)]
+        if not taken:
+            return SourceProgress(unit="files", taken=0, pending=None)
+        newest = max(int(entry["timestamp"]) for entry in taken)
+        known = {_name(entry) for entry in [*taken, *self._before(first, newest)] if int(entry["timestamp"]) == newest}
+        return SourceProgress(unit="files", taken=len(taken), pending=self._younger(newest, known))
+
+    def _before(self, batch: int, newest_ms: int) -> Iterator[dict[str, Any]]:
+        # Files that land together may have one time, and be taken by several batches.
+        while batch > 0:
+            batch -= 1
+            entries = self._entries(batch)
+            yield from entries
+            if not entries or any(int(entry["timestamp"]) < newest_ms for entry in entries):
+                return
+
+    def _entries(self, batch: int) -> list[dict[str, Any]]:
+        # Every tenth is a compacted one, which repeats those before it.
+        for name in (str(batch), f"{batch}.compact"):
+            entry = self._workspace.storage.read(f"{self._log}/{name}")
+            if entry is not None:
+                lines = [json.loads(line) for line in entry.data.decode().splitlines()[1:]]
+                return [line for line in lines if int(line.get("batchId", batch)) == batch]
+        return []
+
+    def _younger(self, newest_ms: int, known: set[str]) -> int | None:
+        if "://" in self._folder or not Path(self._folder).is_dir():
+            return None
+        pending = 0
+        for folder, folders, names in os.walk(self._folder):
+            folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+            for name in names:
+                if name.startswith((".", "_")):
+                    continue
+                try:
+                    found = (Path(folder) / name).stat()
+                except FileNotFoundError:
+                    continue
+                landed = found.st_mtime_ns // 1_000_000
+                # Spark passes over empty files.
+                if found.st_size and (landed > newest_ms or (landed == newest_ms and name not in known)):
+                    pending += 1
+        return pending
+
+
+class DeltaBacklog:
+    """Commits of a Delta table that add rows and were not read to their end."""
+
+    def __init__(self, workspace: Workspace, source: DeltaSource) -> None:
+        self._workspace = workspace
+        self._table = f"tables/{source.table}"
+        self._adds: dict[int, bool] = {}
+
+    def after(self, start: str | None, end: str | None) -> SourceProgress | None:
+        """See :class:`Backlog`."""
+        # The offset names the version to go on with: Delta steps to the next one behind a version's last file.
+        next_version = _field(end, "reservoirVersion")
+        if next_version is None:
+            return None
+        began = _field(start, "reservoirVersion")
+        log = DeltaLog(self._workspace.files, self._table)
+        pending = [version for version in log.versions if version >= next_version]
+        counted = len(pending) if len(pending) > _COUNTED else sum(self._has_rows(log, version) for version in pending)
+        self._adds = {version: adds for version, adds in self._adds.items() if version >= next_version}
+        # A batch that reads on within one version has taken a part of it; the first one has no start.
+        taken = 0 if start == end else max(next_version - (0 if began is None else began), 1)
+        return SourceProgress(unit="versions", taken=taken, pending=counted)
+
+    def _has_rows(self, log: DeltaLog, version: int) -> bool:
+        if version not in self._adds:
+            adds = (action["add"] for action in log.actions(version) if "add" in action)
+            self._adds[version] = any(add.get("dataChange", True) for add in adds)
+        return self._adds[version]
+
+
+def _field(offset: str | None, name: str) -> int | None:
+    try:
+        value = json.loads(offset)[name] if offset else None
+    except (ValueError, KeyError, TypeError):
+        return None
+    return None if value is None else int(value)
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return unquote(str(entry["path"]).rsplit("/", 1)[-1])

@@ -1,0 +1,193 @@
+"""How metrics leave a driver: pushed by OTLP over HTTP, or scraped by Prometheus.
+
+Both work in threads of their own. A collector that is slow or away, or a port that is taken, costs a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from socketserver import BaseServer
+
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import Metric
+
+from streamwarden import __version__
+from streamwarden.control.profile import MetricsSpec, OtlpSpec, PrometheusSpec
+
+__all__ = ["Export", "open_export"]
+
+_log = logging.getLogger(__name__)
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_QUIET_S = 600.0
+
+
+@dataclass(frozen=True)
+class Export:
+    """Where a driver's metrics go.
+
+    Parameters
+    ----------
+    provider
+        Makes the meters.
+    address
+        host:port of the Prometheus endpoint; empty without one.
+    closers
+        What is to be done at the end.
+    """
+
+    provider: MeterProvider
+    address: str
+    closers: tuple[Callable[[], object], ...]
+
+    def close(self, timeout: float) -> None:
+        """Send the last figures and end. Waits `timeout` seconds at most; what is not done by then is given up."""
+
+        def work() -> None:
+            for close in self.closers:
+                close()
+
+        thread = threading.Thread(target=work, name="metrics-end", daemon=True)
+        thread.start()
+        thread.join(timeout)
+
+
+def open_export(spec: MetricsSpec, job: str, incarnation: str) -> Export | None:
+    """Open what the profile, or the environment, asks for; None if that is nothing, or nothing can be opened.
+
+    Never raises: a driver runs without its metrics rather than not at all. Whether a collector answers shows with the
+    first export, and in the log.
+
+    Parameters
+    ----------
+    spec
+        The profile's.
+    job, incarnation
+        Whose metrics they are: attributes of the resource.
+    """
+    readers: list[MetricReader] = []
+    closers: list[Callable[[], object]] = []
+    address = ""
+    if spec.prometheus is not None:
+        opened = _prometheus(spec.prometheus)
+        if opened is not None:
+            reader, address, close = opened
+            readers.append(reader)
+            closers.append(close)
+    named = next((name for name in _ENDPOINTS if os.environ.get(name)), None)
+    if os.environ.get("OTEL_METRICS_EXPORTER", "otlp").strip().lower() != "otlp":
+        # `none`, or something that Streamwarden has not. The profile's word goes before it.
+        named = None
+    if spec.otlp is not None or named is not None:
+        try:
+            readers.append(_otlp(spec.otlp))
+        except Exception:
+            # A setting of the environment that the exporter can't use.
+            _log.warning("metrics are not pushed", exc_info=True)
+        else:
+            _log.info("metrics are pushed by OTLP, %s", "as the profile says" if spec.otlp else f"since {named} is set")
+    if not readers:
+        return None
+    resource = Resource.create(
+        {
+            # OTEL_SERVICE_NAME goes before it; OTEL_RESOURCE_ATTRIBUTES are added.
+            SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME") or "streamwarden",
+            SERVICE_VERSION: __version__,
+            SERVICE_INSTANCE_ID: incarnation,
+            "job": job,
+            "incarnation": incarnation,
+        }
+    )
+    provider = MeterProvider(readers, resource, shutdown_on_exit=False)
+    return Export(provider, address, (provider.shutdown, *closers))
+
+
+def _otlp(spec: OtlpSpec | None) -> MetricReader:
+    quiet = _Seldom(_QUIET_S)
+    for name in (OTLPMetricExporter.__module__, PeriodicExportingMetricReader.__module__):
+        logging.getLogger(name).addFilter(quiet)
+    if spec is None:
+        return PeriodicExportingMetricReader(OTLPMetricExporter())
+    endpoint = f"{spec.endpoint.rstrip('/')}/v1/metrics" if spec.endpoint else None
+    return PeriodicExportingMetricReader(
+        OTLPMetricExporter(endpoint=endpoint, timeout=spec.timeout.total_seconds()),
+        export_interval_millis=_milliseconds(spec.interval),
+        export_timeout_millis=_milliseconds(spec.timeout),
+    )
+
+
+def _prometheus(spec: PrometheusSpec) -> tuple[MetricReader, str, Callable[[], object]] | None:
+    registry = _OneAtATime()
+    for port in range(spec.port, spec.port + spec.ports):
+        try:
+            server, _ = start_http_server(port, spec.host, registry)
+        except OSError as error:
+            trouble = f"{spec.host}:{port}: {error}"
+            continue
+        address = f"{_reached_by(spec.host)}:{server.server_port}"
+        _log.info("metrics for Prometheus on http://%s/metrics", address)
+        # target_info carries the resource; the scope says of every metric that it is Streamwarden's.
+        return PrometheusMetricReader(registry=registry, scope_info_enabled=False), address, partial(_end, server)
+    _log.warning("no metrics for Prometheus: %d ports tried, the last: %s", spec.ports, trouble)
+    return None
+
+
+def _end(server: BaseServer) -> None:
+    server.shutdown()
+    server.server_close()
+
+
+def _reached_by(host: str) -> str:
+    """Return how others name the host that a server listens on."""
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+class _OneAtATime(CollectorRegistry):
+    """A registry that answers one scrape after the other.
+
+    The reader hands figures over by a queue that all scrapes share: of two at once, one would get both answers and the
+    other none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scraping = threading.Lock()
+
+    def collect(self) -> Iterable[Metric]:
+        with self._scraping:
+            return list(super().collect())
+
+
+class _Seldom(logging.Filter):
+    """Lets the same message through once in a while: a collector that is away is said at each export otherwise."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        if now - self._said.get(str(record.msg), -self._seconds) < self._seconds:
+            return False
+        self._said[str(record.msg)] = now
+        return True
+
+
+def _milliseconds(span: timedelta) -> float:
+    return span.total_seconds() * 1000

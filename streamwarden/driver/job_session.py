@@ -1,0 +1,70 @@
+"""A job's Spark session, and its settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from streamwarden.control.profile import Profile
+from streamwarden.control.spec import JobSpec
+from streamwarden.control.workspace import Workspace
+from streamwarden.driver.logs import write_log4j
+from streamwarden.spark.session import build_session
+
+__all__ = ["PROVIDERS", "start_session"]
+
+PROVIDERS = {
+    "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "memory": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+}
+"""State store providers by the spec's names of backends."""
+
+
+def start_session(workspace: Workspace, spec: JobSpec, logs: Path) -> SparkSession:
+    """Start a JVM with a session for a job.
+
+    Parameters
+    ----------
+    workspace, spec
+        Where, and what for.
+    logs
+        The folder for its log, and for its last words.
+    """
+    profile = workspace.profile
+    return build_session(
+        f"streamwarden {spec.name}",
+        master=profile.master.format(cores=spec.resources.cores),
+        memory=spec.resources.memory,
+        settings=_settings(profile, spec),
+        java_options=f"{write_log4j(logs, profile.logs)} {_ends_itself(logs)}",
+        s3=workspace.s3,
+    )
+
+
+def _settings(profile: Profile, spec: JobSpec) -> dict[str, str]:
+    settings = {
+        # The job's own over the profile's, and over both what the spec has fields for.
+        **profile.spark,
+        **spec.spark,
+        "spark.sql.shuffle.partitions": str(spec.state.partitions),
+        "spark.sql.streaming.stateStore.providerClass": PROVIDERS[spec.state.backend],
+        "spark.sql.streaming.minBatchesToRetain": str(spec.state.min_batches_to_retain),
+        # How soon a query says that it found nothing new; Spark's own 10 s would make a restore wait for it.
+        "spark.sql.streaming.noDataProgressEventInterval": "2000",
+    }
+    if spec.state.backend == "rocksdb":
+        changelog = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+        settings[changelog] = str(spec.state.changelog_enabled).lower()
+    if "spark://" in profile.master:
+        settings["spark.cores.max"] = str(spec.resources.cores)
+    return settings
+
+
+def _ends_itself(logs: Path) -> str:
+    """Return options by which a JVM that can't go on ends, and leaves its last words with the logs.
+
+    One that has once run out of heap may have lost any of its threads: it may look alive, and do nothing.
+    """
+    # Quoted: a folder's name may have blanks, and Spark splits options at them.
+    return f'-XX:+ExitOnOutOfMemoryError "-XX:ErrorFile={logs}/hs_err_%p.log"'

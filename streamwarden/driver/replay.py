@@ -1,0 +1,67 @@
+"""Finishing batches that another query has written already: for their state alone."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+
+from streamwarden.control.spec import JobSpec
+from streamwarden.control.workspace import Workspace
+from streamwarden.driver.causes import headline
+from streamwarden.driver.module import load_module, settings_for
+from streamwarden.driver.source import open_source
+
+__all__ = ["Replay"]
+
+
+class Replay:
+    """A job's query without its sinks.
+
+    Parameters
+    ----------
+    session
+        One with the job's settings.
+    workspace, spec
+        The job.
+    """
+
+    def __init__(self, session: SparkSession, workspace: Workspace, spec: JobSpec) -> None:
+        self._session = session
+        self._workspace = workspace
+        self._spec = spec
+        self._rows: DataFrame | None = None
+
+    def __call__(self, checkpoint: str) -> list[int]:
+        """Finish the batch that was begun in a checkpoint, by its URI; return the rows of each operator's state.
+
+        Its rows are computed and written nowhere. Where no batch was begun, another one is: see that there is one.
+
+        Raises
+        ------
+        pyspark.errors.StreamingQueryException
+            What the batch failed by.
+        """
+        if self._rows is None:
+            module = load_module(self._spec)
+            source = open_source(self._session, self._workspace, self._spec)
+            self._rows = module.transform(source, settings_for(self._spec, module))
+        query = (
+            self._rows.writeStream.queryName(f"{self._spec.name} replay")
+            .outputMode("update")
+            .option("checkpointLocation", checkpoint)
+            # Of one batch, which is the one begun; `availableNow` would go on behind it.
+            .trigger(once=True)
+            .foreachBatch(_nowhere)
+            .start()
+        )
+        query.awaitTermination()
+        last = query.lastProgress
+        return [operator.numRowsTotal for operator in last.stateOperators] if last is not None else []
+
+
+def _nowhere(batch: DataFrame, _: int) -> None:
+    try:
+        # All of it, whatever it is: state is written by the way.
+        batch.write.format("noop").mode("overwrite").save()
+    except Exception as error:
+        # No more than a line: see RunningQuery, on what Spark does with a long one.
+        raise RuntimeError(headline(error)) from None

@@ -1,0 +1,161 @@
+"""An archive of Spark's loaded classes, made once at set-up: a driver's JVM maps it, and loads none of them one by one.
+
+It is the JVM's own class data sharing (JEP 350, "Dynamic CDS Archives"). A start, a recovery, a restore and a rescale
+all wait for those classes. The JVM compares Java's version and the class path with the archive's, and starts without it
+when they differ: a missing or an old archive costs time and nothing else.
+
+``python -m streamwarden.spark.class_archive`` makes the archives anew, for instance after an update of Java.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from streamwarden.spark.jars import jar_dir
+
+__all__ = ["archive_path", "build", "java_options"]
+
+_KINDS = ("", "s3")
+_QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
+"""Differences would be told on the console of every start, where the job's own words belong."""
+
+_TIMEOUT_S = 600
+
+
+@dataclass(frozen=True)
+class _NoServer:
+    """For S3's jars on the class path alone; nothing is asked of it."""
+
+    endpoint: str | None = "http://127.0.0.1:9"
+    region: str = "us-east-1"
+
+
+def archive_path(use: str = "") -> Path:
+    """Return where the archive for a class path lies: that of local files, or with ``s3`` that with S3's jars."""
+    return jar_dir() / (f"classes-{use}.jsa" if use else "classes.jsa")
+
+
+def java_options(use: str = "") -> str:
+    """Return the JVM's options that use the archive; none if it was not made."""
+    path = archive_path(use)
+    return f"-XX:SharedArchiveFile={path} {_QUIET}" if path.is_file() else ""
+
+
+def build(use: str = "") -> Path:
+    """Make an archive of what a small stateful job over Delta loads.
+
+    Raises
+    ------
+    subprocess.CalledProcessError
+        With what the process said. A JVM without dynamic archives ends so.
+    """
+    path = archive_path(use)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".classes-") as work:
+        made = Path(work) / path.name
+        # In a process of its own: the JVM writes the archive when it exits.
+        command = [sys.executable, "-m", "streamwarden.spark.class_archive", "--record", str(made), use]
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
+        made.replace(path)
+    return path
+
+
+def _record(archive: Path, use: str) -> None:
+    # Imported here: the session's module takes its options from this one.
+    from streamwarden.spark.session import BASE, build_session
+
+    files = "spark.sql.streaming.checkpointFileManagerClass"
+    session = build_session(
+        "streamwarden-classes",
+        master="local[2]",
+        settings={
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.streaming.stateStore.providerClass": (
+                "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+            ),
+            "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+            # S3's own refuses the local folders that are written here.
+            files: BASE[files],
+        },
+        java_options=f"-XX:ArchiveClassesAtExit={archive} {_QUIET}",
+        s3=_NoServer() if use == "s3" else None,
+        archived=False,
+    )
+    with tempfile.TemporaryDirectory(prefix="streamwarden-classes-") as folder:
+        _stream(session, Path(folder))
+        gateway = session.sparkContext._gateway
+        assert gateway is not None
+        jvm = gateway.proc
+        session.stop()
+        jvm.stdin.close()
+        jvm.wait(_TIMEOUT_S)
+
+
+def _stream(session: SparkSession, folder: Path) -> None:
+    rows, counts = str(folder / "rows"), str(folder / "counts")
+    numbers = session.range(100).selectExpr("id", "id % 3 AS key", "timestamp_seconds(id) AS at")
+    numbers.write.format("json").save(f"{folder}/json")
+    numbers.write.format("delta").save(rows)
+
+    def upsert(batch: DataFrame, number: int) -> None:
+        batch.persist()
+        if number == 0:
+            batch.write.format("delta").option("txnAppId", "a").option("txnVersion", number).save(counts)
+        merge = DeltaTable.forPath(batch.sparkSession, counts).alias("t").merge(batch.alias("s"), "t.key = s.key")
+        merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+        batch.unpersist()
+
+    counted = (
+        session.readStream.format("delta")
+        .load(rows)
+        .withWatermark("at", "1 minute")
+        .groupBy("key")
+        .count()
+        .writeStream.outputMode("update")
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .foreachBatch(upsert)
+        .trigger(availableNow=True)
+        .start()
+    )
+    counted.awaitTermination()
+    files = (
+        session.readStream.schema(numbers.schema)
+        .json(f"{folder}/json")
+        .dropDuplicates(["id"])
+        .writeStream.option("checkpointLocation", f"{folder}/files")
+        .format("delta")
+        .trigger(availableNow=True)
+        .start(f"{folder}/copied")
+    )
+    files.awaitTermination()
+
+
+def main(arguments: list[str]) -> int:
+    """Make the archives, as ``make setup`` does, and say what they are."""
+    if arguments[:1] == ["--record"]:
+        _record(Path(arguments[1]), arguments[2])
+        return 0
+    for use in _KINDS:
+        began = time.monotonic()
+        try:
+            path = build(use)
+        except (OSError, subprocess.SubprocessError) as error:
+            # Everything works without it, and starts slower.
+            sys.stderr.write(f"classes: no archive for {use or 'local files'}: {error}\n")
+            sys.stderr.write(str(getattr(error, "stderr", "") or "")[-2000:])
+            continue
+        size = path.stat().st_size / 2**20
+        sys.stdout.write(f"classes: {path.name}, {size:.0f} MiB in {time.monotonic() - began:.0f} s\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""Advice from Airflow: what is said of a running stand-in, when a rescale is triggered, and how a person is asked."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, DagRunTriggerException
+
+from streamwarden.airflow.advise_operator import AdviseOperator
+from streamwarden.airflow.approval_operator import RescaleApprovalOperator
+from streamwarden.control import operations
+from streamwarden.control.advice.advise import Advice, advise
+from streamwarden.control.rescale import rescale
+from tests.airflow.conftest import REPOSITORY, Place, Run
+from tests.airflow.test_dags import load
+
+pytestmark = pytest.mark.airflow
+
+# The stand-in's batches take 200 ms each, all of this interval, or most of it on a machine that does much else.
+BUSY = {"interval": "200ms"}
+QUICK = {"window": "2s", "down_after": "4s", "cool_down": "3s", "target_busy": 0.3, "busy_above": 0.5}
+
+
+def advised(place: Place, condition: Any = lambda advice: advice.recommendation.changes) -> Advice:
+    """Ask until something is recommended."""
+    ends = time.monotonic() + 30
+    while time.monotonic() < ends:
+        found = advise(place.workspace, "lamp")
+        if condition(found):
+            return found
+        time.sleep(0.2)
+    raise AssertionError(found)
+
+
+def running(place: Place, **advisor: Any) -> None:
+    place.write_job(advisor={**QUICK, **advisor}, trigger=BUSY)
+    place.deploy()
+
+
+def task(place: Place) -> AdviseOperator:
+    return AdviseOperator(task_id="advise", job="lamp", **place.place())
+
+
+def test_a_busy_job_is_to_get_cores_and_only_told_so(place: Place) -> None:
+    running(place)
+    advice = advised(place)
+    assert advice.recommendation.changes["cores"] > 1
+    assert not advice.acts and advice.holds == ("advisor.apply is off in the job's YAML",)
+    context = Run(dag_id="advise").context("advise")
+    task(place).execute(context)
+    pushed = context["ti"].pushed["advice"]
+    assert pushed["changes"]["cores"] > 1 and pushed["acts"] is False and "of the interval" in pushed["why"][0]
+
+
+def test_where_the_job_allows_it_the_rescale_is_triggered(place: Place) -> None:
+    running(place, apply=True)
+    wanted = advised(place).recommendation.changes["cores"]
+    with pytest.raises(DagRunTriggerException) as raised:
+        task(place).execute(Run(dag_id="advise").context("advise"))
+    assert raised.value.trigger_dag_id == "rescale"
+    conf = raised.value.conf
+    assert conf is not None and conf["job"] == "lamp" and conf["cores"] >= wanted
+    # Such a conf is what the form of that DAG takes.
+    params = load(REPOSITORY / "dags" / "operations.py").dags["rescale"].params
+    assert set(conf) <= set(params.dump())
+
+
+def test_a_cool_down_and_the_daily_cap_hold_it_back(place: Place) -> None:
+    running(place, apply=True, per_day=1, cool_down="20s")
+    advised(place)
+    rescale(place.workspace, "lamp", cores=2, by="test", health_timeout=20)
+    # At the same pace on two cores: by its figures it still needs more.
+    held = advised(place)
+    assert any("cooling down" in line for line in held.holds)
+    assert any("1 rescales in 24 hours" in line for line in held.holds)
+    assert not held.acts
+
+
+def test_nothing_runs_nothing_is_advised(place: Place) -> None:
+    with pytest.raises(AirflowSkipException):
+        task(place).execute(Run(dag_id="advise").context("advise"))
+    running(place, apply=True)
+    operations.stop(place.workspace, "lamp", by="test")
+    stopped = advise(place.workspace, "lamp")
+    assert stopped.recommendation.changes == {} and "no load" in stopped.recommendation.why[0]
+
+
+def approval(place: Place, **kwargs: Any) -> RescaleApprovalOperator:
+    return RescaleApprovalOperator(task_id="approve", job="lamp", **kwargs, **place.place())
+
+
+def test_a_person_is_asked_with_the_plan_and_only_if_wanted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.providers.standard.operators import hitl
+
+    asked: list[str] = []
+    monkeypatch.setattr(hitl.ApprovalOperator, "execute", lambda self, context: asked.append(self.subject))
+    place.deploy()
+    place.batch(1)
+    context = Run(dag_id="rescale").context("approve")
+    approval(place, cores="2", wanted="False").execute(context)
+    assert asked == []
+    operator = approval(place, partitions="None", cores="2", memory="", wanted="True")
+    operator.execute(context)
+    assert asked == ["Rescale lamp: cores 1 -> 2?"]
+    assert "savepoint is taken before" in str(operator.body)
+    with pytest.raises(AirflowFailException, match="RESCALE_NOTHING"):
+        approval(place, cores="1").execute(context)

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from airflow.sdk.exceptions import AirflowFailException
+
+from streamwarden.control import operations
+from streamwarden.control.documents import HealthRecord, JobDocuments, utc_now
+from streamwarden.control.savepoints import catalogue
+from streamwarden.control.supervision import Phase
+from tests.airflow.conftest import Place, Run, fired
+from tests.airflow.test_supervise import deferred, supervise
+
+pytestmark = pytest.mark.airflow
+
+QUICK = {"hold": "300ms", "restart_when_stuck": False}
+
+
+def notify(place: Place, *names: str, level: str = "warn", **more: Any) -> dict[str, Path]:
+    """Configure notifiers that write into files, and return those."""
+    paths = {name: place.config.parent / f"{name}.txt" for name in names}
+    notifiers = [
+        {
+            "name": name,
+            "class": "tests.airflow.notifiers.FileNotifier",
+            "level": level,
+            "arguments": {"path": str(path), "text": "{{ alert.level }}|{{ alert.text }}"},
+            **more,
+        }
+        for name, path in paths.items()
+    ]
+    (place.config / "alerts.yaml").write_text(yaml.safe_dump({"notifiers": notifiers}))
+    return paths
+
+
+def told(place: Place) -> HealthRecord:
+    return JobDocuments(place.workspace.storage, "lamp").health.read() or HealthRecord()
+
+
+def said(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_a_change_is_told_once_and_so_is_its_end(place: Place) -> None:
+    place.write_job(health={**QUICK, "no_batch": {"warn": "1s", "critical": "1h"}}, standin_mute=3)
+    paths, run, operator = notify(place, "mail"), Run(), supervise(place)
+    place.deploy()
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    event = fired(trigger)
+    assert event is not None and (event["action"], event["rules"]) == ("alert", ["no_batch"])
+    again = deferred(lambda: operator.resume(run.context(), event), run)
+    first = said(paths["mail"])
+    assert first.startswith("warn|Streamwarden: lamp: warning (no_batch)") and "(warn at 1.0 s)" in first
+    # Two triggerers may fire for the same: the second finds that it was told.
+    late = deferred(lambda: operator.resume(run.context(), event), run)
+    assert said(paths["mail"]) == first
+    assert fired(again, within=1.5) is None and fired(late, within=0.5) is None
+
+    # It goes on: the driver is another one now, which has work.
+    place.write_job(health={**QUICK, "no_batch": {"warn": "1s", "critical": "1h"}})
+    operations.deploy(place.workspace, "lamp", by="test")
+    event = fired(again)
+    assert event is not None and (event["action"], event["rules"]) == ("alert", ["no_batch"])
+    deferred(lambda: operator.resume(run.context(), event), run)
+    last = said(paths["mail"]).removeprefix(first)
+    assert last.startswith("ok|Streamwarden: lamp: well again (no_batch)") and "well again; was: no batch" in last
+    assert not told(place).rules and not told(place).unsent
+
+
+def test_a_level_that_does_not_last_is_not_told(place: Place) -> None:
+    place.write_job(health={"hold": "1h", "no_batch": {"warn": "1s", "critical": "1h"}}, standin_mute=1)
+    run = Run()
+    place.deploy()
+    trigger = deferred(lambda: supervise(place).execute(run.context()), run)
+    assert fired(trigger, within=3) is None
+    status = operations.status(place.workspace, "lamp")
+    assert status["health"] == "warn" and status["findings"][0]["rule"] == "no_batch"
+
+
+def test_a_notifier_that_fails_is_asked_again_and_the_other_is_not(place: Place) -> None:
+    place.write_job(health={**QUICK, "no_batch": {"warn": "1s", "critical": "1h"}}, standin_mute=1)
+    paths, run, operator = notify(place, "mail", "pager"), Run(), supervise(place)
+    paths["mail"].with_suffix(".broken").touch()
+    place.deploy()
+    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    trigger = deferred(lambda: operator.resume(run.context(), event), run)
+    assert said(paths["pager"]) and not said(paths["mail"])
+    assert fired(trigger, within=1) is None, "not at once"
+    paths["mail"].with_suffix(".broken").unlink()
+    record = JobDocuments(place.workspace.storage, "lamp").health
+    record.update(lambda found: (found or HealthRecord()).model_copy(update={"retry_at": utc_now()}))
+    event = fired(trigger)
+    assert event is not None and (event["action"], event["rules"]) == ("alert", [])
+    deferred(lambda: operator.resume(run.context(), event), run)
+    assert said(paths["mail"]) == said(paths["pager"]) and not told(place).unsent
+
+
+@pytest.mark.parametrize("content", ["notifiers: [{name: x}]", "notifiers: 7", "{", "other: 1"])
+def test_a_slip_in_alerts_yaml_does_not_end_supervision(place: Place, content: str) -> None:
+    place.write_job(health={**QUICK, "no_batch": {"warn": "1s", "critical": "1h"}}, standin_mute=1)
+    (place.config / "alerts.yaml").write_text(content)
+    run, operator = Run(), supervise(place)
+    errors: list[str] = []
+    operator.log.error = lambda text, *args: errors.append(text % args)  # type: ignore[method-assign]
+    place.deploy()
+    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    deferred(lambda: operator.resume(run.context(), event), run)
+    assert "CONFIG_INVALID" in errors[0] and "alerts.yaml" in errors[0]
+    assert set(told(place).rules) == {"no_batch"}
+
+
+@pytest.mark.parametrize("path", ["no.such.Thing", "pathlib.Path", "tests.airflow.notifiers.Missing"])
+def test_what_is_no_notifier_is_said_and_supervision_goes_on(place: Place, path: str) -> None:
+    place.write_job(health={**QUICK, "no_batch": {"warn": "1s", "critical": "1h"}}, standin_mute=1)
+    notify(place, "mail", **{"class": path})
+    run, operator = Run(), supervise(place)
+    errors: list[Any] = []
+    operator.log.exception = lambda text, *args: errors.append(text % args)  # type: ignore[method-assign]
+    place.deploy()
+    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    deferred(lambda: operator.resume(run.context(), event), run)
+    assert errors == ["notifier mail could not be given: Streamwarden: lamp: warning (no_batch)"]
+
+
+def test_a_job_that_fails_for_good_is_told_at_once(place: Place) -> None:
+    place.write_job(standin_fail="SINK_SCHEMA_MISMATCH", standin_after=3)
+    paths, run, operator = notify(place, "pager", level="critical"), Run(), supervise(place)
+    operations.deploy(place.workspace, "lamp", by="test")
+    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    assert event is not None and event["action"] == "fail"
+    with pytest.raises(AirflowFailException):
+        operator.resume(run.context(), event)
+    assert said(paths["pager"]).startswith("critical|Streamwarden: lamp: critical (driver)")
+    assert "SINK_SCHEMA_MISMATCH" in said(paths["pager"])
+
+
+def test_a_state_limit_suspends_the_job_with_a_savepoint(place: Place) -> None:
+    limits = {"state_rows": {"critical": 50}, "on_state_limit": "savepoint_and_stop"}
+    place.write_job(health=limits, standin_keys=10)
+    run, operator = Run(), supervise(place)
+    place.deploy()
+    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    assert event is not None and event["action"] == "suspend" and "50 keys in the state" in event["why"]
+    with pytest.raises(AirflowFailException, match="STATE_LIMIT_REACHED") as raised:
+        operator.resume(run.context(), event)
+    seen = place.seen()
+    assert seen.phase is Phase.STOPPED and seen.desired is not None and seen.desired.state == "suspended"
+    kept = catalogue.savepoints(place.workspace, "lamp")
+    assert [found.manifest.origin for found in kept] == ["suspend"] and kept[0].manifest.id in str(raised.value)
+    assert seen.exit is not None and kept[0].manifest.batch == seen.exit.batch
+
+
+def test_a_stuck_driver_is_replaced(place: Place) -> None:
+    place.write_job(health={"no_batch": {"warn": "1s", "critical": "2s"}}, standin_mute=3)
+    run, operator, first = Run(), supervise(place), place.deploy()
+    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    assert event is not None and event["action"] == "restart" and "committed no batch" in event["why"]
+    deferred(lambda: operator.resume(run.context(), event), run)
+    second = place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != first.incarnation)
+    assert second.launch is not None and "committed no batch" in second.launch.reason

@@ -1,0 +1,127 @@
+"""Rescaling from Airflow, with drivers that are stand-ins: what a form gives, what a run tells, and who goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from streamwarden.airflow.rescale_operator import RescaleOperator
+from streamwarden.control import running
+from streamwarden.control.documents import JobDocuments, Operation
+from streamwarden.control.parallelism import effective_spec
+from streamwarden.control.rescale import cancel
+from streamwarden.control.rollout_plan import Effect, plan
+from streamwarden.control.supervision import Phase
+from streamwarden.errors import StreamwardenError
+from tests.airflow.conftest import REPOSITORY, Place, Run
+from tests.airflow.test_dags import load
+from tests.airflow.test_restore import at_step, terminated_when
+
+pytestmark = pytest.mark.airflow
+
+
+def rescaling(place: Place, **kwargs: Any) -> RescaleOperator:
+    kwargs.setdefault("health_timeout", 20)
+    return RescaleOperator(task_id="rescale", job="lamp", **kwargs, **place.place())
+
+
+def context(attempt: int = 1) -> Any:
+    return Run(dag_id="rescale", attempt=attempt, granted=3).context("rescale")
+
+
+def operation(place: Place) -> Operation:
+    found = JobDocuments(place.workspace.storage, "lamp").operation.read()
+    assert found is not None
+    return found
+
+
+def cores(place: Place) -> int:
+    desired = place.seen().desired
+    assert desired is not None
+    return desired.spec.resources.cores
+
+
+def test_more_cores_from_what_a_form_gives(place: Place) -> None:
+    place.deploy()
+    place.batch(1)
+    before = cores(place)
+    # As Airflow's templates leave an empty field, and a number.
+    task = rescaling(place, partitions="None", cores=str(before + 1), memory="", reason="more rows")
+    told = task.execute(context())
+    assert (told["state"], told["was"]["cores"], told["to"]["cores"]) == ("done", before, before + 1)
+    assert told["generation"] is None and told["savepoint"] and told["downtime_s"] >= 0
+    assert list(told["steps"]) == [
+        *("precheck", "start Spark", "stop", "pre-rescale savepoint", "switch", "start", "first batch", "catch up")
+    ]
+    assert cores(place) == effective_spec(place.workspace, "lamp").resources.cores == before + 1
+    assert plan(place.workspace, "lamp").effect is Effect.NONE
+    with pytest.raises(AirflowFailException, match="RESCALE_NOTHING"):
+        rescaling(place, cores=before + 1).execute(context())
+
+
+def test_what_is_unhealthy_goes_back_and_fails_the_run_for_good(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+    before, real = cores(place), running.await_health
+    calls: list[int] = []
+
+    def first_fails(*arguments: Any, **rest: Any) -> str:
+        calls.append(1)
+        if len(calls) == 1:
+            raise StreamwardenError("OUT_OF_MEMORY", "for the test")
+        return real(*arguments, **rest)
+
+    monkeypatch.setattr(running, "await_health", first_fails)
+    run = context()
+    with pytest.raises(AirflowFailException, match="RESCALE_UNHEALTHY") as raised:
+        rescaling(place, cores=before + 1).execute(run)
+    assert "OUT_OF_MEMORY" in str(raised.value)
+    found = operation(place)
+    assert found.state == "rolled back" and found.steps[-1].name == "wait for health after the way back"
+    assert cores(place) == before and place.seen().phase is Phase.RUNNING
+    assert plan(place.workspace, "lamp").effect is Effect.NONE
+
+
+def test_a_cancelled_one_leaves_the_job_as_it_was(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+    before, real = cores(place), running.stop_in_turn
+
+    def stop(*arguments: Any, **rest: Any) -> str:
+        said = real(*arguments, **rest)
+        cancel(place.workspace, "lamp", by="somebody")
+        return said
+
+    monkeypatch.setattr(running, "stop_in_turn", stop)
+    with pytest.raises(AirflowFailException, match=r"OPERATION_CANCELLED.*by somebody"):
+        rescaling(place, cores=before + 1).execute(context())
+    assert operation(place).state == "failed" and cores(place) == before
+    place.until(lambda seen: seen.phase is Phase.RUNNING)
+    with pytest.raises(StreamwardenError, match="OPERATION_NONE"):
+        cancel(place.workspace, "lamp", by="somebody")
+
+
+def test_a_try_that_was_ended_is_gone_on_with_by_the_next(place: Place) -> None:
+    place.deploy()
+    place.batch(1)
+    before = cores(place)
+    task = rescaling(place, cores=before + 1)
+    with terminated_when(task, at_step(place, "first batch")), pytest.raises(AirflowException):
+        task.execute(context())
+    first = operation(place)
+    assert first.state == "running"
+    told = rescaling(place, cores=before + 1).execute(context(attempt=2))
+    assert told["operation"] == first.id and told["state"] == "done" and cores(place) == before + 1
+
+
+def test_the_dag_is_wired(airflow_database: None) -> None:
+    dag = load(REPOSITORY / "dags" / "operations.py").dags["rescale"]
+    assert {task.task_id: sorted(task.downstream_task_ids) for task in dag.tasks} == {
+        "approve": ["rescale"],
+        "rescale": ["supervise"],
+        "supervise": [],
+    }
+    assert dag.get_task("supervise").is_teardown
+    assert dag.get_task("supervise").restore_task_id == "rescale"

@@ -1,0 +1,281 @@
+"""Rescales of real drivers: the state is kept, the outputs are right, and what is unhealthy goes back by itself."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from streamwarden.control import operations
+from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.documents import CheckpointRef, Operation
+from streamwarden.control.parallelism import effective_spec
+from streamwarden.control.processes import kill
+from streamwarden.control.rescale import rescale
+from streamwarden.control.rollout_plan import Effect, plan
+from streamwarden.control.savepoints import catalogue
+from streamwarden.control.savepoints.manifest import Origin
+from streamwarden.control.savepoints.restore import restore
+from streamwarden.control.savepoints.verify import verify
+from streamwarden.control.supervision import Phase, observe
+from streamwarden.errors import StreamwardenError
+from tests.integration.conftest import BY, Place
+from tests.integration.fleet import Fleet
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+
+class Counts:
+    """The job `counts`, and what it must have counted."""
+
+    def __init__(
+        self, place: Place, module: str = "tests.integration.jobs.counts", *, files: int = 1, **fields: Any
+    ) -> None:
+        self.place = place
+        self.expected: Counter[int] = Counter()
+        place.job(
+            "counts",
+            module=module,
+            source={"kind": "delta", "table": "rows", "max_files_per_batch": files},
+            sinks=[{"table": "counts", "mode": "upsert", "keys": ["key"]}],
+            **fields,
+        )
+
+    def add(self, keys: list[int]) -> None:
+        uri, options = self.place.workspace.delta_rs("rows")
+        write_deltalake(uri, pa.table({"key": keys}), mode="append", storage_options=options)
+        self.expected.update(keys)
+
+    def check(self) -> None:
+        """Wait until all is counted, or nothing more is, and compare."""
+        found: dict[int, int] = {}
+        deadline = time.monotonic() + 240
+        while found != self.expected:
+            before, found = found, {row["key"]: row["rows"] for row in self.place.rows("counts")}
+            if found != before:
+                deadline = time.monotonic() + 240
+            elif time.monotonic() >= deadline:
+                break
+            time.sleep(0.3)
+        assert found == self.expected
+
+    def reference(self) -> CheckpointRef:
+        found = self.place.documents("counts").checkpoint.read()
+        assert found is not None
+        return found
+
+    def partitions(self) -> int:
+        """Return what the checkpoint in force says."""
+        reader = CheckpointReader(self.place.workspace.storage, self.reference().path)
+        last = reader.last_offset()
+        assert last is not None
+        offsets = reader.offsets(last)
+        assert offsets is not None
+        return int(offsets.conf["spark.sql.shuffle.partitions"])
+
+    def rescale(self, **target: Any) -> Operation:
+        return rescale(self.place.workspace, "counts", by=BY, **target)
+
+
+def running(place: Place) -> None:
+    place.wait(
+        "counts", lambda seen: seen.phase is Phase.RUNNING and bool(seen.progress and seen.progress.last), "rows"
+    )
+
+
+def test_two_to_eight_to_three_partitions_and_more_cores(place: Place) -> None:
+    counts = Counts(place)
+    counts.add([*range(200), 1, 1])
+    operations.deploy(place.workspace, "counts", by=BY)
+    running(place)
+    counts.check()
+
+    # Rows that land meanwhile are counted by the driver that runs on, and replayed in the copy.
+    done = rescale_with_rows(counts, partitions=8)
+    assert done.state == "done" and counts.partitions() == 8 and counts.reference().generation == 2
+    assert [step.name for step in done.steps] == [
+        *("precheck", "start Spark", "pre-rescale savepoint", "copy", "digest before", "repartition", "digest after"),
+        *("follow", "stop", "follow to the end", "switch", "start", "first batch", "catch up"),
+    ]
+    told = {step.name: step.detail for step in done.steps}
+    assert "200 rows" in told["digest after"] and told["follow"].endswith(", 0 behind")
+    assert counts.reference().base_batch == 2, "the first batch, the repartitioning, and the one replayed"
+    assert 0 < done.plan["downtime_s"] < 120
+    counts.add([1, 2, 500])
+    counts.check()
+
+    # It is what the job is deployed as: nothing is to be rolled out, and a driver that is killed comes back so.
+    assert plan(place.workspace, "counts").effect is Effect.NONE
+    assert effective_spec(place.workspace, "counts").state.partitions == 8
+    (made,) = catalogue.savepoints(place.workspace, "counts")
+    assert (made.manifest.origin, made.manifest.partitions) == (Origin.PRE_RESCALE, 2)
+    assert verify(place.workspace, [made], by=BY)[made.manifest.id].verdict == "verified"
+    assert catalogue.find(place.workspace, "counts", made.manifest.id).record.in_use_by == []
+
+    done = counts.rescale(partitions=3, cores=2, way="plain")
+    assert done.state == "done" and counts.partitions() == 3
+    assert [step.name for step in done.steps] == [
+        *("precheck", "start Spark", "stop", "pre-rescale savepoint", "copy", "digest before", "repartition"),
+        *("digest after", "switch", "start", "first batch", "catch up"),
+    ]
+    seen = observe(place.workspace, "counts")
+    assert seen.desired is not None and seen.desired.spec.resources.cores == 2
+    assert seen.heartbeat is not None and kill(seen.heartbeat.process)
+    operations.start(place.workspace, "counts", by=BY)
+    counts.add([1, 7, 7])
+    counts.check()
+
+    # Cores alone: no copy, the same generation.
+    generation = counts.reference().generation
+    done = counts.rescale(cores=1)
+    assert counts.reference().generation == generation and "repartition" not in [step.name for step in done.steps]
+    counts.add([1])
+    counts.check()
+
+    # Back over both rescales: as many partitions as the savepoint has.
+    restore(place.workspace, "counts", savepoint=made.manifest.id, by=BY)
+    assert counts.partitions() == 2 and plan(place.workspace, "counts").effect is Effect.NONE
+    counts.add([3])
+    counts.check()
+
+
+def test_behind_a_batch_that_was_begun_cores_change_and_partitions_do_not(place: Place) -> None:
+    counts = Counts(place)
+    counts.add([1, 1])
+    operations.deploy(place.workspace, "counts", by=BY)
+    running(place)
+    counts.check()
+    counts.add([1, 2])
+    seen = observe(place.workspace, "counts")
+    reader = CheckpointReader(place.workspace.storage, counts.reference().path)
+    place.wait("counts", lambda _: reader.last_offset() != reader.last_commit(), "a batch that is begun")
+    assert seen.heartbeat is not None and kill(seen.heartbeat.process)
+    assert reader.last_offset() != reader.last_commit()
+    operations.stop(place.workspace, "counts", by=BY)
+    # In another generation the batch, which may be in the table already, would be written once more.
+    with pytest.raises(StreamwardenError, match=r"RESCALE_NOT_HEALTHY.*in the midst of batch 1"):
+        counts.rescale(partitions=4)
+    assert counts.rescale(cores=2).state == "done"
+    assert (counts.reference().generation, counts.partitions()) == (1, 2)
+    operations.start(place.workspace, "counts", by=BY)
+    counts.check()
+
+
+def test_what_is_unhealthy_goes_back_by_itself(place: Place) -> None:
+    fragile = {"failures": {"tolerable_consecutive": 0}, "state": {"partitions": 1}}
+    counts = Counts(place, module="tests.integration.jobs.fragile", **fragile)
+    counts.add([1, 2, 2])
+    operations.deploy(place.workspace, "counts", by=BY)
+    running(place)
+    counts.check()
+    before = counts.reference()
+    # Something to fail at.
+    with pytest.raises(StreamwardenError, match="RESCALE_UNHEALTHY") as raised:
+        rescale_with_rows(counts, partitions=7, way="plain")
+    assert "seven is too many" in raised.value.what
+    (operation,) = [place.documents("counts").past_operation(name).read() for name in past(place)]
+    assert operation is not None and operation.state == "rolled back" and operation.error is not None
+    assert [step.name for step in operation.steps][-2:] == ["roll back", "wait for health after the way back"]
+    after = counts.reference()
+    assert (after.path, after.generation) == (before.path, before.generation)
+    assert plan(place.workspace, "counts").effect is Effect.NONE
+    counts.add([2, 3])
+    counts.check()
+    # And a good one, after that.
+    assert counts.rescale(partitions=5).state == "done"
+    assert counts.reference().generation == 3, "a generation that was tried is not used again"
+    counts.add([3])
+    counts.check()
+    # With the copy following, it fails there, and the driver runs on.
+    incarnation = observe(place.workspace, "counts").incarnation
+    with pytest.raises(StreamwardenError, match=r"RESCALE_FAILED.*seven is too many"):
+        rescale_with_rows(counts, partitions=7)
+    counts.check()
+    assert observe(place.workspace, "counts").incarnation == incarnation
+
+
+def rescale_with_rows(counts: Counts, **target: Any) -> Operation:
+    """Rescale, with rows that land while the savepoint is copied; for `plain`, while the driver is down."""
+    landed: list[str] = []
+
+    def report(step: str, done: int, total: int) -> None:
+        operation = counts.place.documents("counts").operation.read()
+        if not landed and operation is not None and operation.steps[-1].name == "copy":
+            landed.append(step)
+            counts.add([9, 9])
+
+    done = rescale(counts.place.workspace, "counts", by=BY, report=report, **target)
+    assert landed
+    return done
+
+
+def past(place: Place) -> list[str]:
+    return place.documents("counts").past_operations()
+
+
+def test_a_target_that_makes_no_sense_is_refused_and_the_job_goes_on(place: Place) -> None:
+    counts = Counts(place)
+    counts.add([1])
+    operations.deploy(place.workspace, "counts", by=BY)
+    running(place)
+    first = observe(place.workspace, "counts").incarnation
+    for target, code in (
+        ({"partitions": 2}, "RESCALE_NOTHING"),
+        ({}, "RESCALE_NOTHING"),
+        ({"partitions": 0}, "RESCALE_INVALID"),
+        ({"memory": "12"}, "RESCALE_INVALID"),
+    ):
+        with pytest.raises(StreamwardenError, match=code):
+            counts.rescale(**target)
+    place.job("counts", watermark="5m")
+    with pytest.raises(StreamwardenError, match=r"RESCALE_NOT_HEALTHY.*its YAML has changed"):
+        counts.rescale(partitions=4)
+    counts.add([1])
+    counts.check()
+    assert observe(place.workspace, "counts").incarnation == first
+
+
+def test_a_memory_backend_can_have_more_cores_and_no_other_partitions(place: Place) -> None:
+    counts = Counts(place, state={"backend": "memory"})
+    counts.add([1, 1])
+    operations.deploy(place.workspace, "counts", by=BY)
+    running(place)
+    incarnation = observe(place.workspace, "counts").incarnation
+    with pytest.raises(StreamwardenError, match="RESCALE_UNSUPPORTED"):
+        counts.rescale(partitions=4)
+    assert observe(place.workspace, "counts").incarnation == incarnation, "found while it still runs"
+    assert counts.rescale(cores=2).state == "done"
+    counts.add([1])
+    counts.check()
+
+
+@pytest.mark.slow
+def test_all_stateful_jobs_stay_right_while_trips_stream_in(place: Place) -> None:
+    targets = [("zone_windows", {"partitions": 8}), ("card_sessions", {"partitions": 3, "cores": 2, "way": "plain"})]
+    rescale_fleet(Fleet(place, days=1, speed=1_200), targets)
+
+
+def rescale_fleet(fleet: Fleet, targets: list[tuple[str, dict[str, Any]]]) -> None:
+    """Rescale jobs, one after the other, while trips stream in and a supervisor watches; compare with batch."""
+    place = fleet.place
+    with fleet:
+        fleet.await_tables()
+        for job, target in targets:
+            done = rescale(place.workspace, job, by=BY, **target)
+            assert done.state == "done" and not fleet.supervisor.gave_up, fleet.supervisor.gave_up
+            sys.stdout.write(f"{job}: {target}: {done.plan['state_rows']} rows, {done.plan['downtime_s']} s\n")
+        fleet.settle()
+    fleet.stop_and_compare("rescaled")
+    # Each savepoint is whole, with as many partitions as the rescale before it made.
+    for job in {job for job, _ in targets}:
+        found = catalogue.savepoints(place.workspace, job)
+        before = [2, *[target["partitions"] for name, target in targets if name == job]][:-1]
+        # One whose copy could not keep up has made another, after the stop.
+        assert {one.manifest.partitions for one in found} == set(before)
+        verified = verify(place.workspace, found, by=BY)
+        assert {name: one.problems for name, one in verified.items() if one.problems} == {}

@@ -1,0 +1,139 @@
+"""kill -9 at every step boundary of a rescale and inside its steps: it ends as it was, or as it shall be."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from streamwarden.control import operations
+from streamwarden.control.operation import active_operation
+from streamwarden.control.supervision import observe
+from tests.integration.conftest import REPOSITORY, Place
+from tests.integration.killing_command import BOTH, THE_DRIVER, THE_RESCALE
+from tests.integration.test_rescale import Counts, running
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(7200)]
+
+BEFORE = ("precheck", "start Spark")
+COPY = ("pre-rescale savepoint", "copy", "digest before", "repartition", "digest after")
+AFTER = ("switch", "start", "first batch", "catch up")
+STEPS = {
+    "fast": (*BEFORE, *COPY, "follow", "stop", "follow to the end", *AFTER),
+    "plain": (*BEFORE, "stop", *COPY, *AFTER),
+}
+WIDTHS = (1, 2, 3, 5, 8)
+
+
+Moment = tuple[str, str, str, float]
+"""Way, step, whom and seconds after the step's begin of a kill."""
+
+
+class Rows(threading.Thread):
+    """Rows that land all the time."""
+
+    def __init__(self, counts: Counts, chance: random.Random) -> None:
+        super().__init__(daemon=True)
+        self.counts = counts
+        self.keys = random.Random(chance.random())
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        while not self.done.wait(4):
+            self.counts.add([self.keys.randrange(600) for _ in range(20)])
+
+    def __enter__(self) -> Rows:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        self.join()
+
+
+def moments(chance: random.Random) -> list[Moment]:
+    """Return every kill, in any order."""
+    every = [(way, step) for way, steps in STEPS.items() for step in steps]
+    boundaries = [(way, step, whom, 0.0) for way, step in every for whom in (THE_RESCALE, THE_DRIVER)]
+    inside = [(way, step, chance.choice([THE_DRIVER, THE_RESCALE, BOTH]), chance.uniform(0, 3)) for way, step in every]
+    return chance.sample([*boundaries, *inside], len(boundaries) + len(inside))
+
+
+def kill_in_rescales(place: Place, seed: int, number: int | None, *first: Moment) -> Counter[str]:
+    """Kill at these moments, or at so many or all of every one; return what became of the rescales."""
+    chance = random.Random(seed)
+    # More files in a batch than land while it runs, also on a slow machine.
+    counts = Counts(place, files=10)
+    counts.add(list(range(500)))
+    operations.deploy(place.workspace, "counts", by="test")
+    running(place)
+    ended: Counter[str] = Counter()
+    for count, (way, step, whom, after) in enumerate(first or moments(chance)[:number], 1):
+        was = counts.partitions()
+        wanted = chance.choice([width for width in WIDTHS if width != was])
+        words = ["rescale", "counts", "--partitions", str(wanted), "--way", way]
+        with Rows(counts, chance):
+            said = run(place, "tests.integration.killing_command", step, whom, str(after), *words)
+            killed = "killed" in said
+            left = place.documents("counts").operation.read()
+            if left is not None and left.state == "running":
+                assert active_operation(place.workspace, "counts") is None, said
+                said += run(place, "streamwarden.cli", "rescale", "counts", "--resume")
+            seen = observe(place.workspace, "counts")
+            if not seen.phase.alive:
+                # As a supervisor would.
+                operations.start(place.workspace, "counts", by="test")
+            assert counts.partitions() in (was, wanted), said
+        counts.check()
+        left = place.documents("counts").operation.read()
+        assert left is None or left.state != "running", said
+        state = left.state if left is not None else "not begun"
+        now = counts.partitions()
+        assert now == wanted if state == "done" else now == was, said
+        ended[state if killed else "not killed"] += 1
+        if not killed:
+            sys.stdout.write(said)
+        sys.stdout.write(
+            f"{time.strftime('%H:%M:%S')} {count}: {was} -> {wanted}, {way}, {whom}, {after:.1f} s after"
+            f" {step!r} began: {state}{'' if killed else ' before the kill'}\n"
+        )
+    operations.stop(place.workspace, "counts", by="test")
+    sys.stdout.write(f"seed {seed}: {dict(ended)}\n")
+    return ended
+
+
+def run(place: Place, module: str, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words],
+        cwd=REPOSITORY,
+        env={**os.environ, "STREAMWARDEN_CONFIG": str(place.config), "STREAMWARDEN_PROFILE": "test"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+    )
+    # Done, went back, or killed; a mistake in the command would be 1 with a traceback.
+    assert "Traceback" not in done.stdout, done.stdout
+    return done.stdout
+
+
+def test_killed_at_some_moment_it_ends_as_it_was_or_as_it_shall_be(place: Place) -> None:
+    # A moment that comes in every rescale: half of the switch may be done.
+    ended = kill_in_rescales(place, 5, None, ("fast", "switch", BOTH, 0.0))
+    assert ended["not killed"] == 0
+
+
+@pytest.mark.long
+def test_killed_at_every_moment_it_ends_as_it_was_or_as_it_shall_be(place: Place) -> None:
+    """STREAMWARDEN_TEST_KILLS of them, default all 78; in an order of STREAMWARDEN_TEST_SEED."""
+    given = os.environ.get("STREAMWARDEN_TEST_KILLS")
+    seed = int(os.environ.get("STREAMWARDEN_TEST_SEED", "5"))
+    ended = kill_in_rescales(place, seed, int(given) if given else None)
+    # A step that never came, of a rescale that needed none, is no kill.
+    assert ended["not killed"] <= sum(ended.values()) / 4

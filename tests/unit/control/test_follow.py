@@ -1,0 +1,112 @@
+"""A copy of a checkpoint that follows the original: what is written into it, and when it is given up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streamwarden.control.follow import Follower
+from streamwarden.control.rescale import _Rescale
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+from tests.batches import make_place
+
+pytestmark = pytest.mark.unit
+
+HERE, COPY = "checkpoints/lamp/g000001", "checkpoints/lamp/g000002"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """A job at batch 5, reading files, and a copy that was made at batch 2 and repartitioned as its batch 3."""
+    made = make_place(tmp_path)
+    for batch in range(6):
+        begin(made, HERE, batch, partitions=2)
+        commit(made, HERE, batch)
+        made.files.write(f"{HERE}/sources/0/{batch}", b"v1\n{}")
+    for batch in range(4):
+        begin(made, COPY, batch, partitions=8)
+        commit(made, COPY, batch)
+    for number in range(3):
+        made.files.write(f"{COPY}/sources/0/{number}", b"v1\n{}")
+    return made
+
+
+def begin(workspace: Workspace, checkpoint: str, batch: int, *, partitions: int, version: str = "v1") -> None:
+    conf = {"spark.sql.shuffle.partitions": str(partitions), "spark.other": "kept"}
+    metadata = {"batchWatermarkMs": 1000 * batch, "batchTimestampMs": 7, "conf": conf}
+    text = f'{version}\n{json.dumps(metadata)}\n{{"logOffset":{batch}}}'
+    workspace.files.write(f"{checkpoint}/offsets/{batch}", text.encode())
+
+
+def commit(workspace: Workspace, checkpoint: str, batch: int, watermark: int = 0) -> None:
+    workspace.files.write(f"{checkpoint}/commits/{batch}", f'v1\n{{"nextBatchWatermarkMs":{watermark}}}'.encode())
+
+
+def follower(workspace: Workspace) -> Follower:
+    return Follower(workspace, HERE, COPY, shift=1, partitions=8)
+
+
+def test_the_next_batch_begins_as_it_did_there(workspace: Workspace) -> None:
+    following = follower(workspace)
+    assert (following.batch, following.behind) == (2, 3)
+    assert following.begin() == following.begin() == 3
+    version, metadata, source = workspace.files.read(f"{COPY}/offsets/4").decode().split("\n")
+    begun = json.loads(metadata)
+    assert (version, source) == ("v1", '{"logOffset":3}')
+    assert begun["conf"] == {"spark.sql.shuffle.partitions": "8", "spark.other": "kept"}
+    assert (begun["batchWatermarkMs"], begun["batchTimestampMs"]) == (3000, 7)
+    # What the batch's files are, and not yet those of later ones.
+    listed = {info.key.rsplit("/", 1)[1] for info in workspace.files.walk(f"{COPY}/sources/0")}
+    assert listed == {"0", "1", "2", "3"}
+    commit(workspace, COPY, 4)
+    following.check(3)
+    assert (following.batch, following.behind) == (3, 2)
+
+
+def test_another_watermark_is_another_state(workspace: Workspace) -> None:
+    following = follower(workspace)
+    following.begin()
+    with pytest.raises(StreamwardenError, match="RESCALE_FAILED"):
+        following.check(3)
+    commit(workspace, COPY, 4, watermark=1)
+    with pytest.raises(StreamwardenError, match="RESCALE_STATE_DIFFERS"):
+        following.check(3)
+
+
+def test_what_it_cannot_follow_it_refuses(workspace: Workspace) -> None:
+    begin(workspace, HERE, 3, partitions=2, version="v9")
+    with pytest.raises(StreamwardenError, match=r"RESCALE_FAILED.*v9"):
+        follower(workspace).begin()
+    workspace.files.delete(f"{HERE}/offsets/3")
+    with pytest.raises(StreamwardenError, match=r"RESCALE_FAILED.*not in its log any more"):
+        follower(workspace).begin()
+
+
+@pytest.mark.parametrize(
+    ("made_meanwhile", "caught_up", "replays"),
+    [
+        # Nearer with each replay; as fast as the copy, but near enough; and ever further away.
+        ([0] * 20, True, 5),
+        ([0, 0, 0, 1, 1, 1, 1], True, 6),
+        ([3] * 20, False, 3),
+    ],
+)
+def test_a_copy_that_gets_no_nearer_is_given_up(
+    made_meanwhile: list[int], caught_up: bool, replays: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following = SimpleNamespace(behind=5)
+    done: list[int] = []
+
+    def replay(*_: Any) -> None:
+        following.behind += made_meanwhile[len(done)] - 1
+        done.append(following.behind)
+
+    work = object.__new__(_Rescale)
+    monkeypatch.setattr(work, "_replay", replay)
+    assert work._follow(following, None, None) is caught_up  # type: ignore[arg-type]
+    assert len(done) == replays

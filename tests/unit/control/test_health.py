@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from streamwarden.control.documents import (
+    BatchProgress,
+    Desired,
+    DriverState,
+    HealthRecord,
+    Heartbeat,
+    JobDocuments,
+    OperatorProgress,
+    Progress,
+    Restart,
+    SourceProgress,
+    utc_now,
+)
+from streamwarden.control.health import record
+from streamwarden.control.health.limits import HealthSpec
+from streamwarden.control.health.rules import RULES, Facts, Finding, Health, Level, judge, stuck_for
+from streamwarden.control.processes import current_process
+from streamwarden.control.spec import JobSpec
+from streamwarden.control.workspace import Workspace, open_workspace
+
+pytestmark = pytest.mark.unit
+
+NOW = utc_now()
+S = timedelta(seconds=1)
+
+
+def desired(*, state: Literal["running", "suspended"] = "running", **fields: Any) -> Desired:
+    spec = JobSpec.model_validate(
+        {
+            "name": "job",
+            "module": "m",
+            "source": {"kind": "files", "path": "landing"},
+            "sinks": [{"table": "t", "mode": "append"}],
+            **fields,
+        }
+    )
+    return Desired(job="job", state=state, spec=spec, digest="", profile="test", updated_at=NOW, updated_by="test")
+
+
+def batches(
+    count: int = 10, *, every: timedelta = 60 * S, last: timedelta = 5 * S, **fields: Any
+) -> list[BatchProgress]:
+    """The newest `last` ago; a field given as a list has one value a batch."""
+    made = []
+    for number in range(count):
+        own = {name: value[number] if isinstance(value, list) else value for name, value in fields.items()}
+        at = NOW - last - (count - 1 - number) * every
+        made.append(BatchProgress(**{"batch": number, "at": at, "duration_ms": 1000, "rows_in": 1000, **own}))
+    return made
+
+
+def facts(
+    done: Iterable[BatchProgress] | None = None,
+    *,
+    alive: bool = True,
+    beat: dict[str, Any] | None = None,
+    restarts: Iterable[timedelta] = (),
+    wanted: Desired | None = None,
+    **fields: Any,
+) -> Facts:
+    recent = list(batches() if done is None else done)
+    heartbeat = Heartbeat(
+        incarnation="i",
+        at=NOW,
+        started_at=NOW - 7200 * S,
+        state=DriverState.RUNNING,
+        process=current_process(),
+        **(beat or {}),
+    )
+    return Facts(
+        now=NOW,
+        desired=wanted or desired(**fields),
+        alive=alive,
+        heartbeat=heartbeat,
+        progress=Progress(incarnation="i", at=NOW, last=recent[-1] if recent else None, recent=recent),
+        launched_at=NOW - 7200 * S,
+        restarts=[Restart(at=NOW - age, after=str(age), reason="") for age in restarts],
+    )
+
+
+def levels(found: Facts) -> dict[str, str]:
+    return {finding.rule: finding.level.value for finding in judge(found).findings}
+
+
+def source(taken: int, pending: list[int]) -> list[SourceProgress]:
+    return [SourceProgress(unit="files", taken=taken, pending=left) for left in pending]
+
+
+def rocksdb(**metrics: int) -> tuple[OperatorProgress, ...]:
+    return (OperatorProgress(id=0, name="op", rows=1, bytes=1, metrics=metrics),)
+
+
+def test_a_job_that_goes_on_is_well() -> None:
+    assert judge(facts()) == Health() and Health().level is Level.OK
+
+
+def test_a_suspended_job_is_well_whatever_it_was() -> None:
+    unwell = facts(batches(last=timedelta(days=3)), alive=False)
+    assert levels(unwell) == {"no_batch": "critical"}
+    assert levels(facts(batches(last=timedelta(days=3)), wanted=desired(state="suspended"))) == {}
+
+
+# By default max(60 s, 10 min) x (3 + 2) = 50 min; warn at half of it.
+@pytest.mark.parametrize(
+    ("ago", "fields", "level"),
+    [
+        (24 * 60, {}, None),
+        (26 * 60, {}, "warn"),
+        (49 * 60, {}, "warn"),
+        (51 * 60, {}, "critical"),
+        (51, {"trigger": {"interval": "10s", "timeout": "10s"}}, "critical"),
+        (49, {"trigger": {"interval": "10s", "timeout": "1s"}}, "warn"),
+        (21, {"trigger": {"interval": "10s", "timeout": "1s"}, "failures": {"tolerable_consecutive": 0}}, "critical"),
+        (9, {"health": {"no_batch": {"warn": "5s", "critical": "10s"}}}, "warn"),
+        (11, {"health": {"no_batch": {"warn": "5s", "critical": "10s"}}}, "critical"),
+        (11, {"health": {"no_batch": {"critical": "10s"}}}, "critical"),
+        (51 * 60, {"health": {"no_batch": {"warn": "2h"}}}, None),
+    ],
+)
+def test_no_batch_for_too_long(ago: int, fields: dict[str, Any], level: str | None) -> None:
+    found = facts(batches(last=ago * S), **fields)
+    assert levels(found).get("no_batch") == level
+    assert (stuck_for(found) is not None) == (level == "critical")
+
+
+def test_a_job_without_input_is_not_stuck_and_one_that_hangs_after_it_is() -> None:
+    old = batches(last=timedelta(days=1))
+    assert levels(facts(old, beat={"idle": True, "idle_at": NOW - 3 * S})) == {}
+    # Its heartbeat still says idle: what counts is when it was.
+    assert levels(facts(old, beat={"idle": True, "idle_at": NOW - 3600 * S})) == {"no_batch": "critical"}
+
+
+def test_a_driver_that_never_had_a_batch_counts_from_its_start() -> None:
+    assert levels(facts([])) == {"no_batch": "critical"}
+    assert "no batch committed: 2.0 h (critical at 50 min)" in judge(facts([])).findings[0].what
+
+
+def test_failed_tries_and_restarts() -> None:
+    assert levels(facts(batches(tries=[1] * 9 + [2]))) == {"failed_tries": "warn"}
+    assert levels(facts(batches(tries=[1] * 9 + [3]), beat={"failures": 1})) == {"failed_tries": "critical"}
+    assert levels(facts(batches(20, tries=[4] + [1] * 19))) == {}, "it is out of the window"
+    assert levels(facts(restarts=[60 * S])) == {}
+    assert levels(facts(restarts=[60 * S, 120 * S])) == {"restarts": "warn"}
+    assert levels(facts(restarts=[n * S for n in range(5)])) == {"restarts": "critical"}
+    assert levels(facts(restarts=[timedelta(hours=1)] * 5)) == {}
+
+
+def test_watermark_lag_is_the_least_of_the_window() -> None:
+    lags = [3600.0 * 9] * 9 + [3600.0]
+    assert levels(facts(batches(watermark_lag_s=lags), watermark="2h")) == {}
+    assert levels(facts(batches(watermark_lag_s=3600.0 * 9), watermark="2h")) == {"watermark_lag": "warn"}
+    assert levels(facts(batches(watermark_lag_s=3600.0 * 25), watermark="2h")) == {"watermark_lag": "critical"}
+    assert levels(facts(batches(watermark_lag_s=3600.0 * 25))) == {}, "no watermark is declared"
+
+
+def test_backlog_counts_in_time_at_the_jobs_own_pace() -> None:
+    # Ten files a second.
+    quick = batches(source=source(10, [5_900] * 10))
+    assert levels(facts(quick)) == {}
+    assert levels(facts(batches(source=source(10, [6_100] * 10)))) == {"backlog": "warn"}
+    found = judge(facts(batches(source=source(10, [36_100] * 10))))
+    assert found.findings[0].what == "36,100 files wait, worth: 60 min (critical at 60 min)".replace(",", "", 1)
+
+
+def test_a_backlog_that_grows_is_falling_behind_and_one_that_shrinks_is_not() -> None:
+    growing = batches(source=source(10, [100 + 6 * n for n in range(10)]))
+    assert levels(facts(growing)) == {"falling_behind": "critical"}
+    assert levels(facts(batches(source=source(10, [100 + 2 * n for n in range(10)])))) == {"falling_behind": "warn"}
+    assert levels(facts(batches(source=source(10, [400 - 2 * n for n in range(10)])))) == {}
+    assert levels(facts(batches(source=source(10, [2 * n for n in range(10)])))) == {}, (
+        "two batches' worth is no backlog"
+    )
+
+
+def test_late_rows_from_a_hundred_rows_on() -> None:
+    assert levels(facts(batches(late_rows=50))) == {"late_rows": "warn"}
+    assert levels(facts(batches(late_rows=250))) == {"late_rows": "critical"}
+    assert levels(facts(batches(rows_in=9, late_rows=9))) == {}
+
+
+def test_commits_are_judged_by_their_median() -> None:
+    assert levels(facts(batches(commit_ms=[500] * 8 + [90_000] * 2))) == {}
+    slow = facts(batches(commit_ms=31_000, checkpoint_ms=6_000))
+    assert levels(slow) == {"commit_time": "warn", "checkpoint_time": "warn"}
+
+
+def test_state() -> None:
+    limits = {"health": {"state_rows": {"warn": 10, "critical": 20}}}
+    assert levels(facts(batches(state_rows=[1] * 9 + [10]), **limits)) == {"state_rows": "warn"}
+    assert levels(facts(batches(state_rows=[30] * 9 + [9]), **limits)) == {}, "it is about now"
+    assert levels(facts(batches(state_bytes=2**30))) == {"state_bytes": "warn"}
+    assert levels(facts(batches(state_bytes=2**30), resources={"memory": "2g"})) == {}
+    # Nine minutes apart, by a sixth: 1.1 an hour.
+    assert levels(facts(batches(state_rows=[60_000 + 1_112 * n for n in range(10)]))) == {"state_growth": "warn"}
+    assert levels(facts(batches(state_rows=[60 + n for n in range(10)]))) == {}, "few keys double easily"
+
+
+def test_rocksdb() -> None:
+    stalls = batches(operators=rocksdb(rocksdbWriterStallLatencyMs=60))
+    assert levels(facts(stalls)) == {"write_stall": "warn"}
+    compacts = batches(operators=rocksdb(rocksdbTotalCompactionLatencyMs=400))
+    assert levels(facts(compacts)) == {"compaction": "warn"}
+    assert levels(facts(compacts, resources={"cores": 2})) == {}
+    cold = batches(operators=rocksdb(rocksdbReadBlockCacheHitCount=40, rocksdbReadBlockCacheMissCount=60))
+    assert levels(facts(cold)) == {}
+    floor = {"health": {"cache_hits": {"warn": 0.5, "critical": 0.3}}}
+    assert levels(facts(cold, **floor)) == {"cache_hits": "warn"}
+    assert levels(facts(batches(5, operators=tuple(cold[0].operators)), **floor)) == {}, "too few reads to tell"
+
+
+def test_worst_first() -> None:
+    found = judge(facts(batches(late_rows=300, tries=[1] * 9 + [2])))
+    assert [finding.rule for finding in found.findings] == ["late_rows", "failed_tries"]
+    assert found.level is Level.CRITICAL
+
+
+def test_every_rule_has_its_limits_in_the_spec() -> None:
+    others = {"window", "hold", "restart_when_stuck", "on_state_limit"}
+    assert set(RULES) == set(HealthSpec.model_fields) - others
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"late_rows": {"warn": 0.5, "critical": 0.1}}, "warn must not be above critical"),
+        ({"cache_hits": {"warn": 0.1, "critical": 0.5}}, "less is worse here"),
+        ({"on_state_limit": "fail"}, "needs state_rows.critical"),
+        ({"backlogs": {}}, "Extra inputs"),
+        ({"window": 1}, "greater than or equal to 2"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        HealthSpec.model_validate(fields)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    (tmp_path / "config" / "profiles").mkdir(parents=True)
+    (tmp_path / "config" / "profiles" / "test.yaml").write_text(yaml.safe_dump({"name": "test", "root": "root"}))
+    return open_workspace("test", config=tmp_path / "config")
+
+
+def health(**rules: Level) -> Health:
+    return Health(tuple(Finding(rule, level, f"{rule} is {level}", 1, 1) for rule, level in rules.items()))
+
+
+def told(workspace: Workspace) -> HealthRecord:
+    return JobDocuments(workspace.storage, "job").health.read() or HealthRecord()
+
+
+def steps(changes: Iterable[Any]) -> list[tuple[str, str, str]]:
+    return [(change.rule, change.before, change.after) for change in changes]
+
+
+def test_each_change_is_noted_once(workspace: Workspace) -> None:
+    assert record.note(workspace, "job", health()) == []
+    first = record.note(workspace, "job", health(backlog=Level.WARN, late_rows=Level.WARN))
+    assert steps(first) == [("backlog", "ok", "warn"), ("late_rows", "ok", "warn")]
+    assert record.note(workspace, "job", health(backlog=Level.WARN, late_rows=Level.WARN)) == []
+    second = record.note(workspace, "job", health(backlog=Level.CRITICAL))
+    assert steps(second) == [("backlog", "warn", "critical"), ("late_rows", "warn", "ok")]
+    assert second[1].what == "well again; was: late_rows is warn"
+    assert set(told(workspace).rules) == {"backlog"}
+    assert steps(told(workspace).changes) == steps(first) + steps(second)
+
+
+def test_only_the_rules_that_lasted(workspace: Workspace) -> None:
+    noted = record.note(workspace, "job", health(backlog=Level.WARN, restarts=Level.WARN), rules=["restarts"])
+    assert steps(noted) == [("restarts", "ok", "warn")]
+
+
+def test_a_notifier_is_owed_what_it_wants_and_the_end_of_it(workspace: Workspace) -> None:
+    both = [("mail", Level.WARN), ("page", Level.CRITICAL)]
+    record.note(workspace, "job", health(backlog=Level.WARN), notifiers=both)
+    assert {name: len(queue) for name, queue in told(workspace).unsent.items()} == {"mail": 1}
+    record.note(workspace, "job", health(backlog=Level.CRITICAL), notifiers=both)
+    record.note(workspace, "job", health(), notifiers=both)
+    owed = told(workspace).unsent
+    assert {name: len(queue) for name, queue in owed.items()} == {"mail": 3, "page": 2}
+    assert record.unsent_due(told(workspace))
+
+    record.sent(workspace, "job", "page", owed["page"], ok=False)
+    assert not record.unsent_due(told(workspace)), "not again at once"
+    assert record.unsent_due(told(workspace), now=utc_now() + record.RETRY)
+    record.sent(workspace, "job", "page", owed["page"], ok=True)
+    record.sent(workspace, "job", "mail", owed["mail"][:2], ok=True)
+    assert told(workspace).unsent == {"mail": owed["mail"][2:]}

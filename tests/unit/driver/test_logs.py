@@ -1,0 +1,96 @@
+"""Lines of ``driver.log``, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamwarden.airflow.logtail import log_tail
+from streamwarden.control.log_lines import readable
+from streamwarden.control.profile import LogSpec
+from streamwarden.driver.logs import RecordContext, configure_logging
+from tests.batches import make_place
+
+pytestmark = pytest.mark.unit
+
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO lamp i1 three rows\n")
+
+
+@pytest.fixture(autouse=True)
+def own_handlers() -> Iterator[None]:
+    """What is configured is the whole process's."""
+    names = ("", "py4j", "botocore")
+    levels = [logging.getLogger(name).level for name in names]
+    before = logging.root.handlers[:]
+    yield
+    for handler in set(logging.root.handlers) - set(before):
+        handler.close()
+        logging.root.removeHandler(handler)
+    for name, level in zip(names, levels, strict=True):
+        logging.getLogger(name).setLevel(level)
+
+
+def configured(folder: Path, form: str) -> RecordContext:
+    return configure_logging(folder, "lamp", "i1", LogSpec.model_validate({"format": form}))
+
+
+def test_text_is_the_default_and_has_job_and_incarnation(tmp_path: Path) -> None:
+    configure_logging(tmp_path, "lamp", "i1", LogSpec())
+    logging.getLogger("some.job").info("%s rows", "three")
+    assert LINE.fullmatch((tmp_path / "driver.log").read_text())
+
+
+def test_json_has_context_fields_and_exceptions(tmp_path: Path) -> None:
+    context = configured(tmp_path, "json")
+    log = logging.getLogger("some.job")
+    log.info("%s rows", "three")
+    context.batch = lambda: 12
+    log.warning('a "quoted" ümlaut\nin two lines', extra={"file": "a.txt", "path": Path("x")})
+    try:
+        raise ValueError("no such thing")
+    except ValueError:
+        log.exception("it failed")
+    lines = (tmp_path / "driver.log").read_text().splitlines()
+    first, second, third = (json.loads(line) for line in lines)
+    assert {name: value for name, value in first.items() if name != "time"} == {
+        "level": "info",
+        "logger": "some.job",
+        "job": "lamp",
+        "incarnation": "i1",
+        "batch": None,
+        "message": "three rows",
+    }
+    assert lines[0].startswith('{"time": "2') and first["time"].endswith("Z")
+    assert (second["batch"], second["file"], second["message"]) == (12, "a.txt", 'a "quoted" ümlaut\nin two lines')
+    assert third["message"] == "it failed" and third["exception"].endswith("ValueError: no such thing")
+    assert "Traceback" in third["exception"] and third["level"] == "error"
+
+
+def test_a_line_in_json_reads_as_text_does(tmp_path: Path) -> None:
+    configured(tmp_path, "json")
+    logging.getLogger("some.job").info("three rows")
+    assert LINE.fullmatch(readable((tmp_path / "driver.log").read_text()))
+
+
+@pytest.mark.parametrize(
+    "line", ["", "plain\n", '{"half', '{"time": 1}\n', "{}", "[1]", '{"time": 1, "level": 2, "message": 3}']
+)
+def test_what_is_no_record_stays_as_it_is(line: str) -> None:
+    assert readable(line) == line
+
+
+def test_airflow_shows_the_end_of_a_log_in_json_as_text(tmp_path: Path) -> None:
+    workspace = make_place(tmp_path)
+    configured(workspace.log_dir("lamp", "i1"), "json")
+    try:
+        raise ValueError("no such thing")
+    except ValueError:
+        logging.getLogger("some.job").exception("it failed")
+    shown = log_tail(workspace, "lamp", "i1")
+    assert "ERROR lamp i1 it failed\nTraceback" in shown and "ValueError: no such thing" in shown
+    assert '{"' not in shown

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from streamwarden.cli import app
+from streamwarden.control.documents import Desired, DriverState, Exit, Heartbeat, JobDocuments, Launch, Lease, utc_now
+from streamwarden.control.processes import current_process
+from streamwarden.control.progress_table import ProgressTable
+from streamwarden.control.workspace import Workspace
+from tests.batches import START, made_batch, make_place
+
+pytestmark = pytest.mark.unit
+
+JOB = "lamp"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    made = make_place(tmp_path)
+    spec = {
+        "name": JOB,
+        "module": "spark_jobs.none",
+        "source": {"kind": "files", "path": "landing"},
+        "sinks": [{"table": JOB, "mode": "append"}],
+    }
+    (made.config / "jobs" / f"{JOB}.yaml").write_text(yaml.safe_dump(spec))
+    monkeypatch.setenv("STREAMWARDEN_CONFIG", str(made.config))
+    monkeypatch.setenv("STREAMWARDEN_PROFILE", "test")
+    monkeypatch.delenv("STREAMWARDEN_ROOT", raising=False)
+    return made
+
+
+def run(*words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_progress_shows_the_newest_batches(workspace: Workspace) -> None:
+    batches = [made_batch(number) for number in range(30)]
+    batches[29] = made_batch(29, watermark=None, watermark_lag_s=None, rows_out=None, source=None)
+    ProgressTable(workspace).append(JOB, "i1", 1, batches)
+    lines = run("progress", JOB, "--last", "2").splitlines()
+    assert len(lines) == 3 and lines[0].split()[:3] == ["gen", "batch", "at"]
+    first = "1 28 2026-03-08 12:00:28 2.5 s 100 80 3 7 40 2026-03-08 11:30:00 1800 s 30 3.0 kB 0.7 s 1 4"
+    second = "1 29 2026-03-08 12:00:29 2.5 s 100 - 3 7 40 - - 30 3.0 kB 0.7 s 1 -"
+    assert [" ".join(line.split()) for line in lines[1:]] == [first, second]
+    assert len(run("progress", JOB).splitlines()) == 21
+
+    (found,) = json.loads(run("progress", JOB, "-n", "1", "--json"))
+    assert (found["batch"], found["at"], found["watermark"]) == (29, (START + timedelta(seconds=29)).isoformat(), None)
+    assert found["operators"][0]["metrics"]["rocksdbSstFileSize"] == 77
+
+
+def test_progress_of_a_job_that_never_was_is_a_mistake_and_of_a_removed_one_is_not(workspace: Workspace) -> None:
+    assert "[PROGRESS_TABLE_MISSING]" in run("progress", JOB, code=2)
+    ProgressTable(workspace).append("removed", "i1", 1, [made_batch(0)])
+    assert len(run("progress", "removed").splitlines()) == 2
+    assert len(run("progress", JOB).splitlines()) == 1
+    assert "[JOB_UNKNOWN]" in run("progress", "lmap", code=2)
+
+
+def running(workspace: Workspace, metrics: str) -> None:
+    """Write what a driver writes that runs, in this very process."""
+    documents = JobDocuments(workspace.storage, JOB)
+    now, process, spec = utc_now(), current_process(), workspace.job(JOB)
+    documents.desired.write(
+        Desired(
+            job=JOB,
+            state="running",
+            spec=spec,
+            digest=spec.digest(),
+            profile="test",
+            updated_at=now,
+            updated_by="test",
+        )
+    )
+    documents.launch("i1").write(Launch(incarnation="i1", at=now, by="test", reason="", digest="", process=process))
+    documents.heartbeat("i1").write(
+        Heartbeat(incarnation="i1", at=now, started_at=now, state=DriverState.RUNNING, process=process, metrics=metrics)
+    )
+    documents.lease.write(
+        Lease(
+            job=JOB,
+            incarnation="i1",
+            process=process,
+            epoch=1,
+            acquired_at=now,
+            expires_at=now + timedelta(minutes=5),
+        )
+    )
+
+
+def test_targets_are_what_prometheus_reads(workspace: Workspace) -> None:
+    assert json.loads(run("targets")) == []
+    running(workspace, "127.0.0.1:40123")
+    assert json.loads(run("targets")) == [{"targets": ["127.0.0.1:40123"], "labels": {"profile": "test"}}]
+    assert "lamp: metrics on http://127.0.0.1:40123/metrics" in run("status")
+    # One that has ended is no target.
+    documents = JobDocuments(workspace.storage, JOB)
+    documents.exit("i1").write(Exit(incarnation="i1", at=utc_now(), outcome="stopped"))
+    assert json.loads(run("targets")) == []
+    assert "metrics on" not in run("status")
+
+
+def test_housekeeping_of_all_jobs_looks_after_the_table(workspace: Workspace) -> None:
+    table = ProgressTable(workspace)
+    for number in range(3):
+        table.append(JOB, "i1", 1, [made_batch(number, at=utc_now() - timedelta(days=100 if number == 0 else 0))])
+    assert run("housekeeping", JOB) == "lamp: nothing to do\n"
+    assert len(table.read(JOB)) == 3
+    done = json.loads(run("housekeeping", "--json"))
+    assert done["job_progress"] == {"rows_deleted": 1, "files_joined": 2, "files_removed": 0}
+    assert set(json.loads(run("housekeeping", "--json"))) == {JOB}
+    assert len(table.read(JOB)) == 2
+
+
+def test_a_log_in_json_is_shown_as_text(workspace: Workspace) -> None:
+    running(workspace, "")
+    folder = workspace.log_dir(JOB, "i1")
+    folder.mkdir(parents=True)
+    record = {"time": "2026-03-08T12:00:00.000Z", "level": "info", "job": JOB, "incarnation": "i1", "batch": 3}
+    line = json.dumps({**record, "message": "three rows"}) + "\n"
+    (folder / "driver.log").write_text("as text\n" + line)
+    (folder / "console.log").write_text(line)
+    text = "2026-03-08T12:00:00.000Z INFO lamp i1 three rows\n"
+    assert run("logs", JOB) == "as text\n" + text
+    assert run("logs", JOB, "--lines", "1") == text
+    assert run("logs", JOB, "--raw", "-n", "1") == line
+    assert run("logs", JOB, "--source", "console") == line, "a job's own prints are nobody else's affair"
