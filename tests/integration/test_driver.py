@@ -11,7 +11,7 @@ import pytest
 
 from streamwarden.control import operations
 from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.documents import DriverState, Progress, Supervision, utc_now
+from streamwarden.control.documents import DriverState, Progress, Supervision, Totals, utc_now
 from streamwarden.control.launcher import launch_driver
 from streamwarden.control.processes import current_process, is_alive
 from streamwarden.control.supervision import Action, Phase, decide, observe, restart
@@ -50,20 +50,27 @@ def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None
     # Suspended, and deployed again, it goes on where it stopped.
     place.numbers(options={"slow": 0.0})
     operations.deploy(place.workspace, "numbers", by=BY)
-    place.wait("numbers", lambda seen: (seen.heartbeat.batch or 0) >= 15 if seen.heartbeat else False, "the end")
+    documents = place.documents("numbers")
+    progress = place.wait("numbers", lambda seen: _nothing_pending(seen.progress), "the end of the backlog").progress
+    assert progress is not None and progress.last is not None
     assert sorted(row["file"] for row in place.rows("numbers")) == [f"{n:03d}.txt" for n in range(16)]
-    totals = place.documents("numbers").totals.read()
-    assert totals is not None and totals.rows_in == 16 and totals.rows_out == 16 and totals.batches == 16
+    # A stop may come when Spark's file source has written its log for a batch that is not begun yet. The next
+    # driver's first batch then takes those files with its own, so that there is a batch less.
+    batches = progress.last.batch + 1
+    assert batches in (15, 16)
+    # Totals are written after the progress.
+    place.wait("numbers", lambda _: _through(documents.totals.read(), batches - 1), "the totals")
+    totals = documents.totals.read()
+    assert totals is not None and totals.rows_in == 16 and totals.rows_out == 16 and totals.batches == batches
 
-    progress = place.wait("numbers", lambda seen: bool(seen.progress and _at(seen.progress, 15)), "progress").progress
-    assert progress is not None
-    assert [done.source.pending for done in progress.recent if done.source][-3:] == [2, 1, 0]
-    assert {(done.source.unit, done.source.taken) for done in progress.recent if done.source} == {("files", 1)}
+    sources = [done.source for done in progress.recent if done.source]
+    assert [source.pending for source in sources][-3:] == [2, 1, 0]
+    assert [(source.unit, source.taken) for source in sources[-3:]] == [("files", 1)] * 3
 
     # Each version of the table says which of the two drivers wrote it, and under which lease.
     commits = commits_of(place.workspace.files, "numbers")
-    assert audit(commits) == [] and [commit.batch for commit in commits] == list(range(16))
-    first, second = place.documents("numbers").incarnations()
+    assert audit(commits) == [] and [commit.batch for commit in commits] == list(range(batches))
+    first, second = documents.incarnations()
     assert {(commit.incarnation, commit.epoch) for commit in commits} == {(first, 1), (second, 2)}
 
     # SIGTERM, as an operating system's shutdown sends it, is a stop between batches too.
@@ -72,13 +79,18 @@ def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None
     os.kill(seen.heartbeat.process.pid, signal.SIGTERM)
     ended = place.wait("numbers", lambda now: not now.phase.alive, "the driver to stop")
     assert ended.phase is Phase.STOPPED
-    lease = place.documents("numbers").lease.read()
+    lease = documents.lease.read()
     assert lease is not None and lease.released and lease.jvm is not None
     assert is_alive(lease.jvm) is False
 
 
-def _at(progress: Progress, batch: int) -> bool:
-    return progress.last is not None and progress.last.batch == batch
+def _nothing_pending(progress: Progress | None) -> bool:
+    last = progress.last if progress else None
+    return last is not None and last.source is not None and last.source.pending == 0
+
+
+def _through(totals: Totals | None, batch: int) -> bool:
+    return totals is not None and totals.through_batch >= batch
 
 
 def test_of_two_drivers_started_at_once_one_runs(place: Place) -> None:
