@@ -65,16 +65,15 @@ def moments(chance: random.Random) -> list[Moment]:
     return chance.sample([*boundaries, *inside], len(boundaries) + len(inside))
 
 
-def kill_in_rescales(place: Place, seed: int, number: int | None, *first: Moment) -> Counter[str]:
-    """Kill at these moments, or at so many or all of every one; return what became of the rescales."""
-    chance = random.Random(seed)
+def kill_in_rescales(place: Place, chance: random.Random, kills: list[Moment]) -> Counter[str]:
+    """Kill at these moments; return what became of the rescales."""
     # More files in a batch than land while it runs, also on a slow machine.
     counts = Counts(place, files=10)
     counts.add(list(range(500)))
     operations.deploy(place.workspace, "counts", by="test")
     running(place)
     ended: Counter[str] = Counter()
-    for count, (way, step, whom, after) in enumerate(first or moments(chance)[:number], 1):
+    for count, (way, step, whom, after) in enumerate(kills, 1):
         was = counts.partitions()
         wanted = chance.choice([width for width in WIDTHS if width != was])
         words = ["rescale", "counts", "--partitions", str(wanted), "--way", way]
@@ -104,7 +103,6 @@ def kill_in_rescales(place: Place, seed: int, number: int | None, *first: Moment
             f" {step!r} began: {state}{'' if killed else ' before the kill'}\n"
         )
     operations.stop(place.workspace, "counts", by="test")
-    sys.stdout.write(f"seed {seed}: {dict(ended)}\n")
     return ended
 
 
@@ -125,7 +123,7 @@ def run(place: Place, module: str, *words: str) -> str:
 
 def test_killed_at_some_moment_it_ends_as_it_was_or_as_it_shall_be(place: Place) -> None:
     # A moment that comes in every rescale: half of the switch may be done.
-    ended = kill_in_rescales(place, 5, None, ("fast", "switch", BOTH, 0.0))
+    ended = kill_in_rescales(place, random.Random(5), [("fast", "switch", BOTH, 0.0)])
     assert ended["not killed"] == 0
 
 
@@ -134,6 +132,8 @@ def test_killed_at_every_moment_it_ends_as_it_was_or_as_it_shall_be(place: Place
     """STREAMWARDEN_TEST_KILLS of them, default all 78; in an order of STREAMWARDEN_TEST_SEED."""
     given = os.environ.get("STREAMWARDEN_TEST_KILLS")
     seed = int(os.environ.get("STREAMWARDEN_TEST_SEED", "5"))
-    ended = kill_in_rescales(place, seed, int(given) if given else None)
+    chance = random.Random(seed)
+    ended = kill_in_rescales(place, chance, moments(chance)[: int(given) if given else None])
+    sys.stdout.write(f"seed {seed}: {dict(ended)}\n")
     # A step that never came, of a rescale that needed none, is no kill.
     assert ended["not killed"] <= sum(ended.values()) / 4
