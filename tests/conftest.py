@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,6 +20,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Most JVMs of tests live for a minute. A third of their CPU time went into code compiled for a long life.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
+
+# No example fails for the time that it took. The same ones each time: what fails is found by a change, not by luck.
+settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 # The day that generated trips fall on; a Wednesday.
 DAY = datetime(2023, 3, 8, tzinfo=UTC)

@@ -419,7 +419,7 @@ class Standalone:
                     continue
                 member = psutil.Process(pid)
                 # A session's id is its first process's, and may be another's by now, if all of ours are long gone.
-                if member.create_time() >= sessions[session] - 1 and member.status() != psutil.STATUS_ZOMBIE:
+                if process_of(pid).started >= sessions[session] - 1 and member.status() != psutil.STATUS_ZOMBIE:
                     found.append(member)
             except (ProcessLookupError, PermissionError, psutil.Error):
                 continue

@@ -535,14 +535,15 @@ class JobDocuments:
         keys = self.storage.list(f"{self.base}/incarnations")
         return sorted({key.split("/")[3] for key in keys if key.endswith("/launch.json")})
 
+    def requests(self, incarnation: str) -> list[Request]:
+        """Return every request to an incarnation, oldest first."""
+        keys = self.storage.list(f"{self.base}/requests/{incarnation}")
+        found = [request for key in keys if (request := Document(self.storage, key, Request).read())]
+        return sorted(found, key=lambda request: (request.at, request.id))
+
     def open_requests(self, incarnation: str) -> list[Request]:
         """Return the requests to an incarnation that have no result yet, oldest first."""
-        found = []
-        for key in self.storage.list(f"{self.base}/requests/{incarnation}"):
-            request = Document(self.storage, key, Request).read()
-            if request is not None and self.result(request.id).read() is None:
-                found.append(request)
-        return sorted(found, key=lambda request: (request.at, request.id))
+        return [request for request in self.requests(incarnation) if self.result(request.id).read() is None]
 
     def _document(self, name: str, model: type[M]) -> Document[M]:
         return Document(self.storage, f"{self.base}/{name}", model)

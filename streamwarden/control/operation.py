@@ -81,7 +81,7 @@ class OperationHandle:
         self.operation = operation
         self.resumed = resumed
         self._ended = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def id(self) -> str:
@@ -115,7 +115,10 @@ class OperationHandle:
         """Renew the sign of life until the end; runs in a thread."""
         while not self._ended.wait(_SPEAK_S):
             try:
-                self._change(lambda now: now)
+                with self._lock:
+                    # An end that is being written is the last word.
+                    if not self._ended.is_set():
+                        self._change(lambda now: now)
             except (OSError, StreamwardenError):
                 # Told apart when the next step is recorded; a short outage of the storage ends nothing.
                 continue

@@ -219,8 +219,8 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
 def _stops(documents: JobDocuments, seen: Observation) -> bool:
     if seen.phase is Phase.STOPPING:
         return True
-    # Asked already, but not yet aware of it: it is not a driver to leave alone.
-    return seen.incarnation is not None and any(r.kind == "stop" for r in documents.open_requests(seen.incarnation))
+    # Asked already, but not yet aware of it, or done with it since it was observed: not a driver to leave alone.
+    return seen.incarnation is not None and any(r.kind == "stop" for r in documents.requests(seen.incarnation))
 
 
 def _changed(workspace: Workspace, seen: Observation) -> list[str] | None:

@@ -26,7 +26,7 @@ class ProcessRef(BaseModel):
     pid
         Process id.
     started
-        Start time, seconds since the epoch.
+        Start time, seconds after the boot: unlike a time of day it does not change when the clock is set.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -45,9 +45,13 @@ def _boot_id() -> str:
         return ""
 
 
+def _started(process: psutil.Process) -> float:
+    return process.create_time() - psutil.boot_time()
+
+
 def process_of(pid: int) -> ProcessRef:
     """Return the reference of a living process of this machine."""
-    return ProcessRef(host=socket.gethostname(), boot=_boot_id(), pid=pid, started=psutil.Process(pid).create_time())
+    return ProcessRef(host=socket.gethostname(), boot=_boot_id(), pid=pid, started=_started(psutil.Process(pid)))
 
 
 def current_process() -> ProcessRef:
@@ -67,7 +71,7 @@ def is_alive(process: ProcessRef) -> bool | None:
     try:
         found = psutil.Process(process.pid)
         # Start times come in clock ticks of 10 ms.
-        return abs(found.create_time() - process.started) < 0.05 and found.status() != psutil.STATUS_ZOMBIE
+        return abs(_started(found) - process.started) < 0.05 and found.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

@@ -485,6 +485,9 @@ class _Rescale:
             pending = _pending(last)
             wrong = [f"{one.rule}: {one.what}" for one in self._findings(seen) if one.rule not in known]
             idle = seen.heartbeat is not None and seen.heartbeat.idle
+            if last is None and not idle and seen.phase is Phase.RUNNING:
+                # The heartbeat tells of a batch before the progress does, which says what is left.
+                wrong.append("a batch without progress")
             if not wrong and (idle or pending is None or pending <= (backlog or 0)):
                 return "nothing is left to read" if idle or not pending else f"{pending} left to read, {backlog} before"
             what = "; ".join(wrong) or f"{pending} left to read, {backlog or 0} before"

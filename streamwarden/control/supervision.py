@@ -218,6 +218,7 @@ def observe(workspace: Workspace, job: str) -> Observation:
     """Read a job's documents and conclude what it is doing. Writes nothing."""
     documents = JobDocuments(workspace.storage, job)
     now = utc_now()
+    operation = active_operation(workspace, job)
     desired = documents.desired.read()
     incarnation = _current_incarnation(documents)
     if desired is None or incarnation is None:
@@ -228,6 +229,13 @@ def observe(workspace: Workspace, job: str) -> Observation:
     progress = documents.progress(incarnation).read()
     ended = documents.exit(incarnation).read()
     phase, reason, since, error = _conclude(workspace, incarnation, launch, heartbeat, ended, now)
+    if phase is Phase.DEAD:
+        # It may have written its end between the two looks, and then its last error says more.
+        ended = documents.exit(incarnation).read()
+        phase, reason, since, error = _conclude(workspace, incarnation, launch, heartbeat, ended, now)
+    if operation is None and not phase.alive:
+        # One that has begun since is why it is down.
+        operation = active_operation(workspace, job)
     return Observation(
         job=job,
         phase=phase,
@@ -240,7 +248,7 @@ def observe(workspace: Workspace, job: str) -> Observation:
         progress=progress,
         exit=ended,
         error=error,
-        operation=active_operation(workspace, job),
+        operation=operation,
     )
 
 
@@ -415,9 +423,14 @@ def _claim_document(workspace: Workspace, job: str) -> Document[Claim]:
 def _current_incarnation(documents: JobDocuments) -> str | None:
     lease = documents.lease.read()
     # Of two drivers started at once the newer may be the one that was refused: the holder is the current one.
-    if lease is not None and lease_is_live(lease):
-        return lease.incarnation
     launched = documents.incarnations()
+    if (
+        lease is not None
+        and lease_is_live(lease)
+        # One that has written its end and not given it back yet is not what the one launched after it is judged by.
+        and (launched[-1:] == [lease.incarnation] or documents.exit(lease.incarnation).read() is None)
+    ):
+        return lease.incarnation
     for incarnation in reversed(launched):
         ended = documents.exit(incarnation).read()
         # One that was refused the lease never was the job's driver; what became of the holder counts.

@@ -92,8 +92,10 @@ class BatchRecorder:
         trouble = ""
         recovered = waited = False
         while True:
-            closing = self._closing.is_set()
+            # In this order: what is said after a look wakes the wait below.
+            waited = waited or self._due.is_set()
             self._due.clear()
+            closing = self._closing.is_set()
             try:
                 # Before our own: the table then says of an incarnation that has rows that those before it have theirs.
                 recovered = recovered or self._recover()

@@ -78,6 +78,9 @@ _READ_AGAIN = ("SOURCE_SCHEMA_CHANGED",)
 _JVM_OUT_OF_MEMORY = (3, 52)
 """Exit codes: of the JVM's own ExitOnOutOfMemoryError, and of Spark's handler of uncaught errors."""
 
+_CONSOLE_S = 0.5
+"""Until what the JVM printed last is in console.log: a pipe and a thread away."""
+
 
 class Driver:
     """Runs one job until it is asked to stop, fails for good, or loses its lease.
@@ -279,6 +282,9 @@ class Driver:
         if ended is None:
             return cause
         words = last_words(self._logs)
+        if words.code is None:
+            time.sleep(_CONSOLE_S)
+            words = last_words(self._logs)
         if words.code == "OUT_OF_MEMORY" or ended in _JVM_OUT_OF_MEMORY:
             return Cause("OUT_OF_MEMORY", words.evidence or f"the JVM ended with code {ended}", cause.trace)
         if words.code is not None:

@@ -169,12 +169,15 @@ class LocalFiles(FileStore):
                     for entry in entries:
                         if entry.is_dir(follow_symlinks=False):
                             pending.append(Path(entry.path))
-                        else:
+                            continue
+                        try:
                             status = entry.stat()
-                            key = Path(entry.path).relative_to(self.root).as_posix()
-                            found.append(FileInfo(key, status.st_size, status.st_nlink))
+                        except FileNotFoundError:
+                            # A checkpoint is listed while Spark removes old files from it. The others count.
+                            continue
+                        key = Path(entry.path).relative_to(self.root).as_posix()
+                        found.append(FileInfo(key, status.st_size, status.st_nlink))
             except (FileNotFoundError, NotADirectoryError):
-                # A checkpoint is listed while Spark removes old files from it.
                 continue
         yield from sorted(found, key=lambda info: info.key)
 

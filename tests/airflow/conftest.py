@@ -91,10 +91,16 @@ class Place:
         self.config = folder / "config"
         (self.config / "jobs").mkdir(parents=True)
         (self.config / "profiles").mkdir()
-        profile = {"name": "test", "root": str(folder / "root"), "heartbeat": "300ms", "lease": "4s"}
-        (self.config / "profiles" / "test.yaml").write_text(yaml.safe_dump(profile))
+        self._root = folder / "root"
         self.write_job()
-        self.workspace: Workspace = open_workspace("test", config=self.config)
+        self.workspace: Workspace = self.profile()
+
+    def profile(self, **fields: Any) -> Workspace:
+        # No driver here counts as silent because the machine is slow.
+        content = {"name": "test", "root": str(self._root), "heartbeat": "300ms", "lease": "30s", **fields}
+        (self.config / "profiles" / "test.yaml").write_text(yaml.safe_dump(content))
+        self.workspace = open_workspace("test", config=self.config)
+        return self.workspace
 
     def write_job(
         self,
@@ -136,7 +142,7 @@ class Place:
         """Wait until a batch is committed."""
         return self.until(lambda seen: bool(seen.heartbeat and (seen.heartbeat.batch or 0) >= number))
 
-    def until(self, condition: Callable[[Observation], bool], *, timeout: float = 30) -> Observation:
+    def until(self, condition: Callable[[Observation], bool], *, timeout: float = 120) -> Observation:
         return operations.wait_for(self.workspace, self.job, condition, timeout=timeout, what="the test", poll=0.05)
 
     def end(self) -> None:
@@ -170,7 +176,7 @@ def reborn(trigger: SuperviseTrigger, run: Run) -> SuperviseTrigger:
     return again
 
 
-def fired(trigger: SuperviseTrigger, *, within: float = 30) -> dict[str, Any] | None:
+def fired(trigger: SuperviseTrigger, *, within: float = 120) -> dict[str, Any] | None:
     """Run a trigger until it fires and return its payload, or None if it does not."""
 
     async def first() -> Any:

@@ -124,7 +124,7 @@ def main() -> int:
     reference = checkpoint_of(workspace, documents)
     generation = reference.generation
     batch = CheckpointReader(workspace.storage, reference.path).last_commit()
-    done = 0
+    done, ended_at = 0, time.monotonic() - BATCH_S
     recent: list[BatchProgress] = []
     while True:
         lease.renew()
@@ -136,8 +136,10 @@ def main() -> int:
             batch = 0 if batch is None else batch + 1
             commit(workspace, reference.path, batch)
             keys = options.get("standin_keys", 0) * (done + 1)
+            # All of its time, so that a slow machine's batches are longer ones and not fewer short ones.
+            took, ended_at = time.monotonic() - ended_at, time.monotonic()
             last = BatchProgress(
-                batch=batch, at=utc_now(), duration_ms=int(BATCH_S * 1000), rows_in=10, rows_out=10, state_rows=keys
+                batch=batch, at=utc_now(), duration_ms=int(took * 1000), rows_in=10, rows_out=10, state_rows=keys
             )
             recent = [*recent, last][-50:]
             documents.progress(incarnation).write(

@@ -45,7 +45,7 @@ def said(path: Path) -> str:
 
 
 def test_a_change_is_told_once_and_so_is_its_end(place: Place) -> None:
-    place.write_job(health={**QUICK, "no_batch": {"warn": "1s", "critical": "1h"}}, standin_mute=3)
+    place.write_job(health={**QUICK, "no_batch": {"warn": "5s", "critical": "1h"}}, standin_mute=1)
     paths, run, operator = notify(place, "mail"), Run(), supervise(place)
     place.deploy()
     trigger = deferred(lambda: operator.execute(run.context()), run)
@@ -53,14 +53,14 @@ def test_a_change_is_told_once_and_so_is_its_end(place: Place) -> None:
     assert event is not None and (event["action"], event["rules"]) == ("alert", ["no_batch"])
     again = deferred(lambda: operator.resume(run.context(), event), run)
     first = said(paths["mail"])
-    assert first.startswith("warn|Streamwarden: lamp: warning (no_batch)") and "(warn at 1.0 s)" in first
+    assert first.startswith("warn|Streamwarden: lamp: warning (no_batch)") and "(warn at 5.0 s)" in first
     # Two triggerers may fire for the same: the second finds that it was told.
     late = deferred(lambda: operator.resume(run.context(), event), run)
     assert said(paths["mail"]) == first
     assert fired(again, within=1.5) is None and fired(late, within=0.5) is None
 
     # It goes on: the driver is another one now, which has work.
-    place.write_job(health={**QUICK, "no_batch": {"warn": "1s", "critical": "1h"}})
+    place.write_job(health={**QUICK, "no_batch": {"warn": "5s", "critical": "1h"}})
     operations.deploy(place.workspace, "lamp", by="test")
     event = fired(again)
     assert event is not None and (event["action"], event["rules"]) == ("alert", ["no_batch"])
@@ -143,7 +143,7 @@ def test_a_state_limit_suspends_the_job_with_a_savepoint(place: Place) -> None:
     run, operator = Run(), supervise(place)
     place.deploy()
     event = fired(deferred(lambda: operator.execute(run.context()), run))
-    assert event is not None and event["action"] == "suspend" and "50 keys in the state" in event["why"]
+    assert event is not None and event["action"] == "suspend" and "keys in the state, the limit is 50" in event["why"]
     with pytest.raises(AirflowFailException, match="STATE_LIMIT_REACHED") as raised:
         operator.resume(run.context(), event)
     seen = place.seen()
@@ -154,7 +154,7 @@ def test_a_state_limit_suspends_the_job_with_a_savepoint(place: Place) -> None:
 
 
 def test_a_stuck_driver_is_replaced(place: Place) -> None:
-    place.write_job(health={"no_batch": {"warn": "1s", "critical": "2s"}}, standin_mute=3)
+    place.write_job(health={"no_batch": {"warn": "3s", "critical": "6s"}}, standin_mute=1)
     run, operator, first = Run(), supervise(place), place.deploy()
     event = fired(deferred(lambda: operator.execute(run.context()), run))
     assert event is not None and event["action"] == "restart" and "committed no batch" in event["why"]

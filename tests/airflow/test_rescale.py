@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -17,13 +19,13 @@ from streamwarden.control.supervision import Phase
 from streamwarden.errors import StreamwardenError
 from tests.airflow.conftest import REPOSITORY, Place, Run
 from tests.airflow.test_dags import load
-from tests.airflow.test_restore import at_step, terminated_when
+from tests.airflow.test_restore import terminated_when
 
 pytestmark = pytest.mark.airflow
 
 
 def rescaling(place: Place, **kwargs: Any) -> RescaleOperator:
-    kwargs.setdefault("health_timeout", 20)
+    kwargs.setdefault("health_timeout", 60)
     return RescaleOperator(task_id="rescale", job="lamp", **kwargs, **place.place())
 
 
@@ -103,15 +105,25 @@ def test_a_cancelled_one_leaves_the_job_as_it_was(place: Place, monkeypatch: pyt
         cancel(place.workspace, "lamp", by="somebody")
 
 
-def test_a_try_that_was_ended_is_gone_on_with_by_the_next(place: Place) -> None:
+def test_a_try_that_was_ended_is_gone_on_with_by_the_next(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.deploy()
     place.batch(1)
     before = cores(place)
-    task = rescaling(place, cores=before + 1)
-    with terminated_when(task, at_step(place, "first batch")), pytest.raises(AirflowException):
+    task, real = rescaling(place, cores=before + 1), running.await_health
+
+    def await_health(*arguments: Any, **rest: Any) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments, **rest)
+
+    with (
+        monkeypatch.context() as changed,
+        terminated_when(task, lambda: False),
+        pytest.raises(AirflowException),
+    ):
+        changed.setattr(running, "await_health", await_health)
         task.execute(context())
     first = operation(place)
-    assert first.state == "running"
+    assert first.state == "running" and first.steps[-1].name == "first batch"
     told = rescaling(place, cores=before + 1).execute(context(attempt=2))
     assert told["operation"] == first.id and told["state"] == "done" and cores(place) == before + 1
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.airflow
 
 
 def restoring(place: Place, **kwargs: Any) -> RestoreOperator:
-    kwargs.setdefault("health_timeout", 20)
+    kwargs.setdefault("health_timeout", 60)
     return RestoreOperator(task_id="restore", job="lamp", **kwargs, **place.place())
 
 
@@ -72,11 +72,14 @@ def terminated_when(task: OperationOperator, condition: Callable[[], bool]) -> I
                 return
 
     before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
-    threading.Thread(target=watch, daemon=True).start()
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
     try:
         yield
     finally:
         over.set()
+        # A signal after that would end the tests.
+        watching.join()
         signal.signal(signal.SIGTERM, before)
 
 
@@ -268,7 +271,7 @@ def test_a_job_that_a_killed_restore_left_down_gets_a_run(place: Place, monkeypa
 def test_runs_in_airflow_and_triggers_a_supervised_run(place: Place, airflow_database: None) -> None:
     made = savepoint(place)
     dag = load(REPOSITORY / "dags" / "operations.py").dags["restore"]
-    run = dag.test(run_conf={"job": "lamp", "savepoint": made.id, "reason": "the test", "health_timeout": 20})
+    run = dag.test(run_conf={"job": "lamp", "savepoint": made.id, "reason": "the test", "health_timeout": 60})
     assert {ti.task_id: str(ti.state) for ti in run.get_task_instances()} == {
         "restore": "success",
         "supervise": "success",
@@ -281,7 +284,7 @@ def test_runs_in_airflow_and_triggers_a_supervised_run(place: Place, airflow_dat
     assert [str(found.state) for found in triggered] == ["queued"]
 
     place.write_job(standin_fail="DRIVER_FAILED")
-    run = dag.test(run_conf={"job": "lamp", "savepoint": made.id, "health_timeout": 20})
+    run = dag.test(run_conf={"job": "lamp", "savepoint": made.id, "health_timeout": 60})
     assert {ti.task_id: str(ti.state) for ti in run.get_task_instances()} == {
         "restore": "failed",
         "supervise": "success",

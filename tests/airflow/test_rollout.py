@@ -22,7 +22,7 @@ pytestmark = pytest.mark.airflow
 
 
 def deploying(place: Place, **kwargs: Any) -> DeployOperator:
-    return DeployOperator(task_id="deploy", job="lamp", **{"health_timeout": 20, **kwargs}, **place.place())
+    return DeployOperator(task_id="deploy", job="lamp", **{"health_timeout": 60, **kwargs}, **place.place())
 
 
 def run_of(attempt: int = 1, **kwargs: Any) -> Run:
@@ -48,11 +48,14 @@ def terminated_at(place: Place, task: DeployOperator, step: str) -> Iterator[Non
                 return
 
     before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
-    threading.Thread(target=watch, daemon=True).start()
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
     try:
         yield
     finally:
         over.set()
+        # A signal after that would end the tests.
+        watching.join()
         signal.signal(signal.SIGTERM, before)
 
 

@@ -70,6 +70,7 @@ def test_killed_driver_is_restarted_after_its_back_off_and_goes_on(place: Place)
 
 
 def test_silent_driver_is_killed_and_restarted(place: Place) -> None:
+    place.profile(lease="4s")
     run, first, operator = Run(), place.deploy(), supervise(place)
     trigger = deferred(lambda: operator.execute(run.context()), run)
     os.kill(pid_of(first), signal.SIGSTOP)
@@ -148,7 +149,8 @@ def test_behind_a_failed_or_skipped_deploy_there_may_be_nothing_to_supervise(pla
 def test_clean_stop_ends_in_success(place: Place) -> None:
     run, operator, first = Run(), supervise(place), place.deploy()
     trigger = deferred(lambda: operator.execute(run.context()), run)
-    stop = StopOperator(task_id="stop", job="all", timeout=20, **place.place())
+    place.batch(1)
+    stop = StopOperator(task_id="stop", job="all", timeout=120, **place.place())
     stopped = stop.execute(Run(dag_id="stop").context("stop"))
     assert stopped["lamp"]["phase"] == "stopped"
     event = fired(trigger)

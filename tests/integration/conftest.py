@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from streamwarden.control import operations
-from streamwarden.control.documents import JobDocuments
+from streamwarden.control.documents import JobDocuments, Lease
 from streamwarden.control.processes import kill
 from streamwarden.control.supervision import Observation, observe
 from streamwarden.control.workspace import Workspace, open_workspace
@@ -34,7 +35,7 @@ class Place:
             "name": "test",
             "root": "root",
             "heartbeat": "500ms",
-            "lease": "8s",
+            "lease": "30s",
             "jobs": {"interval": "500ms", "partitions": 2, "options": {"card_sessions": {"close_after": "5s"}}},
             **fields,
         }
@@ -68,6 +69,15 @@ class Place:
 
     def wait(self, job: str, condition: Callable[[Observation], bool], what: str, timeout: float = 300) -> Observation:
         return operations.wait_for(self.workspace, job, condition, timeout=timeout, what=what, poll=0.1)
+
+    def released(self, job: str) -> Lease:
+        """Wait until a driver that has written its end has given back the lease, and return that."""
+        document = self.documents(job).lease
+        deadline = time.monotonic() + 60
+        while (found := document.read()) is None or not found.released:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
+        return found
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         return read_table(self.workspace, table).to_pylist()

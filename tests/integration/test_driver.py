@@ -33,8 +33,9 @@ def _checkpoint(place: Place, job: str) -> CheckpointReader:
 
 
 def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None:
+    files = 24
     place.numbers(options={"slow": 0.3})
-    for number in range(16):
+    for number in range(files):
         place.land(f"{number:03d}.txt", b"x")
     operations.deploy(place.workspace, "numbers", by=BY)
     place.wait("numbers", lambda seen: (seen.heartbeat.batch or 0) >= 2 if seen.heartbeat else False, "batch 2")
@@ -42,7 +43,7 @@ def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None
     assert ended.phase is Phase.STOPPED, log_of(place, "numbers")
     checkpoint = _checkpoint(place, "numbers")
     last = checkpoint.last_commit()
-    assert last is not None and last < 15, "the backlog was to be larger than what was done"
+    assert last is not None and last < files - 4, "the backlog was to be larger than what was done"
     assert checkpoint.last_offset() == last
     # One file a batch: the table holds exactly the batches that the log calls committed.
     assert len({row["file"] for row in place.rows("numbers")}) == len(place.rows("numbers")) == last + 1
@@ -53,15 +54,15 @@ def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None
     documents = place.documents("numbers")
     progress = place.wait("numbers", lambda seen: _nothing_pending(seen.progress), "the end of the backlog").progress
     assert progress is not None and progress.last is not None
-    assert sorted(row["file"] for row in place.rows("numbers")) == [f"{n:03d}.txt" for n in range(16)]
+    assert sorted(row["file"] for row in place.rows("numbers")) == [f"{n:03d}.txt" for n in range(files)]
     # A stop may come when Spark's file source has written its log for a batch that is not begun yet. The next
     # driver's first batch then takes those files with its own, so that there is a batch less.
     batches = progress.last.batch + 1
-    assert batches in (15, 16)
+    assert batches in (files - 1, files)
     # Totals are written after the progress.
     place.wait("numbers", lambda _: _through(documents.totals.read(), batches - 1), "the totals")
     totals = documents.totals.read()
-    assert totals is not None and totals.rows_in == 16 and totals.rows_out == 16 and totals.batches == batches
+    assert totals is not None and (totals.rows_in, totals.rows_out) == (files, files) and totals.batches == batches
 
     sources = [done.source for done in progress.recent if done.source]
     assert [source.pending for source in sources][-3:] == [2, 1, 0]
@@ -79,8 +80,8 @@ def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None
     os.kill(seen.heartbeat.process.pid, signal.SIGTERM)
     ended = place.wait("numbers", lambda now: not now.phase.alive, "the driver to stop")
     assert ended.phase is Phase.STOPPED
-    lease = documents.lease.read()
-    assert lease is not None and lease.released and lease.jvm is not None
+    lease = place.released("numbers")
+    assert lease.jvm is not None
     assert is_alive(lease.jvm) is False
 
 
@@ -101,7 +102,7 @@ def test_of_two_drivers_started_at_once_one_runs(place: Place) -> None:
     assert desired is not None
     second = launch_driver(place.workspace, desired, by=BY, reason="a second one, by mistake")
     documents = place.documents("numbers")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         exits = [documents.exit(name).read() for name in (first.incarnation, second)]
         if any(exits):
@@ -128,6 +129,8 @@ def test_a_failing_batch_is_tried_again_then_reported(place: Place) -> None:
     assert "3 tries" in ended.error.what and "the marker file is there" in ended.error.what
     assert place.rows("numbers") == []
 
+    # So many that one is seen, and that there is one left when the marker goes.
+    place.job("numbers", failures={"tolerable_consecutive": 20, "backoff": "1s"})
     operations.deploy(place.workspace, "numbers", by=BY)
     place.wait(
         "numbers", lambda seen: bool(seen.heartbeat and seen.heartbeat.state is DriverState.RETRYING), "a failed try"
@@ -138,7 +141,7 @@ def test_a_failing_batch_is_tried_again_then_reported(place: Place) -> None:
 
 
 def test_a_driver_that_lost_its_lease_stops_before_its_next_commit(place: Place) -> None:
-    place.numbers(options={"slow": 4.0})
+    place.numbers(options={"slow": 15.0})
     place.land("a.txt")
     operations.deploy(place.workspace, "numbers", by=BY)
     place.wait("numbers", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 0), "batch 0")
@@ -158,7 +161,7 @@ def test_a_driver_that_lost_its_lease_stops_before_its_next_commit(place: Place)
         }
     )
     documents.lease.write(stolen)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while (ended := documents.exit(taken.incarnation).read()) is None and time.monotonic() < deadline:
         time.sleep(0.1)
     assert ended is not None and ended.error is not None and ended.error.code == "LEASE_LOST"
@@ -195,8 +198,7 @@ def test_a_driver_whose_jvm_is_killed_says_so_and_is_started_again(place: Place)
     ended = place.wait("numbers", lambda seen: not seen.phase.alive, "the end")
     assert ended.phase is Phase.FAILED, log_of(place, "numbers")
     assert ended.error is not None and ended.error.retryable
-    released = documents.lease.read()
-    assert released is not None and released.released
+    place.released("numbers")
     verdict = decide(ended, documents.supervision.read() or Supervision())
     assert verdict.action is Action.RESTART
     place.land("b.txt")

@@ -33,7 +33,7 @@ from streamwarden.control.workspace import open_workspace
 from streamwarden.driver.recorder import BatchRecorder
 from tests.batches import made_batch
 
-config, job, incarnation, first, count = sys.argv[1:]
+config, job, incarnation, first, count = sys.argv[1:6]
 workspace = open_workspace("test", config=Path(config))
 documents = JobDocuments(workspace.storage, job)
 now = utc_now()
@@ -52,6 +52,8 @@ for batch in range(int(first), int(first) + int(count)):
     )
     recorder.add(recent[-1])
     time.sleep(0.004)
+while "lives" in sys.argv:
+    time.sleep(1)
 sys.exit(0 if recorder.close(60) else 1)
 """
 
@@ -61,8 +63,11 @@ def workspace(tmp_path: Path) -> Workspace:
     return make_place(tmp_path, progress_table={"every": "100ms", "batches": 5})
 
 
-def start(workspace: Workspace, job: str, incarnation: str, first: int, count: int) -> subprocess.Popen[bytes]:
+def start(
+    workspace: Workspace, job: str, incarnation: str, first: int, count: int, *, lives: bool = False
+) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", DRIVER, str(workspace.config), job, incarnation, str(first), str(count)]
+    command += ["lives"] if lives else []
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
 
 
@@ -82,9 +87,9 @@ def test_drivers_killed_anywhere_leave_each_reported_batch_once(workspace: Works
     for number in range(8):
         incarnation = f"i{number}"
         last = number == 7
-        process = start(workspace, "lamp", incarnation, number * 1000, 30 if last else 1000)
+        process = start(workspace, "lamp", incarnation, number * 1000, 30 if last else 45, lives=not last)
         if not last:
-            # A progress document holds 50: more must not wait than that, so it is killed among its first.
+            # A progress document holds 50: no more may wait than that, however late the kill is.
             wait_until(lambda one=incarnation: documents.progress(one).read() is not None)
             time.sleep(chance.uniform(0, 0.4))
             process.send_signal(signal.SIGKILL)

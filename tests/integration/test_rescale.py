@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -144,17 +145,20 @@ def test_two_to_eight_to_three_partitions_and_more_cores(place: Place) -> None:
     counts.check()
 
 
-def test_behind_a_batch_that_was_begun_cores_change_and_partitions_do_not(place: Place) -> None:
-    counts = Counts(place)
+def test_behind_a_batch_that_was_begun_cores_change_and_partitions_do_not(place: Place, tmp_path: Path) -> None:
+    marker = tmp_path / "hold"
+    counts = Counts(place, module="tests.integration.jobs.holding", options={"marker": str(marker)})
     counts.add([1, 1])
     operations.deploy(place.workspace, "counts", by=BY)
     running(place)
     counts.check()
+    marker.touch()
     counts.add([1, 2])
     seen = observe(place.workspace, "counts")
     reader = CheckpointReader(place.workspace.storage, counts.reference().path)
     place.wait("counts", lambda _: reader.last_offset() != reader.last_commit(), "a batch that is begun")
     assert seen.heartbeat is not None and kill(seen.heartbeat.process)
+    marker.unlink()
     assert reader.last_offset() != reader.last_commit()
     operations.stop(place.workspace, "counts", by=BY)
     # In another generation the batch, which may be in the table already, would be written once more.
@@ -207,7 +211,12 @@ def rescale_with_rows(counts: Counts, **target: Any) -> Operation:
         operation = counts.place.documents("counts").operation.read()
         if not landed and operation is not None and operation.steps[-1].name == "copy":
             landed.append(step)
+            reader = CheckpointReader(counts.place.workspace.storage, counts.reference().path)
+            before = reader.last_commit()
             counts.add([9, 9])
+            if target.get("way") != "plain":
+                # By the driver that runs on, so that there is a batch to follow.
+                counts.place.wait("counts", lambda _: reader.last_commit() != before, "a batch meanwhile")
 
     done = rescale(counts.place.workspace, "counts", by=BY, report=report, **target)
     assert landed

@@ -15,7 +15,7 @@ from streamwarden.control.savepoints.manifest import Manifest, Origin, checkpoin
 from streamwarden.control.savepoints.restore import restore
 from streamwarden.control.savepoints.take import savepoint_and_stop, take
 from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.supervision import Phase, observe
+from streamwarden.control.supervision import Observation, Phase, observe
 from streamwarden.errors import StreamwardenError
 from tests.integration.conftest import BY, Place
 
@@ -23,9 +23,11 @@ pytestmark = pytest.mark.integration
 
 
 def _batch(place: Place, number: int) -> None:
-    place.wait(
-        "numbers", lambda seen: bool(seen.heartbeat and (seen.heartbeat.batch or 0) >= number), f"batch {number}"
-    )
+    def there(seen: Observation) -> bool:
+        newest = seen.heartbeat.batch if seen.heartbeat else None
+        return newest is not None and newest >= number
+
+    place.wait("numbers", there, f"batch {number}")
 
 
 def _idle(place: Place) -> None:
@@ -104,7 +106,7 @@ def test_under_the_old_transaction_id_a_rewound_job_loses_rows(running: Place) -
 
 
 def test_a_savepoint_with_a_stop_in_mid_batch_leaves_no_row_behind_it(place: Place) -> None:
-    place.numbers(options={"slow": 3.0})
+    place.numbers(options={"slow": 10.0})
     place.land("a.txt")
     operations.deploy(place.workspace, "numbers", by=BY)
     _batch(place, 0)

@@ -49,7 +49,7 @@ class S3Server:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not self._is_healthy():
             assert self.runs, f"the S3 server ended: {self.log.read_text()[-2000:]}"
             assert time.monotonic() < deadline, "the S3 server did not come up"

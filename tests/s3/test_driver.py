@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from deltalake import write_deltalake
@@ -65,12 +66,13 @@ def test_a_driver_on_s3_survives_its_own_death_and_the_servers(place: Place, ser
     before = observe(place.workspace, "numbers")
     server.kill()
     place.land("2.txt")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while "try 1 failed" not in log_of(place, before) and time.monotonic() < deadline:
         time.sleep(0.2)
     server.start()
     place.land("3.txt")
-    seen = place.wait("numbers", reached(3), "batch 3")
+    # Not batch 3: the file source may have noted a file for a batch that was not begun, and then takes two.
+    seen = place.wait("numbers", lambda _: len(files(place)) == 4, "all files")
     assert seen.incarnation == before.incarnation, "the driver lives on"
     assert "try 1 failed" in log_of(place, before)
     assert files(place) == [f"{number}.txt" for number in range(4)]
@@ -95,7 +97,8 @@ def test_state_on_s3_outlives_its_driver_and_is_saved_and_restored(place: Place,
     lease = place.documents("zone_windows").lease.read()
     assert lease is not None and lease.jvm is not None and seen.heartbeat is not None
     for process in (seen.heartbeat.process, lease.jvm):
-        os.kill(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
     # Saved, checked by reading its state back, and restored: all without a byte of it on this machine.
     saved = take(place.workspace, "zone_windows", origin=Origin.MANUAL, by=BY)

@@ -187,7 +187,7 @@ def test_a_server_that_is_away_is_said_so_soon(s3: Place, server: S3Server) -> N
         with pytest.raises(StreamwardenError) as caught:
             call()
         assert caught.value.code == "S3_UNREACHABLE" and caught.value.retryable
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
 
 
 def wait_for_copies(server: S3Server, s3: Place, number: int) -> None:

@@ -130,7 +130,7 @@ def run_until(
     checkpoint: Path,
     condition: Callable[[StreamingQuery], bool],
     *,
-    timeout: float = 120,
+    timeout: float = 300,
 ) -> None:
     """Run a query that never ends by itself (processing-time timers) until `condition` holds."""
     query = run(rows, sink, checkpoint, processingTime="200 milliseconds")
@@ -138,7 +138,7 @@ def run_until(
     query.stop()
 
 
-def wait_until(query: StreamingQuery, condition: Callable[[StreamingQuery], bool], *, timeout: float = 120) -> None:
+def wait_until(query: StreamingQuery, condition: Callable[[StreamingQuery], bool], *, timeout: float = 300) -> None:
     end = time.monotonic() + timeout
     while not condition(query):
         if (error := query.exception()) is not None:

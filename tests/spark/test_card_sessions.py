@@ -68,7 +68,7 @@ def _equal_to_batch(spark: SparkSession, tmp_path: Path, trips: pa.Table) -> Non
     job = card_sessions.transform(stream_delta(spark, source), settings(close_after="1s"))
     query = run(job, table, checkpoint, processingTime="200 milliseconds")
     with pytest.raises(Exception, match="the sink fails"):
-        query.awaitTermination(120)
+        query.awaitTermination(300)
     left = trips.num_rows - rows_read(query)
 
     def done(query: object) -> bool:

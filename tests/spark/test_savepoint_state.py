@@ -253,15 +253,16 @@ class Place:
         for stream in streams:
             folder = self.root / "landing" / stream
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{self._landed}.json"
+            path, hidden = folder / f"{self._landed}.json", folder / f".{self._landed}.json"
             lines = []
             for row in range(ROWS):
                 at = DAY + timedelta(minutes=10 * self._landed, seconds=20 * row - row % 3 * 60)
                 key = f"k{row * 7 % 10}" if stream == "a" else "k"
                 lines.append(json.dumps({"id": self._landed * ROWS + row, "k": key, "t": at.isoformat(), "v": row % 6}))
-            path.write_text("\n".join(lines))
+            hidden.write_text("\n".join(lines))
             # The order in which they are read.
-            os.utime(path, (1_700_000_000 + self._landed,) * 2)
+            os.utime(hidden, (1_700_000_000 + self._landed,) * 2)
+            hidden.rename(path)
         self._landed += 1
 
     def source(self, stream: str) -> DataFrame:
@@ -292,7 +293,7 @@ class Place:
             _wait(query, lambda: sum(one.numInputRows for one in query.recentProgress) >= files * ROWS)
             query.stop()
         else:
-            assert query.awaitTermination(120)
+            assert query.awaitTermination(300)
         run.note(query, self.reader(checkpoint))
         return run
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from streamwarden.driver.job_api import JobSettings
+from streamwarden.driver.query import RunningQuery
 from streamwarden.driver.sink import DeltaSink, Written
 from tests.integration.jobs import numbers
 
@@ -20,6 +21,7 @@ OUTPUTS = numbers.OUTPUTS
 outputs = numbers.outputs
 
 _append = DeltaSink._append
+_abandon = RunningQuery.abandon
 
 
 class Options(numbers.Options):
@@ -37,11 +39,17 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
             marker = Path(options.marker)
             if batch_id == options.pause_before and not marker.exists():
                 marker.touch()
-                os.kill(os.getpid(), signal.SIGSTOP)
-                # Another thread may be the one that the signal goes to, and not have a core yet.
-                time.sleep(1)
+                # To this thread: another one of the process might not have a core yet, and this one go on meanwhile.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
         return _append(sink, batch, arrived, batch_id, pausing)
 
+    def abandon(query: RunningQuery) -> None:
+        # A driver that wakes and finds its lease gone would end the write that is to be seen here.
+        while query._writer.in_flight is not None:
+            time.sleep(0.05)
+        _abandon(query)
+
     DeltaSink._append = append  # type: ignore[method-assign]
+    RunningQuery.abandon = abandon  # type: ignore[method-assign]
     return numbers.transform(source, settings)

