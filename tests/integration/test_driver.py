@@ -33,7 +33,7 @@ def _checkpoint(place: Place, job: str) -> CheckpointReader:
 
 
 def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None:
-    files = 24
+    files = 18
     place.numbers(options={"slow": 0.3})
     for number in range(files):
         place.land(f"{number:03d}.txt", b"x")

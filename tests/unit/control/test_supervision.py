@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from streamwarden.control import supervision
 from streamwarden.control.documents import (
     BatchProgress,
     Desired,
@@ -254,6 +255,22 @@ def test_observes_a_living_a_dead_a_silent_and_an_ended_driver(workspace: Worksp
     assert observe(workspace, JOB).phase is Phase.STOPPED
 
 
+def test_a_driver_that_ends_between_two_looks_has_ended_and_did_not_die(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(workspace, "a1", process=current_process())
+    beats(workspace, "a1", current_process())
+
+    def ends_now(process: ProcessRef) -> bool:
+        launched(workspace, "a1", process=process, code="SINK_SCHEMA_MISMATCH")
+        return False
+
+    monkeypatch.setattr(supervision, "is_alive", ends_now)
+    found = observe(workspace, JOB)
+    assert found.phase is Phase.FAILED and found.exit is not None
+    assert found.error is not None and found.error.code == "SINK_SCHEMA_MISMATCH"
+
+
 def test_driver_that_was_refused_is_not_the_job(workspace: Workspace) -> None:
     launched(workspace, "a1", process=GONE)
     beats(workspace, "a1", GONE)
@@ -279,6 +296,9 @@ def test_holder_of_the_lease_is_the_current_driver(workspace: Workspace) -> None
         )
     )
     assert observe(workspace, JOB).incarnation == "a1"
+    # It has written its end, and is about to give the lease back.
+    launched(workspace, "a1", process=current_process(), code="stopped")
+    assert observe(workspace, JOB).incarnation == "a2"
 
 
 @pytest.fixture

@@ -42,6 +42,17 @@ def test_where_there_are_no_hard_links_bytes_are_copied(files: LocalFiles, monke
     assert [info.links for info in files.walk("b")] == [1]
 
 
+def test_a_file_that_goes_while_it_is_listed_hides_no_other(files: LocalFiles) -> None:
+    """Spark removes old state while a savepoint looks for what it needs. A link to nothing is as good as gone."""
+    (files.root / "a").mkdir(parents=True)
+    for number in range(40):
+        if number % 2:
+            (files.root / "a" / f"{number:02d}").symlink_to("nowhere")
+        else:
+            files.write(f"a/{number:02d}", b"x")
+    assert [info.key for info in files.walk("a")] == [f"a/{number:02d}" for number in range(0, 40, 2)]
+
+
 def test_deleting_a_tree_removes_its_folders_and_may_be_repeated(files: LocalFiles) -> None:
     files.write("a/x/1", b"one")
     files.write("a/y/z/2", b"two")

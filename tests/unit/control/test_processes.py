@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from streamwarden.control.processes import current_process, is_alive, process_of
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_clock_that_is_set_makes_nobody_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel then tells another time of boot, and psutil another start time of every process."""
+    me = current_process()
+    real: Callable[[], float] = psutil._psplatform.boot_time
+    monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: real() + 3600)
+    assert abs(psutil.boot_time() - real() - 3600) < 1
+    assert is_alive(me) is True and current_process() == me
+
+
+def test_another_process_of_the_same_number_is_another() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        there = process_of(process.pid)
+        assert is_alive(there) is True
+        assert is_alive(there.model_copy(update={"started": there.started - 1})) is False
+        process.kill()
+    assert is_alive(there) is False
