@@ -44,10 +44,10 @@ class AirflowClient:
     user, password
         The login; asked for by a function, because the password may be made while the server starts.
     timeout
-        Seconds for each request. 30: a server on a busy machine answers slowly, not never.
+        Seconds for each request. 90: on SQLite the server may wait a minute for the lock of its database.
     """
 
-    def __init__(self, *, url: str, user: str, password: str | Callable[[], str], timeout: float = 30.0) -> None:
+    def __init__(self, *, url: str, user: str, password: str | Callable[[], str], timeout: float = 90.0) -> None:
         self.url = url.rstrip("/")
         self._user = user
         self._password = password

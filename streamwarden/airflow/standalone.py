@@ -245,7 +245,7 @@ class Standalone:
         recorded = self._recorded() | {name: process_of(process.pid)}
         self._write_state(recorded)
 
-    def wait_for_dags(self, names: list[str], *, timeout: float = 60.0) -> None:
+    def wait_for_dags(self, names: list[str], *, timeout: float = 180.0) -> None:
         """Wait until DAGs of these ids were parsed.
 
         Raises

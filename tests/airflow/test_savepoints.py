@@ -323,7 +323,11 @@ def test_housekeeping_looks_after_the_table_of_batches_once_a_day(place: Place) 
         keeper.execute(Run(dag_id="housekeeping").context("housekeeping"))
 
 
-def test_restore_form_offers_the_savepoints_with_their_words(place: Place, airflow_database: None) -> None:
+def test_restore_form_offers_the_savepoints_with_their_words(
+    place: Place, airflow_database: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a slow machine half a second may be too short for all of them.
+    monkeypatch.setitem(offered_savepoints.__kwdefaults__, "patience", 60)
     place.deploy()
     first, torn, bad, last = (taken(place) for _ in range(4))
     catalogue.label(place.workspace, "lamp", first.id, "before the  upgrade")

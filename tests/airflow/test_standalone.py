@@ -117,7 +117,9 @@ def test_supervised_run_survives_restores(place: Place, airflow: Standalone) -> 
     assert (done["savepoint"], done["generation"]) == (savepoint["id"], 2)
     assert client.xcom("restore", restored, "supervise") == DAG
     assert client.task_state(DAG, run, "supervise") == "deferred" and place.seen().incarnation != first
-    assert f"{place.seen().incarnation} is running" in client.task_log(DAG, run, "supervise")
+    # The trigger looks every few seconds, and another process writes its log.
+    watched = f"{place.seen().incarnation} is running"
+    place.until(lambda _: watched in client.task_log(DAG, run, "supervise"))
 
     # Marked failed while it waits for a job that does nothing: on the new checkpoint, and let go.
     place.write_job(standin_mute=0)
@@ -139,7 +141,7 @@ def test_supervised_run_survives_restores(place: Place, airflow: Standalone) -> 
     assert client.xcom("restore", unwell, "restore", "error")["code"] == "RESTORE_UNHEALTHY"
     log = client.task_log("restore", unwell, "restore")
     assert "RESTORE_UNHEALTHY" in log and "What to do" in log and "step roll back: " in log
-    place.until(lambda seen: bool(seen.heartbeat and seen.heartbeat.generation == 3), timeout=30)
+    place.until(lambda seen: bool(seen.heartbeat and seen.heartbeat.generation == 3))
     assert client.tasks(DAG, run)["supervise"]["try_number"] == 1, "not one try was lost"
     assert client.task_state(DAG, run, "supervise") == "deferred"
 
