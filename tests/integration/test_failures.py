@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -188,6 +190,13 @@ def test_source_data_that_is_gone(again: Place, what: str) -> None:
     assert (".parquet" if what == "data" else "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE") in found.evidence
 
 
+def test_output_data_that_is_gone(again: Place) -> None:
+    for path in Path(again.workspace.table("counted")).glob("*.parquet"):
+        path.unlink()
+    _, found = _fails(again, "OUTPUT_DATA_GONE", retryable=False)
+    assert "counted" in found.evidence and ".parquet" in found.evidence
+
+
 def test_rows_of_the_source_that_were_changed(again: Place) -> None:
     DeltaTable(again.workspace.table("facts")).delete("key = 1")
     _, found = _fails(again, "SOURCE_ROWS_CHANGED", retryable=False)
@@ -214,6 +223,26 @@ def test_an_exception_of_the_jobs_own_code_shows_its_traceback_first(again: Plac
     assert verdict.error.code == "RESTART_BUDGET_SPENT" and said in verdict.error.what
     text = describe_error(again.workspace, ended, ErrorInfo.model_validate(verdict.error.model_dump()))
     assert text.index("Diagnosis: ") < text.index("Traceback (most recent") < text.index("--- the end of")
+
+
+def test_a_worker_of_the_jobs_python_that_dies(again: Place) -> None:
+    _configure(again, "gone worker", failures={"tolerable_consecutive": 0})
+    _, found = _fails(again, "PYTHON_WORKER_DIED", retryable=True)
+    assert "Python worker exited unexpectedly" in found.evidence
+
+
+def test_a_jvm_that_crashes(again: Place) -> None:
+    operations.deploy(again.workspace, JOB, by=BY)
+    _committed(again, 3)
+    lease = again.documents(JOB).lease.read()
+    assert lease is not None and lease.jvm is not None
+    os.kill(lease.jvm.pid, signal.SIGSEGV)
+    ended = again.wait(JOB, lambda seen: not seen.phase.alive, "the failure")
+    assert ended.error is not None and ended.error.code == "JVM_CRASHED", (ended.error, log_of(again, JOB))
+    found = diagnose(again.workspace, ended)
+    assert found is not None and found.code == "JVM_CRASHED" and "fatal error" in found.evidence
+    assert ended.incarnation is not None
+    assert list(again.workspace.log_dir(JOB, ended.incarnation).glob("hs_err*")), "where the remedy says that it is"
 
 
 def test_a_heap_that_is_too_small(again: Place) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Literal
 
 from pyspark.sql import DataFrame
@@ -14,7 +16,7 @@ VERSION = 1
 
 
 class Options(JobOptions):
-    how: Literal["", "state", "outputs", "worker", "heap"] = ""
+    how: Literal["", "state", "outputs", "worker", "gone worker", "heap"] = ""
 
 
 _options = Options()
@@ -26,6 +28,8 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
     _options = settings.options
     if _options.how == "worker":
         source = source.where(F.udf(_look_up, "boolean")("key"))
+    if _options.how == "gone worker":
+        source = source.where(F.udf(_die, "boolean")("key"))
     if _options.how == "heap":
         source = source.withColumn("x", F.length(F.repeat(F.lit("x"), 2_000_000_000)).cast("double"))
     rows = F.count(F.lit(1))
@@ -47,3 +51,9 @@ def _tariff(name: str) -> float:
 
 def _look_up(key: int) -> bool:
     return _tariff("weekend") > key
+
+
+def _die(key: int) -> bool:
+    # As the kernel does it to a worker that takes too much memory.
+    os.kill(os.getpid(), signal.SIGKILL)
+    return key > 0
