@@ -423,14 +423,10 @@ def _claim_document(workspace: Workspace, job: str) -> Document[Claim]:
 def _current_incarnation(documents: JobDocuments) -> str | None:
     lease = documents.lease.read()
     # Of two drivers started at once the newer may be the one that was refused: the holder is the current one.
-    launched = documents.incarnations()
-    if (
-        lease is not None
-        and lease_is_live(lease)
-        # One that has written its end and not given it back yet is not what the one launched after it is judged by.
-        and (launched[-1:] == [lease.incarnation] or documents.exit(lease.incarnation).read() is None)
-    ):
+    # One that has written its end and not given it back yet is no longer it, if another was launched after it.
+    if lease is not None and lease_is_live(lease) and documents.exit(lease.incarnation).read() is None:
         return lease.incarnation
+    launched = documents.incarnations()
     for incarnation in reversed(launched):
         ended = documents.exit(incarnation).read()
         # One that was refused the lease never was the job's driver; what became of the holder counts.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, DagRunTriggerException, TaskDeferred
 
-from streamwarden.airflow.operation_operator import OperationOperator
+from streamwarden.airflow.job_operator import InterruptibleOperator
 from streamwarden.airflow.operators import SuperviseOperator
 from streamwarden.airflow.restore_operators import EnsureSupervisedOperator, RestoreOperator
 from streamwarden.control import operations
@@ -61,8 +61,8 @@ def operation(place: Place) -> Operation:
 
 
 @contextmanager
-def terminated_when(task: OperationOperator, condition: Callable[[], bool]) -> Iterator[None]:
-    """Send SIGTERM as Airflow does when a task is marked failed, once a condition holds."""
+def terminated_when(task: InterruptibleOperator, condition: Callable[[], bool]) -> Iterator[None]:
+    """Send SIGTERM as Airflow does when a task is marked failed or its worker shuts down, once a condition holds."""
     over = threading.Event()
 
     def watch() -> None:

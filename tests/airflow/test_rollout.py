@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,6 +13,7 @@ from streamwarden.control.documents import JobDocuments, Operation
 from streamwarden.control.operation import active_operation
 from streamwarden.control.supervision import Phase
 from tests.airflow.conftest import Place, Run, fired, reborn
+from tests.airflow.test_restore import at_step, terminated_when
 
 pytestmark = pytest.mark.airflow
 
@@ -33,30 +30,6 @@ def operation(place: Place) -> Operation:
     found = JobDocuments(place.workspace.storage, "lamp").operation.read()
     assert found is not None
     return found
-
-
-@contextmanager
-def terminated_at(place: Place, task: DeployOperator, step: str) -> Iterator[None]:
-    """Send SIGTERM as Airflow does when a task is marked failed or its worker shuts down, once a step is reached."""
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.02):
-            found = active_operation(place.workspace, "lamp")
-            if found is not None and found.steps and found.steps[-1].name == step:
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-
-    before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
-    watching = threading.Thread(target=watch, daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        over.set()
-        # A signal after that would end the tests.
-        watching.join()
-        signal.signal(signal.SIGTERM, before)
 
 
 def said_by(task: DeployOperator, level: str) -> list[str]:
@@ -138,7 +111,7 @@ def test_an_interrupted_rollout_is_gone_on_with_by_the_next_try(
     # It does nothing at first: its health is waited for.
     place.write_job(standin_stop_s=1, standin_mute=0, size=2)
     task = deploying(place)
-    with terminated_at(place, task, step), pytest.raises(AirflowException, match="ended from outside"):
+    with terminated_when(task, at_step(place, step)), pytest.raises(AirflowException, match="ended from outside"):
         task.execute(run_of().context("deploy"))
     left = operation(place)
     assert left.state == "running" and active_operation(place.workspace, "lamp") is None
