@@ -61,13 +61,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def data_dir() -> Path:
-    """The folder of real trips; tests that need it are skipped where there is none."""
+def real_trips() -> Path | None:
+    """The folder of real trips, or None where there is none."""
     given = os.environ.get("STREAMWARDEN_TEST_DATA")
     folder = Path(given) if given else REPOSITORY.parent / "shared" / "data"
-    if not list(folder.glob("green_tripdata_*.parquet")):
+    return folder if list(folder.glob("green_tripdata_*.parquet")) else None
+
+
+@pytest.fixture(scope="session")
+def data_dir(real_trips: Path | None) -> Path:
+    """The folder of real trips; tests that need it are skipped where there is none."""
+    if real_trips is None:
         pytest.skip("no real trips here: set STREAMWARDEN_TEST_DATA to a folder of green_tripdata_*.parquet")
-    return folder
+    return real_trips
 
 
 TripMaker = Callable[..., pa.Table]

@@ -36,6 +36,7 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.health.rules import Health
 from streamwarden.control.lease import LeaseHolder
+from streamwarden.control.owed_batch import begin_owed_batch
 from streamwarden.control.parallelism import widened, width_of
 from streamwarden.control.postmortem import last_words
 from streamwarden.control.processes import ProcessRef, current_process, process_of
@@ -221,9 +222,15 @@ class Driver:
             try:
                 source = open_source(session, self._workspace, spec)
                 rows = module.transform(source, settings)
+                self._guard()
+                owed = begin_owed_batch(self._workspace.storage, reference.path)
+                if owed is not None:
+                    _log.info("batch %d is begun without input: the one before moved the watermark", owed)
                 query = RunningQuery(spec, rows, writer, path, checkpoint)
-            except StreamwardenError:
-                raise
+            except StreamwardenError as error:
+                if not error.retryable:
+                    raise
+                failure = Failure.of(error)
             except AnalysisException as error:
                 raise self._not_to_be_opened(spec, error) from error
             except Exception as error:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from streamwarden.spark import class_archive
+from streamwarden.spark import class_archive, quick_py4j
 from streamwarden.spark.jars import find_java, require
 from streamwarden.spark.s3 import S3Server, s3_settings
 
@@ -79,6 +79,7 @@ def build_session(
         ``JAVA_MISSING`` or ``JAR_MISSING``.
     """
     find_java()
+    quick_py4j.install()
     jars = require("s3") if s3 is not None else require()
     # PySpark starts Python workers by these; without them transformWithState's driver-side worker takes any `python3`.
     os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -44,6 +44,7 @@ def airflow(place: Place, tmp_path: Path) -> Iterator[Standalone]:
     assert not left, "something of Airflow outlived its stop"
 
 
+@pytest.mark.long
 def test_supervises_through_kills_and_restarts(place: Place, airflow: Standalone) -> None:
     client = airflow.client
     assert client.import_errors() == []

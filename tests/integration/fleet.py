@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -11,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from streamwarden.control import operations
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.documents import Supervision, utc_now
 from streamwarden.control.supervision import Action, Observation, Phase, decide, observe, restart
-from streamwarden.demo.verify import read_table, verify_outputs
+from streamwarden.demo.verify import verify_outputs
 from streamwarden.errors import StreamwardenError
-from streamwarden.trips.columns import DROPOFF, PICKUP, PICKUP_ZONE
 from streamwarden.trips.generator import GeneratorOptions, generate
 from streamwarden.trips.replay import Replay, ReplayOptions
 from streamwarden.trips.tlc import read_tlc
@@ -119,41 +115,9 @@ class Fleet:
     def settle(self) -> None:
         """Wait until all trips have landed, every job has read its source to the end, and no table changes any more."""
         self._feeding.join()
-        self._rest()
-        if self._owes_a_batch():
-            # Spark's batch without input, in which windows become final, comes with the next input, if the job was
-            # stopped before it.
-            self._land_one_more()
-            self._rest()
-
-    def _owes_a_batch(self) -> bool:
-        files, reference = self.place.workspace.files, self.place.documents("zone_windows").checkpoint.read()
-        assert reference is not None
-        checkpoint = CheckpointReader(self.place.workspace.storage, reference.path)
-        batch = checkpoint.last_commit()
-        offsets = checkpoint.offsets(batch) if batch is not None else None
-        assert offsets is not None
-        said = files.read(f"{reference.path}/commits/{batch}").decode().split("\n", 1)[1]
-        return int(json.loads(said)["nextBatchWatermarkMs"]) > offsets.watermark_ms
-
-    def _land_one_more(self) -> None:
-        """Land a trip at the newest pickup of all: it moves no watermark, and is not late."""
-        landing = self.place.workspace.root / "landing"
-        at = pc.max(read_table(self.place.workspace, "trips")[PICKUP]).as_py().replace(tzinfo=None)
-        zone, total = pc.field(PICKUP_ZONE), pc.field("total_amount")
-        # One of those that were valid: others have the same pickup, it may be.
-        valid = (pc.field(PICKUP) == at) & (pc.field(DROPOFF) >= at) & (zone >= 1) & (zone <= 265) & pc.is_finite(total)
-        found = [pq.read_table(path, filters=valid) for path in landing.glob("*.parquet")]
-        newest = next(rows for rows in found if rows.num_rows).slice(0, 1)
-        column = newest.column_names.index("total_amount")
-        trip = newest.set_column(column, newest.field(column), pa.array([newest["total_amount"][0].as_py() + 0.01]))
-        pq.write_table(trip, landing / ".one-more.parquet")
-        (landing / ".one-more.parquet").rename(landing / "one-more.parquet")
-
-    def _rest(self, timeout: float = 400, rest: int = 12) -> None:
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + 400
         rested, last, since = 0, [], utc_now()
-        while rested < rest:
+        while rested < 12:
             assert not self.supervisor.gave_up, self.supervisor.gave_up
             seen = [observe(self.place.workspace, job) for job in JOBS]
             assert time.monotonic() < deadline, [(one.job, one.phase, one.reason) for one in seen]

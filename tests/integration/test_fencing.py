@@ -129,6 +129,7 @@ def test_paused_before_a_commit_of_an_earlier_generation(
     assert old.last_commit() == 1, "what it could not write it must not take for written"
 
 
+@pytest.mark.long
 def test_frozen_with_its_jvm_at_any_moment(place: Place) -> None:
     """As a machine that is suspended: Python and JVM at once, at random; the next one begins when the lease is out."""
     seed = int(os.environ.get("STREAMWARDEN_TEST_SEED", "5"))

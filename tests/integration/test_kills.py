@@ -22,6 +22,7 @@ KILLS = 2
 """Of each job."""
 
 
+@pytest.mark.long
 def test_killed_drivers_leave_tables_equal_to_batch(place: Place) -> None:
     seed = int(os.environ.get("STREAMWARDEN_TEST_SEED", "20230306"))
     chance = random.Random(seed)

@@ -249,6 +249,7 @@ def test_a_target_that_makes_no_sense_is_refused_and_the_job_goes_on(place: Plac
     assert observe(place.workspace, "counts").incarnation == first
 
 
+@pytest.mark.long
 def test_a_memory_backend_can_have_more_cores_and_no_other_partitions(place: Place) -> None:
     counts = Counts(place, state={"backend": "memory"})
     counts.add([1, 1])
@@ -263,6 +264,7 @@ def test_a_memory_backend_can_have_more_cores_and_no_other_partitions(place: Pla
     counts.check()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_all_stateful_jobs_stay_right_while_trips_stream_in(place: Place) -> None:
     targets = [("zone_windows", {"partitions": 8}), ("card_sessions", {"partitions": 3, "cores": 2, "way": "plain"})]

@@ -130,6 +130,7 @@ def test_a_batch_that_a_broken_spec_wrote_in_part_is_undone(place: Place, monkey
     assert files(place, "second") == ["a.txt", "b.txt", "c.txt"]
 
 
+@pytest.mark.long
 def test_other_state_partitions_are_refused_and_the_driver_goes_on(place: Place) -> None:
     def rows(keys: list[int]) -> None:
         uri, options = place.workspace.delta_rs("rows")

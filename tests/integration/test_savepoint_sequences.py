@@ -150,6 +150,7 @@ def run_sequence(fleet: Fleet, seed: int, actions: int) -> Counter[str]:
     return work.done
 
 
+@pytest.mark.long
 def test_a_random_sequence_ends_equal_to_batch(place: Place) -> None:
     seed = int(os.environ.get("STREAMWARDEN_TEST_SEED", "7"))
     actions = int(os.environ.get("STREAMWARDEN_TEST_ACTIONS", "4"))

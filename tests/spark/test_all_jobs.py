@@ -41,26 +41,18 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 CONFIG = REPOSITORY / "config"
 
 
-def test_equal_to_batch_from_files_to_sessions_with_real_trips(
-    spark: SparkSession, tmp_path: Path, data_dir: Path
+def test_equal_to_batch_from_files_to_sessions(
+    spark: SparkSession, tmp_path: Path, real_trips: Path | None, make_trips: TripMaker
 ) -> None:
-    path = data_dir / "green_tripdata_2023-03.parquet"
-    if not path.exists():
-        pytest.skip(f"no {path.name}")
-    trips = pq.read_table(path)
-    first = datetime(2023, 3, 10)
-    pickup = trips["lpep_pickup_datetime"]
-    in_time = pc.and_(pc.greater_equal(pickup, first), pc.less(pickup, first + timedelta(days=1)))
-    _from_files_to_sessions(spark, tmp_path, add_card_ids(trips.filter(in_time)))
-
-
-def test_equal_to_batch_from_files_to_sessions_with_generated_trips(
-    spark: SparkSession, tmp_path: Path, make_trips: TripMaker
-) -> None:
-    _from_files_to_sessions(spark, tmp_path, make_trips(1500, hours=20, cards=200, schema="2025"))
-
-
-def _from_files_to_sessions(spark: SparkSession, tmp_path: Path, trips: pa.Table) -> None:
+    """A day of real trips where they are at hand, else generated ones."""
+    if real_trips is None:
+        trips = make_trips(1500, hours=20, cards=200, schema="2025")
+    else:
+        trips = pq.read_table(real_trips / "green_tripdata_2023-03.parquet")
+        first = datetime(2023, 3, 10)
+        pickup = trips["lpep_pickup_datetime"]
+        in_time = pc.and_(pc.greater_equal(pickup, first), pc.less(pickup, first + timedelta(days=1)))
+        trips = add_card_ids(trips.filter(in_time))
     landing, tables = tmp_path / "landing", tmp_path / "tables"
     landing.mkdir()
     spec = load_job("ingest_trips", config=CONFIG)

@@ -512,6 +512,7 @@ def test_what_great_expectations_refuses_is_named(spark, place, good_tables, tmp
     assert not place[1].exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_check_with_a_session_of_its_own(place, good_tables):
     # `python -c` on purpose: PySpark's Connect client would end such a process silently; see quality/engine.py.

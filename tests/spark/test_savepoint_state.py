@@ -238,6 +238,12 @@ KINDS: dict[str, Kind] = {
     "transformWithState, ttl": Kind(_everything(ttl=86_400_000), "update", timed=True),
 }
 
+ALIKE = (
+    *("windows, snapshots", "sessions, memory", "a sum of all", "distinct for ever"),
+    *("inner join", "left join, memory", "aggregates of aggregates"),
+)
+"""Kinds that others are much like."""
+
 
 class Place:
     """A folder with landed files and checkpoints."""
@@ -353,7 +359,10 @@ def place(spark: SparkSession, tmp_path: Path) -> Place:
     return Place(spark, tmp_path / "a place")
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, id=name, marks=[pytest.mark.long] * (name in ALIKE)) for name, kind in KINDS.items()],
+)
 def test_a_query_goes_on_from_the_files_of_one_batch(place: Place, kind: Kind) -> None:
     streams = ("a", "b")[: kind.streams]
     for _ in range(3):

@@ -9,11 +9,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs import zone_windows
+from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.owed_batch import begin_owed_batch
 from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
 from streamwarden.driver.job_api import JobSettings
 from streamwarden.errors import StreamwardenError
+from streamwarden.storage import LocalStorage
 from tests.conftest import TripMaker
 from tests.spark.job_runs import (
     Table,
@@ -84,6 +88,31 @@ def test_equal_to_batch_with_generated_trips(spark: SparkSession, tmp_path: Path
     landed = landed.set_column(9, "fare_amount", pa.array([None if i % 3 == 0 else x for i, x in enumerate(fares)]))
     landed = landed.set_column(16, "total_amount", pa.array([None if i % 5 == 0 else x for i, x in enumerate(totals)]))
     _equal_to_batch(spark, tmp_path, as_trips(landed), window="30m")
+
+
+def test_the_batch_that_spark_owes_after_a_restart_is_begun_for_it(
+    spark: SparkSession, tmp_path: Path, make_trips: TripMaker
+) -> None:
+    trips = as_trips(make_trips(500, hours=20)).sort_by("lpep_pickup_datetime")
+    rows = stream_delta(spark, write_table(tmp_path / "trips", [trips]))
+    table, checkpoint = Table(KEYS), tmp_path / "checkpoint"
+    storage = LocalStorage(tmp_path)
+    reader = CheckpointReader(storage, "checkpoint")
+
+    def go_on(**trigger: Any) -> StreamingQuery:
+        query = run(zone_windows.transform(rows, settings()), table, checkpoint, **trigger)
+        query.awaitTermination()
+        return query
+
+    # Of one batch: it ends before the one that is to make windows final.
+    assert go_on(once=True).lastProgress.stateOperators[0].numRowsRemoved == 0
+    go_on()
+    assert reader.last_commit() == 0, "if Spark runs it by itself, begin_owed_batch may go"
+    assert begin_owed_batch(storage, "checkpoint") == 1
+    done = go_on().lastProgress
+    assert (reader.last_offset(), reader.last_commit()) == (1, 1)
+    assert (done.batchId, done.numInputRows) == (1, 0) and done.stateOperators[0].numRowsRemoved > 50
+    assert begin_owed_batch(storage, "checkpoint") is None
 
 
 def _equal_to_batch(spark: SparkSession, tmp_path: Path, trips: pa.Table, **options: str) -> None:
