@@ -16,13 +16,12 @@ from streamwarden.control.supervision import observe
 from tests.integration.conftest import Place
 from tests.integration.fleet import JOBS, Fleet
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(900)]
 
 KILLS = 2
 """Of each job."""
 
 
-@pytest.mark.long
 def test_killed_drivers_leave_tables_equal_to_batch(place: Place) -> None:
     seed = int(os.environ.get("STREAMWARDEN_TEST_SEED", "20230306"))
     chance = random.Random(seed)

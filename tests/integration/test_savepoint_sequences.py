@@ -28,7 +28,7 @@ from streamwarden.errors import StreamwardenError
 from tests.integration.conftest import BY, REPOSITORY, Place
 from tests.integration.fleet import JOBS, Fleet
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(7200)]
 
 WEIGHTS = {
     "take": 4,
@@ -150,9 +150,8 @@ def run_sequence(fleet: Fleet, seed: int, actions: int) -> Counter[str]:
     return work.done
 
 
-@pytest.mark.long
 def test_a_random_sequence_ends_equal_to_batch(place: Place) -> None:
     seed = int(os.environ.get("STREAMWARDEN_TEST_SEED", "7"))
-    actions = int(os.environ.get("STREAMWARDEN_TEST_ACTIONS", "4"))
+    actions = int(os.environ.get("STREAMWARDEN_TEST_ACTIONS", "12"))
     done = run_sequence(Fleet(place, days=1.5, speed=1_200), seed, actions)
     sys.stdout.write(f"sequence of seed {seed}: {dict(done)}\n")

@@ -131,6 +131,7 @@ def test_a_savepoint_with_a_stop_in_mid_batch_leaves_no_row_behind_it(place: Pla
     assert _files(place) == ["a.txt", "b.txt", "c.txt", "d.txt"]
 
 
+@pytest.mark.long
 def test_an_unhealthy_restore_goes_back_by_itself(place: Place, tmp_path: Path) -> None:
     marker = tmp_path / "fail"
     place.numbers(options={"fail_while": str(marker)}, failures={"tolerable_consecutive": 0})

@@ -12,17 +12,15 @@ from tests.integration.test_rescale import rescale_fleet
 from tests.integration.test_savepoint_hot import take_in_a_row
 from tests.integration.test_savepoint_sequences import run_sequence
 
-pytestmark = [pytest.mark.s3, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.s3, pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(7200)]
 
 
-@pytest.mark.long
 def test_a_random_sequence_on_s3_ends_equal_to_batch(place: Place) -> None:
     seed = int(os.environ.get("STREAMWARDEN_TEST_SEED", "11"))
     actions = int(os.environ.get("STREAMWARDEN_TEST_ACTIONS", "12"))
     run_sequence(fleet(place), seed, actions)
 
 
-@pytest.mark.long
 def test_rescaled_jobs_on_s3_stay_right(place: Place) -> None:
     rescale_fleet(fleet(place), [("card_sessions", {"partitions": 3, "way": "plain"})])
 
