@@ -7,11 +7,15 @@ line, one JSON line of metadata, then one line a source.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from streamwarden.storage import Storage
 
-__all__ = ["BatchOffsets", "CheckpointReader"]
+__all__ = ["BatchOffsets", "CheckpointReader", "changed_offsets", "next_watermark_ms"]
+
+_VERSION = "v1"
 
 
 @dataclass(frozen=True)
@@ -89,3 +93,25 @@ class CheckpointReader:
     def _newest(self, log: str) -> int | None:
         names = (key.rsplit("/", 1)[1] for key in self._storage.list(f"{self._path}/{log}"))
         return max((int(name) for name in names if name.isdigit()), default=None)
+
+
+def changed_offsets(entry: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """Return an entry of the offset log with its metadata changed: watermark, time, settings. The sources stay.
+
+    Raises
+    ------
+    ValueError
+        If the entry has another format than Spark 4.2's.
+    """
+    version, metadata, *sources = entry.decode().split("\n")
+    if version != _VERSION:
+        raise ValueError(f"format {version!r}")
+    content = json.loads(metadata)
+    change(content)
+    return "\n".join([version, json.dumps(content, separators=(",", ":")), *sources]).encode()
+
+
+def next_watermark_ms(entry: bytes) -> int:
+    """Return the watermark that an entry of the commit log says the batch came to, milliseconds since the epoch."""
+    _, _, content = entry.decode().partition("\n")
+    return int(json.loads(content).get("nextBatchWatermarkMs", 0))

@@ -11,16 +11,15 @@ with the offsets that are written of it.
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
-from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.checkpoint import CheckpointReader, changed_offsets, next_watermark_ms
 from streamwarden.control.savepoints.closure import source_needed
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
 __all__ = ["Follower"]
 
-_VERSION = "v1"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 
 
@@ -74,14 +73,19 @@ class Follower:
         batch = self.batch + 1
         original, copy = self._paths
         offsets, files = self._original.offsets(batch), self._workspace.files
+
+        def repartitioned(metadata: dict[str, Any]) -> None:
+            metadata["conf"][_PARTITIONS] = str(self._partitions)
+
         try:
-            version, metadata, *sources = files.read(f"{original}/offsets/{batch}").decode().split("\n")
+            begun = changed_offsets(files.read(f"{original}/offsets/{batch}"), repartitioned)
         except FileNotFoundError as error:
             raise StreamwardenError(
                 "RESCALE_FAILED", f"{original}: batch {batch} is not in its log any more"
             ) from error
-        if version != _VERSION or offsets is None:
-            raise StreamwardenError("RESCALE_FAILED", f"{original}/offsets/{batch} has format {version!r}")
+        except ValueError as error:
+            raise StreamwardenError("RESCALE_FAILED", f"{original}/offsets/{batch} has {error}") from error
+        assert offsets is not None
         there = {info.key[len(copy) :] for info in files.walk(f"{copy}/sources")}
         # What a file source has listed: its offsets are numbers of these files.
         missing = [
@@ -92,10 +96,7 @@ class Follower:
             and source_needed(path.lstrip("/"), offsets)
         ]
         files.copy_many([(original + path, copy + path) for path in missing])
-        begun = json.loads(metadata)
-        begun["conf"][_PARTITIONS] = str(self._partitions)
-        lines = [version, json.dumps(begun, separators=(",", ":")), *sources]
-        files.write(f"{copy}/offsets/{batch + self._shift}", "\n".join(lines).encode())
+        files.write(f"{copy}/offsets/{batch + self._shift}", begun)
         return batch
 
     def check(self, batch: int) -> None:
@@ -110,14 +111,9 @@ class Follower:
             raise StreamwardenError("RESCALE_FAILED", f"{self._paths[1]} stands at {self.batch}, and not at {batch}")
         original, copy = self._paths
         ids = (f"{original}/commits/{batch}", f"{copy}/commits/{batch + self._shift}")
-        watermarks = [_watermark(self._workspace.files.read(key)) for key in ids]
+        watermarks = [next_watermark_ms(self._workspace.files.read(key)) for key in ids]
         if watermarks[0] != watermarks[1]:
             raise StreamwardenError(
                 "RESCALE_STATE_DIFFERS",
                 f"after batch {batch} the watermark is {watermarks[0]}, and {watermarks[1]} in the copy",
             )
-
-
-def _watermark(commit: bytes) -> int:
-    _, _, text = commit.decode().partition("\n")
-    return int(json.loads(text).get("nextBatchWatermarkMs", 0))

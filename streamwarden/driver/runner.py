@@ -36,7 +36,7 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.health.rules import Health
 from streamwarden.control.lease import LeaseHolder
-from streamwarden.control.owed_batch import begin_owed_batch
+from streamwarden.control.no_data_batch import begin_no_data_batch
 from streamwarden.control.parallelism import widened, width_of
 from streamwarden.control.postmortem import last_words
 from streamwarden.control.processes import ProcessRef, current_process, process_of
@@ -222,10 +222,11 @@ class Driver:
             try:
                 source = open_source(session, self._workspace, spec)
                 rows = module.transform(source, settings)
-                self._guard()
-                owed = begin_owed_batch(self._workspace.storage, reference.path)
-                if owed is not None:
-                    _log.info("batch %d is begun without input: the one before moved the watermark", owed)
+                if session.conf.get("spark.sql.streaming.noDataMicroBatches.enabled") == "true":
+                    self._guard()
+                    owed = begin_no_data_batch(self._workspace.storage, reference.path)
+                    if owed is not None:
+                        _log.info("batch %d is begun without input: the one before moved the watermark", owed)
                 query = RunningQuery(spec, rows, writer, path, checkpoint)
             except StreamwardenError as error:
                 if not error.retryable:

@@ -2,7 +2,7 @@
 
 PySpark 4.2 asks ``pyspark.testing.utils`` whether there is NumPy, in the converters that Py4J tries on every argument
 (``pyspark.sql.types.NumpyScalarConverter``). That module, made for tests, imports pandas to see whether it is there:
-half of what a driver's Python does until its query starts, and 40 MiB that it keeps.
+half of what a driver's Python does until its query starts, and 38 MiB that it keeps.
 """
 
 from __future__ import annotations

@@ -45,10 +45,11 @@ def test_equal_to_batch_from_files_to_sessions(
     spark: SparkSession, tmp_path: Path, real_trips: Path | None, make_trips: TripMaker
 ) -> None:
     """A day of real trips where they are at hand, else generated ones."""
-    if real_trips is None:
+    path = real_trips / "green_tripdata_2023-03.parquet" if real_trips else None
+    if path is None or not path.exists():
         trips = make_trips(1500, hours=20, cards=200, schema="2025")
     else:
-        trips = pq.read_table(real_trips / "green_tripdata_2023-03.parquet")
+        trips = pq.read_table(path)
         first = datetime(2023, 3, 10)
         pickup = trips["lpep_pickup_datetime"]
         in_time = pc.and_(pc.greater_equal(pickup, first), pc.less(pickup, first + timedelta(days=1)))

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs import zone_windows
 from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.owed_batch import begin_owed_batch
+from streamwarden.control.no_data_batch import begin_no_data_batch
 from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
 from streamwarden.driver.job_api import JobSettings
 from streamwarden.errors import StreamwardenError
@@ -107,12 +107,12 @@ def test_the_batch_that_spark_owes_after_a_restart_is_begun_for_it(
     # Of one batch: it ends before the one that is to make windows final.
     assert go_on(once=True).lastProgress.stateOperators[0].numRowsRemoved == 0
     go_on()
-    assert reader.last_commit() == 0, "if Spark runs it by itself, begin_owed_batch may go"
-    assert begin_owed_batch(storage, "checkpoint") == 1
+    assert reader.last_commit() == 0, "if Spark runs it by itself, begin_no_data_batch may go"
+    assert begin_no_data_batch(storage, "checkpoint") == 1
     done = go_on().lastProgress
     assert (reader.last_offset(), reader.last_commit()) == (1, 1)
     assert (done.batchId, done.numInputRows) == (1, 0) and done.stateOperators[0].numRowsRemoved > 50
-    assert begin_owed_batch(storage, "checkpoint") is None
+    assert begin_no_data_batch(storage, "checkpoint") is None
 
 
 def _equal_to_batch(spark: SparkSession, tmp_path: Path, trips: pa.Table, **options: str) -> None:

@@ -1,4 +1,4 @@
-"""The batch without input that Spark owes after one that moved the watermark, and forgets over a restart.
+"""The no-data batch that Spark owes after one that moved the watermark, and forgets over a restart.
 
 In that batch windows become final and late state is removed. A running query plans it by what it remembers of its last
 batch; one that was started anew remembers none, and what should have become final waits for the next input, which may
@@ -12,18 +12,16 @@ that are written of it.
 
 from __future__ import annotations
 
-import json
 import time
+from typing import Any
 
-from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.checkpoint import CheckpointReader, changed_offsets, next_watermark_ms
 from streamwarden.storage import Conflict, Storage
 
-__all__ = ["begin_owed_batch"]
-
-_VERSION = "v1"
+__all__ = ["begin_no_data_batch"]
 
 
-def begin_owed_batch(storage: Storage, checkpoint: str) -> int | None:
+def begin_no_data_batch(storage: Storage, checkpoint: str) -> int | None:
     """Begin the batch that is owed in a checkpoint, and return its id; None where none is.
 
     For the holder of the job's lease, while no query runs on the checkpoint. Formats other than Spark 4.2's are left
@@ -40,20 +38,19 @@ def begin_owed_batch(storage: Storage, checkpoint: str) -> int | None:
     last = reader.last_commit()
     if last is None or last != reader.last_offset():
         return None
-    offsets, commit = (storage.read(f"{checkpoint}/{log}/{last}") for log in ("offsets", "commits"))
-    if offsets is None or commit is None:
+    before, entry = reader.offsets(last), storage.read(f"{checkpoint}/offsets/{last}")
+    commit = storage.read(f"{checkpoint}/commits/{last}")
+    if before is None or entry is None or commit is None:
         return None
-    version, metadata, *sources = offsets.data.decode().split("\n")
-    if version != _VERSION:
+    watermark_ms = next_watermark_ms(commit.data)
+    if watermark_ms <= before.watermark_ms or not reader.has_state():
         return None
-    begun = json.loads(metadata)
-    watermark = int(json.loads(commit.data.decode().split("\n", 1)[1]).get("nextBatchWatermarkMs", 0))
-    if watermark <= int(begun.get("batchWatermarkMs", 0)) or not reader.has_state():
-        return None
-    begun |= {"batchWatermarkMs": watermark, "batchTimestampMs": int(time.time() * 1000)}
-    lines = [version, json.dumps(begun, separators=(",", ":")), *sources]
+
+    def planned_now(metadata: dict[str, Any]) -> None:
+        metadata |= {"batchWatermarkMs": watermark_ms, "batchTimestampMs": int(time.time() * 1000)}
+
     try:
-        storage.create(f"{checkpoint}/offsets/{last + 1}", "\n".join(lines).encode())
-    except Conflict:
+        storage.create(f"{checkpoint}/offsets/{last + 1}", changed_offsets(entry.data, planned_now))
+    except (Conflict, ValueError):
         return None
     return last + 1

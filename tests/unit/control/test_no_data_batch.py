@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamwarden.control.owed_batch import begin_owed_batch
+from streamwarden.control.no_data_batch import begin_no_data_batch
 from streamwarden.storage import LocalStorage
 
 pytestmark = pytest.mark.unit
@@ -35,7 +35,7 @@ def commit(storage: LocalStorage, batch: int, watermark: int = 5000) -> None:
 
 def test_it_reads_nothing_and_has_the_watermark_that_was_come_to(storage: LocalStorage) -> None:
     before = time.time() * 1000
-    assert begin_owed_batch(storage, "cp") == 8
+    assert begin_no_data_batch(storage, "cp") == 8
     entry = storage.read("cp/offsets/8")
     assert entry is not None
     version, metadata, *sources = entry.data.decode().split("\n")
@@ -43,21 +43,21 @@ def test_it_reads_nothing_and_has_the_watermark_that_was_come_to(storage: LocalS
     assert (version, sources) == ("v1", ['{"logOffset":4}', "-"])
     assert begun["batchWatermarkMs"] == 5000 and begun["batchTimestampMs"] >= int(before)
     assert begun["conf"] == {"spark.sql.shuffle.partitions": "2"}
-    assert begin_owed_batch(storage, "cp") is None, "it is begun already"
+    assert begin_no_data_batch(storage, "cp") is None, "it is begun already"
     commit(storage, 8)
-    assert begin_owed_batch(storage, "cp") is None, "and then it is done"
+    assert begin_no_data_batch(storage, "cp") is None, "and then it is done"
 
 
 def test_none_is_owed(storage: LocalStorage) -> None:
     commit(storage, 7, watermark=1000)
-    assert begin_owed_batch(storage, "cp") is None, "the watermark stands where it stood"
+    assert begin_no_data_batch(storage, "cp") is None, "the watermark stands where it stood"
     commit(storage, 7)
     begin(storage, 8, watermark=5000)
-    assert begin_owed_batch(storage, "cp") is None, "another batch is begun, and is to be finished"
+    assert begin_no_data_batch(storage, "cp") is None, "another batch is begun, and is to be finished"
     storage.delete("cp/offsets/8")
     begin(storage, 7, version="v2")
-    assert begin_owed_batch(storage, "cp") is None, "a format of another Spark"
+    assert begin_no_data_batch(storage, "cp") is None, "a format of another Spark"
     begin(storage, 7)
     storage.delete("cp/state/0/0/8.changelog")
-    assert begin_owed_batch(storage, "cp") is None, "without state there is nothing to become final"
-    assert begin_owed_batch(storage, "empty") is None
+    assert begin_no_data_batch(storage, "cp") is None, "without state there is nothing to become final"
+    assert begin_no_data_batch(storage, "empty") is None
