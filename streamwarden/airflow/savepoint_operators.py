@@ -18,6 +18,7 @@ from streamwarden.airflow.job_operator import (
     is_true,
 )
 from streamwarden.airflow.offered import chosen_savepoint
+from streamwarden.control import scratch
 from streamwarden.control.documents import JobDocuments
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.catalogue import Savepoint
@@ -235,6 +236,8 @@ class VerifyOperator(JobOperator, InterruptibleOperator):
 class HousekeepingOperator(InterruptibleOperator):
     """Removes the savepoints that retention lets go, what interrupted work left, and checkpoints no longer in force.
 
+    On this worker's machine, also what killed drivers have left on the disk.
+
     For every job that is deployed or has savepoints, by the ``savepoints.keep`` of its deployed spec; of a job that is
     not deployed, by its YAML, and by the defaults where there is none. Never removes the newest verified one, one with
     a label, or one in use. Once a day it looks after the table of batches as well, as the profile says.
@@ -261,6 +264,7 @@ class HousekeepingOperator(InterruptibleOperator):
             try:
                 with self.interruptible():
                     done = catalogue.housekeeping(workspace, job, self._retention(workspace, job))
+                    done["left_by_drivers"] = scratch.sweep(workspace, job)
             except (StreamwardenError, OSError) as error:
                 trouble = (
                     error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))

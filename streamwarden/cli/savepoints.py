@@ -24,6 +24,7 @@ from streamwarden.cli.terminal import (
     reported,
     who,
 )
+from streamwarden.control import scratch
 from streamwarden.control.config import job_names
 from streamwarden.control.documents import JobDocuments, Operation, dump
 from streamwarden.control.savepoints import catalogue
@@ -171,6 +172,8 @@ def housekeeping(
     workspace = open_workspace(profile, root=root)
     jobs = job_names(workspace.config) if job == ALL else [job]
     found = {name: catalogue.housekeeping(workspace, name, workspace.job(name).savepoints.keep) for name in jobs}
+    for name, removed in found.items():
+        removed["left_by_drivers"] = scratch.sweep(workspace, name)
     done = _progress_table_upkeep(workspace) if job == ALL else {}
     if as_json:
         print_json({**found, PROGRESS_TABLE: done} if done else found)

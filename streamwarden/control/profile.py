@@ -187,9 +187,9 @@ class Profile(BaseModel):
     name: str
     description: str = ""
     root: str = Field(
-        description="Folder that holds control/, checkpoints/, tables/, landing/ and logs/. A relative one counts from"
-        " the folder that holds config/. STREAMWARDEN_ROOT replaces it. With `s3` it holds landing/, logs/ and"
-        " quality/ only."
+        description="Folder that holds control/, checkpoints/, tables/, landing/, logs/, quality/ and scratch/. A"
+        " relative one counts from the folder that holds config/. STREAMWARDEN_ROOT replaces it. With `s3` it holds"
+        " the last four only. scratch/ is where running drivers work on their state: as large, on a fast disk."
     )
     s3: S3Spec | None = Field(default=None, description="A bucket for all but the landing folder, logs and reports.")
     master: str = Field(default="local[{cores}]", description="Spark master; {cores} is the job's resources.cores.")

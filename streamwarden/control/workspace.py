@@ -28,7 +28,7 @@ class Workspace:
     profile
         The profile in force.
     root
-        The folder on this machine that holds ``landing/ logs/ quality/``, and everything else where no bucket does.
+        The folder on this machine that holds ``landing/ logs/ quality/ scratch/``, and where no bucket does all else.
     storage
         Control documents.
     files
@@ -85,6 +85,15 @@ class Workspace:
     def log_dir(self, job: str, incarnation: str) -> Path:
         """Return the folder of one incarnation's log files."""
         return self.root / "logs" / job / incarnation
+
+    @property
+    def scratch(self) -> Path:
+        """The folder for what running drivers put on this machine's disk; see :mod:`streamwarden.control.scratch`."""
+        return self.root / "scratch"
+
+    def scratch_dir(self, job: str, incarnation: str) -> Path:
+        """Return the scratch folder of one driver process."""
+        return self.scratch / job / incarnation
 
     def job(self, name: str) -> JobSpec:
         """Load a job's spec with this profile's overrides; see :func:`~streamwarden.control.config.load_job`."""

@@ -6,6 +6,11 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streamwarden.control.workspace import Workspace
+    from streamwarden.driver.logs import RecordContext
 
 
 def main() -> int:
@@ -16,6 +21,7 @@ def main() -> int:
     parser.add_argument("--standby", action="store_true", help="wait for commands; see streamwarden.driver.standby")
     given = parser.parse_args()
 
+    from streamwarden.control import scratch
     from streamwarden.control.workspace import open_workspace
     from streamwarden.driver.logs import configure_logging, rotate_console
 
@@ -25,6 +31,16 @@ def main() -> int:
     folder = workspace.log_dir(given.job, given.incarnation)
     context = configure_logging(folder, given.job, given.incarnation, workspace.profile.logs)
     rotate_console(folder, workspace.profile.logs)
+    own = scratch.claim(workspace, given.job, given.incarnation)
+    # Of Python, and of the workers that Spark starts; the JVM has an option of its own.
+    os.environ["TMPDIR"] = str(own)
+    try:
+        return _run(workspace, given.job, given.incarnation, context, answers)
+    finally:
+        scratch.remove(own)
+
+
+def _run(workspace: Workspace, job: str, incarnation: str, context: RecordContext, answers: int | None) -> int:
     # After the log is there: what goes wrong while Spark is imported shall be in it.
     from streamwarden.driver.runner import Driver
 
@@ -32,10 +48,10 @@ def main() -> int:
     if answers is not None:
         from streamwarden.driver.standby import stand_by
 
-        session = stand_by(workspace, given.job, given.incarnation, answers)
+        session = stand_by(workspace, incarnation, answers)
         if session is None:
             return 0
-    return Driver(workspace, given.job, given.incarnation, context, session=session).run()
+    return Driver(workspace, job, incarnation, context, session=session).run()
 
 
 if __name__ == "__main__":

@@ -21,23 +21,25 @@ PROVIDERS = {
 """State store providers by the spec's names of backends."""
 
 
-def start_session(workspace: Workspace, spec: JobSpec, logs: Path) -> SparkSession:
+def start_session(workspace: Workspace, spec: JobSpec, incarnation: str) -> SparkSession:
     """Start a JVM with a session for a job.
 
     Parameters
     ----------
     workspace, spec
         Where, and what for.
-    logs
-        The folder for its log, and for its last words.
+    incarnation
+        Whose logs and scratch folder it uses.
     """
     profile = workspace.profile
+    logs = workspace.log_dir(spec.name, incarnation)
+    scratch = workspace.scratch_dir(spec.name, incarnation)
     return build_session(
         f"streamwarden {spec.name}",
         master=profile.master.format(cores=spec.resources.cores),
         memory=spec.resources.memory,
         settings=_settings(profile, spec),
-        java_options=f"{write_log4j(logs, profile.logs)} {_ends_itself(logs)}",
+        java_options=f"{write_log4j(logs, profile.logs)} {_ends_itself(logs)} {_temporary(scratch)}",
         s3=workspace.s3,
     )
 
@@ -59,6 +61,15 @@ def _settings(profile: Profile, spec: JobSpec) -> dict[str, str]:
     if "spark://" in profile.master:
         settings["spark.cores.max"] = str(spec.resources.cores)
     return settings
+
+
+def _temporary(scratch: Path) -> str:
+    """Return the option that gives the JVM its folder for what is temporary.
+
+    Spark's own, state in work included, is there too, unless a profile sets ``spark.local.dir``: executors of a cluster
+    would take that for theirs.
+    """
+    return f'"-Djava.io.tmpdir={scratch}"'
 
 
 def _ends_itself(logs: Path) -> str:

@@ -20,6 +20,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from streamwarden import __version__
+from streamwarden.control import scratch
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.delta_log import application_id
 from streamwarden.control.documents import (
@@ -167,6 +168,9 @@ class Driver:
         self._epoch = lease.epoch
         self._open_metrics()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        # Not before the lease: the JVM of a killed one may still have worked there.
+        for dead in scratch.sweep(self._workspace, self._job):
+            _log.info("what driver %s had left on this machine's disk is removed", dead)
         reference = self._checkpoint_ref()
         self._generation = reference.generation
         if reference.partitions is not None:
@@ -323,7 +327,7 @@ class Driver:
         return StreamwardenError(code or "SOURCE_INVALID", f"{spec.name}: {headline(error)}")
 
     def _open_session(self, spec: JobSpec) -> SparkSession:
-        self._session = self._prepared or start_session(self._workspace, spec, self._logs)
+        self._session = self._prepared or start_session(self._workspace, spec, self._incarnation)
         # Each version of a table says in its history who wrote it.
         who = json.dumps({"incarnation": self._incarnation, "epoch": self._epoch})
         self._session.conf.set("spark.databricks.delta.commitInfo.userMetadata", who)

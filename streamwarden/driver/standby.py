@@ -32,7 +32,7 @@ from streamwarden.errors import StreamwardenError
 __all__ = ["stand_by"]
 
 
-def stand_by(workspace: Workspace, job: str, incarnation: str, output: int) -> SparkSession | None:
+def stand_by(workspace: Workspace, incarnation: str, output: int) -> SparkSession | None:
     """Answer commands until this driver is to run; return its session, or None if it is not to run at all.
 
     Parameters
@@ -52,7 +52,7 @@ def stand_by(workspace: Workspace, job: str, incarnation: str, output: int) -> S
         command = json.loads(line)
         if command["do"] == "prepare":
             spec = JobSpec.model_validate(command["spec"])
-            session = start_session(workspace, spec, workspace.log_dir(job, incarnation))
+            session = start_session(workspace, spec, incarnation)
             replay = Replay(session, workspace, spec)
             rehearse(session, spec, load_module(spec).OUTPUTS, state=command["state"])
             answer({"ready": True})

@@ -77,9 +77,13 @@ def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None
     # SIGTERM, as an operating system's shutdown sends it, is a stop between batches too.
     seen = observe(place.workspace, "numbers")
     assert seen.heartbeat is not None
+    scratch = place.workspace.scratch / "numbers"
+    assert [folder.name for folder in scratch.iterdir()] == [second]
+    assert any(scratch.glob("*/spark-*")), "the JVM puts what is temporary elsewhere"
     os.kill(seen.heartbeat.process.pid, signal.SIGTERM)
     ended = place.wait("numbers", lambda now: not now.phase.alive, "the driver to stop")
     assert ended.phase is Phase.STOPPED
+    place.wait("numbers", lambda _: not any(scratch.iterdir()), "the scratch folder to go")
     lease = place.released("numbers")
     assert lease.jvm is not None
     assert is_alive(lease.jvm) is False

@@ -36,5 +36,8 @@ def test_killed_drivers_leave_tables_equal_to_batch(place: Place) -> None:
             if process is not None and seen.phase.alive and kill(process):
                 killed.append((job, seen.phase))
         fleet.settle()
+        for job in JOBS:
+            # Each successor has removed what the killed one left on the disk.
+            assert len(list((place.workspace.scratch / job).iterdir())) == 1
     assert len(killed) >= KILLS * len(JOBS) * 0.8, killed
     fleet.stop_and_compare(f"seed {seed}")
