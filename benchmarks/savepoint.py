@@ -1,9 +1,10 @@
 """What savepoints cost, for some sizes of state: take (hot, with a stop), verify, restore; and what they save.
 
 Run by ``make bench-savepoint``. A real driver holds a running aggregation with one state row a key, while a batch of
-5,000 rows comes each second. Beside it, in the same run: ``cp -r`` of the checkpoint followed by ``sha256sum`` over the
-copy, and the same job started without a checkpoint, which reads everything again. Takes and copies are in turn; of
-each the median counts. The batch times with and without hot takes are of the same driver, in turns of some batches.
+5,000 rows comes each second, or as fast as it takes them. Beside it, in the same run: ``cp -r`` of the checkpoint
+followed by ``sha256sum`` over the copy, and the same job started without a checkpoint, which reads everything again.
+Takes and copies are in turn; of each the median counts. The batch times with and without hot takes are of the same
+driver, in turns of some batches; in turns with takes each batch has one.
 
 Options: ``--keys`` (several), ``--runs`` (takes, and turns of the load).
 """
@@ -19,7 +20,7 @@ import threading
 import time
 from pathlib import Path
 
-from benchmarks.keyed_job import JOB, KeyedJob, Load, timed
+from benchmarks.keyed_job import JOB, LOAD_ROWS, KeyedJob, Load, timed
 from benchmarks.report import goal_met, let_drivers_import, print_machine
 from streamwarden.control import operations
 from streamwarden.control.documents import BatchProgress, JobDocuments
@@ -34,6 +35,7 @@ TAKE_GOAL = 1.5
 BATCH_GOAL = 1.1
 FRESH = "keyed_counts_fresh"
 TURN_BATCHES = 12
+_WAITING = 4
 
 
 def main() -> int:
@@ -62,7 +64,9 @@ class Measurement:
 
     def __init__(self, folder: Path, keys: int, runs: int) -> None:
         self.keys, self.runs = keys, runs
-        self.job = KeyedJob(folder, keys, names=(JOB, FRESH))
+        # Who reads everything again takes as many files a batch as jobs do by default.
+        source = {"kind": "delta", "table": "rows"}
+        self.job = KeyedJob(folder, keys, names=(JOB, FRESH), own={FRESH: {"source": source}})
         self.workspace = self.job.workspace
         self.documents = JobDocuments(self.workspace.storage, JOB)
         self.scratch = folder / "cp"
@@ -72,7 +76,7 @@ class Measurement:
         self.job.fill()
         operations.deploy(self.workspace, JOB, by="benchmark")
         self.job.await_rows(JOB, self.keys)
-        with Load(self.job.write_some):
+        with Load(self._write_some):
             batch_ratio, hot = self._load_turns()
         self.job.await_rows(JOB, self.job.written)
         stopped, stop_s = timed(lambda: savepoint_and_stop(self.workspace, JOB, by="benchmark"))
@@ -101,6 +105,12 @@ class Measurement:
         )
         return take_ratio, batch_ratio
 
+    def _write_some(self) -> None:
+        """Write a load's rows, unless some batches' worth waits: where batches take longer it would have no end."""
+        totals = self.documents.totals.read()
+        if totals is None or self.job.written - totals.rows_in < _WAITING * LOAD_ROWS:
+            self.job.write_some()
+
     def _take(self) -> Manifest:
         return take(self.workspace, JOB, origin=Origin.MANUAL, by="benchmark")
 
@@ -118,23 +128,32 @@ class Measurement:
             times: dict[bool, float] = {}
             for taking in (True, False) if number % 2 == 0 else (False, True):
                 done = threading.Event()
-                taker = threading.Thread(target=self._take_until, args=(done, hot)) if taking else None
+                made: list[str] = []
+                taker = threading.Thread(target=self._take_in_each_batch, args=(done, made, hot)) if taking else None
                 if taker:
                     taker.start()
                 times[taking] = statistics.median(batch.duration_ms for batch in self._batches(TURN_BATCHES))
                 done.set()
                 if taker:
                     taker.join()
+                for savepoint in made:
+                    catalogue.delete(self.workspace, JOB, savepoint, force=True)
             ratios.append(times[True] / times[False])
         return statistics.median(ratios), statistics.median(hot)
 
-    def _take_until(self, done: threading.Event, hot: list[float]) -> None:
-        # One after the other with a pause of a batch: about every other batch has a take in it.
-        while not done.is_set():
-            made, seconds = timed(self._take)
+    def _take_in_each_batch(self, done: threading.Event, made: list[str], hot: list[float]) -> None:
+        """Take a savepoint as soon as a batch is committed: while the next one runs."""
+        seen = observe(self.workspace, JOB)
+        assert seen.incarnation is not None
+        document, before = self.documents.progress(seen.incarnation), None
+        while not done.wait(0.05):
+            progress = document.read()
+            if progress is None or progress.last == before:
+                continue
+            before = progress.last
+            savepoint, seconds = timed(self._take)
+            made.append(savepoint.id)
             hot.append(seconds)
-            catalogue.delete(self.workspace, JOB, made.id, force=True)
-            done.wait(1.0)
 
     def _batches(self, number: int) -> list[BatchProgress]:
         """Wait for so many further batches with rows, and return them."""

@@ -12,12 +12,16 @@ from pyspark.sql import SparkSession
 from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.documents import CheckpointRef, JobDocuments, OutputStart
 from streamwarden.control.fence import fence
+from streamwarden.control.put_back import put_back
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["clear_unborn", "start_outputs"]
+__all__ = ["AUTHOR", "clear_unborn", "start_outputs"]
 
 _log = logging.getLogger(__name__)
+
+AUTHOR = "spark.databricks.delta.commitInfo.userMetadata"
+"""A session's setting: who writes, in the history of each table."""
 
 
 def clear_unborn(workspace: Workspace, table: str) -> None:
@@ -86,4 +90,5 @@ def _start(session: SparkSession, workspace: Workspace, output: OutputStart) -> 
         rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(path)
     else:
         _log.info("%s: put back to version %d", output.table, output.version)
-        DeltaTable.forPath(session, path).restoreToVersion(output.version)
+        if not put_back(workspace, output.table, output.version, author=session.conf.get(AUTHOR, "") or ""):
+            DeltaTable.forPath(session, path).restoreToVersion(output.version)

@@ -53,7 +53,7 @@ from streamwarden.driver.job_session import PROVIDERS, start_session
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.metrics import DriverMetrics, DriverView
 from streamwarden.driver.module import load_module, settings_for
-from streamwarden.driver.outputs import clear_unborn, start_outputs
+from streamwarden.driver.outputs import AUTHOR, clear_unborn, start_outputs
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.driver.query import RunningQuery
 from streamwarden.driver.recorder import BatchRecorder
@@ -330,7 +330,7 @@ class Driver:
         self._session = self._prepared or start_session(self._workspace, spec, self._incarnation)
         # Each version of a table says in its history who wrote it.
         who = json.dumps({"incarnation": self._incarnation, "epoch": self._epoch})
-        self._session.conf.set("spark.databricks.delta.commitInfo.userMetadata", who)
+        self._session.conf.set(AUTHOR, who)
         jvm = _jvm_of(self._process)
         if jvm is not None:
             # A killed driver's JVM lives on for a moment; its successor waits for it to be gone.

@@ -107,6 +107,11 @@ class Fleet:
         self.supervisor.done.set()
         self.supervisor.join()
 
+    @property
+    def streaming(self) -> bool:
+        """Whether trips are still to come."""
+        return self._feeding.is_alive()
+
     def await_tables(self, timeout: float = 240) -> None:
         """Wait until every job has committed a batch."""
         for job in JOBS:

@@ -265,28 +265,48 @@ def test_a_memory_backend_can_have_more_cores_and_no_other_partitions(place: Pla
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_all_stateful_jobs_stay_right_while_trips_stream_in(place: Place) -> None:
-    targets = [("zone_windows", {"partitions": 8}), ("card_sessions", {"partitions": 3, "cores": 2, "way": "plain"})]
-    rescale_fleet(Fleet(place, days=1, speed=1_200), targets)
+    rescale_fleet(Fleet(place, days=2, speed=800))
 
 
-def rescale_fleet(fleet: Fleet, targets: list[tuple[str, dict[str, Any]]]) -> None:
-    """Rescale jobs, one after the other, while trips stream in and a supervisor watches; compare with batch."""
+STATEFUL = ("zone_windows", "card_sessions")
+ROUNDS: tuple[dict[str, Any], ...] = (
+    {"partitions": 8},
+    # Less than a JVM of Spark's starts with.
+    {"partitions": 5, "memory": "256m", "way": "plain"},
+    {"partitions": 3, "cores": 2, "way": "plain"},
+)
+
+
+def rescale_fleet(fleet: Fleet) -> None:
+    """Rescale each stateful job in rounds, while trips stream in and a supervisor watches; compare with batch."""
     place = fleet.place
     with fleet:
         fleet.await_tables()
-        for job, target in targets:
-            done = rescale(place.workspace, job, by=BY, **target)
-            assert done.state == "done" and not fleet.supervisor.gave_up, fleet.supervisor.gave_up
-            sys.stdout.write(f"{job}: {target}: {done.plan['state_rows']} rows, {done.plan['downtime_s']} s\n")
+        for target in ROUNDS:
+            for job in STATEFUL:
+                documents = place.documents(job)
+                before = documents.checkpoint.read()
+                streaming = fleet.streaming
+                if "memory" in target:
+                    with pytest.raises(StreamwardenError, match="RESCALE_UNHEALTHY"):
+                        rescale(place.workspace, job, by=BY, **target)
+                    assert documents.checkpoint.read() == before
+                else:
+                    rescale(place.workspace, job, by=BY, **target)
+                assert not fleet.supervisor.gave_up, fleet.supervisor.gave_up
+                done = documents.past_operation(documents.past_operations()[-1]).read()
+                assert done is not None
+                told = {key: done.plan.get(key) for key in ("way", "state_rows", "downtime_s")}
+                sys.stdout.write(f"{job}: {target}: {done.state}, {told}, trips stream in: {streaming}\n")
         fleet.settle()
     fleet.stop_and_compare("rescaled")
-    # Each savepoint is whole, with as many partitions as the rescale before it made.
-    for job in {job for job, _ in targets}:
+    for job in STATEFUL:
+        reference = place.documents(job).checkpoint.read()
+        assert reference is not None and reference.partitions == 3
+        # Each savepoint is whole, with as many partitions as the job had then. (One whose copy could not keep up has
+        # made another, after the stop.)
         found = catalogue.savepoints(place.workspace, job)
-        before = [2, *[target["partitions"] for name, target in targets if name == job]][:-1]
-        # One whose copy could not keep up has made another, after the stop.
-        assert {one.manifest.partitions for one in found} == set(before)
+        assert {one.manifest.partitions for one in found} == {2, 8}
         verified = verify(place.workspace, found, by=BY)
         assert {name: one.problems for name, one in verified.items() if one.problems} == {}

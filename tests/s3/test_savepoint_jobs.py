@@ -22,7 +22,7 @@ def test_a_random_sequence_on_s3_ends_equal_to_batch(place: Place) -> None:
 
 
 def test_rescaled_jobs_on_s3_stay_right(place: Place) -> None:
-    rescale_fleet(fleet(place), [("card_sessions", {"partitions": 3, "way": "plain"})])
+    rescale_fleet(fleet(place))
 
 
 def fleet(place: Place) -> Fleet:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -28,7 +29,9 @@ from pyspark.sql.streaming.stateful_processor import (
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.savepoints.closure import Closure, StateFileMissing, closure, relocated
+from streamwarden.control.savepoints.closure import Closure, StateFileMissing, closure, relocated, repartitioned
+from streamwarden.driver.repartition import repartition
+from streamwarden.driver.state_digest import state_digests
 from streamwarden.driver.state_rows import count_state_rows
 from streamwarden.storage import LocalFiles, LocalStorage
 from tests.conftest import DAY
@@ -387,6 +390,47 @@ def test_a_query_goes_on_from_the_files_of_one_batch(place: Place, kind: Kind) -
         counted = count_state_rows(place.spark, str(place.root / target), batch)
         assert counted == run.rows[batch], f"batch {batch} of {target}"
     assert kind.operators == 0 or any(first.rows[1].values()), "there was state to lose"
+
+
+IN_OTHER_PARTITIONS = (
+    *("windows", "sessions", "sums without a watermark", "distinct", "distinct for a while", "inner join"),
+    *("left join", "full join, no changelog", "left join, column families", "aggregates of aggregates"),
+    *("aggregates of a join", "applyInPandasWithState", "transformWithState, event time, no changelog"),
+    "transformWithState, ttl",
+)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(KINDS[name], id=name, marks=[pytest.mark.long]) for name in IN_OTHER_PARTITIONS]
+)
+def test_a_query_goes_on_in_other_numbers_of_partitions(place: Place, kind: Kind) -> None:
+    """As a rescale does it: a copy, its state repartitioned, metadata corrected, compared; and that once more."""
+    streams = ("a", "b")[: kind.streams]
+    for _ in range(3):
+        place.land(*streams)
+    place.run(kind, "original", 3)
+    batch = newest = place.reader("original").last_commit()
+    assert batch is not None and newest is not None
+    copied = place.copy("original", batch, "copy")
+    checkpoint = str(place.root / "copy")
+    before = state_digests(place.spark, checkpoint, batch, 2)
+    for partitions in (7, 3):
+        repartition(place.spark, checkpoint, partitions)
+        batch += 1
+        for operator in copied.operators:
+            key = f"copy/state/{operator.id}/_metadata/metadata"
+            with suppress(FileNotFoundError):
+                place.files.write(key, repartitioned(place.files.read(key), partitions))
+        assert place.reader("copy").last_commit() == batch
+        assert state_digests(place.spark, checkpoint, batch, partitions) == before
+    for _ in range(2):
+        place.land(*streams)
+    uninterrupted = place.run(kind, "original", 2)
+    went_on = place.run(kind, "copy", 2)
+    assert went_on.since(batch) == uninterrupted.since(newest) != []
+    written = place.reader("copy")
+    last = written.last_commit()
+    assert last is not None and written.offsets(last).conf["spark.sql.shuffle.partitions"] == "3"
 
 
 def test_files_are_found_while_batches_go_on_and_old_ones_are_removed(place: Place) -> None:
