@@ -79,8 +79,8 @@ def test_a_driver_on_s3_survives_its_own_death_and_the_servers(place: Place, ser
 
     ended = operations.stop(place.workspace, "numbers", by=BY)
     assert ended.phase is Phase.STOPPED
-    # Nothing but logs and the landing folder is on this machine's disk.
-    assert sorted(path.name for path in place.workspace.root.iterdir()) == ["landing", "logs"]
+    # Nothing but logs, the landing folder and what a driver has while it runs is on this machine's disk.
+    assert sorted(path.name for path in place.workspace.root.iterdir()) == ["landing", "logs", "scratch"]
     assert read_table(place.workspace, "numbers").num_rows == 4
 
 
