@@ -12,6 +12,7 @@ import re
 from pyspark.sql import SparkSession
 
 from streamwarden.driver.causes import headline
+from streamwarden.driver.state_rows import plain_path
 from streamwarden.errors import StreamwardenError
 
 __all__ = ["repartition"]
@@ -40,7 +41,8 @@ def repartition(session: SparkSession, checkpoint: str, partitions: int) -> None
         whatever else it says.
     """
     try:
-        session._streamingCheckpointManager.repartition(checkpoint, partitions)
+        with plain_path(checkpoint) as path:
+            session._streamingCheckpointManager.repartition(path, partitions)
     except Exception as error:
         condition = _CONDITION.search(str(error))
         if condition is not None and condition[1] == _DONE:
