@@ -297,7 +297,7 @@ def rescale_fleet(fleet: Fleet) -> None:
                 assert not fleet.supervisor.gave_up, fleet.supervisor.gave_up
                 done = documents.past_operation(documents.past_operations()[-1]).read()
                 assert done is not None
-                told = {key: done.plan.get(key) for key in ("way", "state_rows", "downtime_s")}
+                told = {key: done.plan.get(key) for key in ("state_rows", "downtime_s")}
                 sys.stdout.write(f"{job}: {target}: {done.state}, {told}, trips stream in: {streaming}\n")
         fleet.settle()
     fleet.stop_and_compare("rescaled")
