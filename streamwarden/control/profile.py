@@ -191,7 +191,7 @@ class Profile(BaseModel):
         " relative one counts from the folder that holds config/. STREAMWARDEN_ROOT replaces it. With `s3` it holds"
         " the last four only. scratch/ is where running drivers work on their state: as large, on a fast disk."
     )
-    s3: S3Spec | None = Field(default=None, description="A bucket for all but the landing folder, logs and reports.")
+    s3: S3Spec | None = Field(default=None, description="A bucket for all that `root` does not keep.")
     master: str = Field(default="local[{cores}]", description="Spark master; {cores} is the job's resources.cores.")
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings for every job in this place.")
     heartbeat: Duration = Field(

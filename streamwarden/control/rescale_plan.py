@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -18,7 +19,7 @@ from streamwarden.control.supervision import Observation, Phase, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["SUPPORTED_OPERATORS", "RescalePlan", "current_width", "plan_rescale"]
+__all__ = ["SUPPORTED_OPERATORS", "RescalePlan", "current_width", "plan_rescale", "refused_operators"]
 
 SUPPORTED_OPERATORS = frozenset(
     {
@@ -126,14 +127,7 @@ def plan_rescale(
     if newest is None:
         raise StreamwardenError("RESCALE_UNSUPPORTED", f"{job}: it has committed no batch yet")
     operators = newest.operators
-    refused = [f"operator {one.id} is {one.name}" for one in operators if one.name not in SUPPORTED_OPERATORS]
-    refused += [f"operator {one.id} ({one.name}) keeps its state in one partition" for one in operators if one.single]
-    # Spark 4.2.0 reads it with a column less than there is, so that nothing could prove that it stayed the same.
-    refused += [
-        f"operator {one.id} is a join with state of format 3"
-        for one in operators
-        if one.name == "symmetricHashJoin" and one.stores == ["default"]
-    ]
+    refused = refused_operators(operators)
     if refused:
         raise StreamwardenError("RESCALE_UNSUPPORTED", f"{job}: {', '.join(refused)}")
     size = sum(one.bytes for one in operators)
@@ -142,6 +136,20 @@ def plan_rescale(
     if free is not None and free < 2 * size:
         raise StreamwardenError("RESCALE_NO_SPACE", f"{job}: {free} bytes are free, and twice {size} are needed")
     return RescalePlan(job, was, to, tuple(operators), size)
+
+
+def refused_operators(operators: Iterable[OperatorFiles]) -> list[str]:
+    """Return, in words, which of a job's operators can't have another number of partitions, and why."""
+    refused = []
+    for one in operators:
+        if one.name not in SUPPORTED_OPERATORS:
+            refused.append(f"operator {one.id} is {one.name}")
+        elif one.single:
+            refused.append(f"operator {one.id} ({one.name}) keeps its state in one partition")
+        elif one.name == "symmetricHashJoin" and one.stores == ["default"]:
+            # Spark 4.2.0 reads it with a column less than there is: nothing could prove that it stayed the same.
+            refused.append(f"operator {one.id} is a join with state of format 3")
+    return refused
 
 
 def current_width(workspace: Workspace, job: str, spec: JobSpec) -> tuple[Width, CheckpointFacts | None]:

@@ -19,7 +19,6 @@ from streamwarden.errors import StreamwardenError
 
 __all__ = ["state_digests"]
 
-_JOIN = "symmetricHashJoin"
 _HALF = 15
 """Hexadecimal digits of a half: 60 bits, so that a half fits a signed long."""
 
@@ -72,11 +71,7 @@ def _tables(session: SparkSession, checkpoint: str, batch: int) -> Iterator[tupl
     for described in session.read.format("state-metadata").load(checkpoint).collect():
         operator, store = described.operatorId, described.stateStoreName
         properties = json.loads(described.operatorProperties or "{}")
-        if described.operatorName == _JOIN and store == "default":
-            # Join state of format 3: the four stores are column families of one, and have no names of their own.
-            for side in ("left", "right"):
-                yield f"{operator}/{store}/{side}", load(operator, joinSide=side)
-        elif "stateVariables" in properties:
+        if "stateVariables" in properties:
             for variable in properties["stateVariables"]:
                 name = variable["stateName"]
                 if variable["stateVariableType"] == "TimerState":

@@ -29,6 +29,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.rescale_plan import refused_operators
 from streamwarden.control.savepoints.closure import Closure, StateFileMissing, closure, relocated, repartitioned
 from streamwarden.driver.repartition import repartition
 from streamwarden.driver.state_digest import state_digests
@@ -411,6 +412,7 @@ def test_a_query_goes_on_in_other_numbers_of_partitions(place: Place, kind: Kind
     batch = newest = place.reader("original").last_commit()
     assert batch is not None and newest is not None
     copied = place.copy("original", batch, "copy")
+    assert refused_operators(copied.operators) == []
     checkpoint = str(place.root / "copy")
     before = state_digests(place.spark, checkpoint, batch, 2)
     for partitions in (7, 3):
@@ -433,6 +435,21 @@ def test_a_query_goes_on_in_other_numbers_of_partitions(place: Place, kind: Kind
     written = place.reader("copy")
     last = written.last_commit()
     assert last is not None and written.offsets(last).conf["spark.sql.shuffle.partitions"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("left join, column families", "join with state of format 3"), ("limit", "globalLimit")],
+)
+def test_operators_that_stay_in_their_partitions(place: Place, name: str, why: str) -> None:
+    kind = KINDS[name]
+    streams = ("a", "b")[: kind.streams]
+    place.land(*streams)
+    place.run(kind, "original", 1)
+    batch = place.reader("original").last_commit()
+    assert batch is not None
+    (refused,) = refused_operators(place.copy("original", batch, "copy").operators)
+    assert why in refused
 
 
 def test_files_are_found_while_batches_go_on_and_old_ones_are_removed(place: Place) -> None:
