@@ -25,17 +25,17 @@ from tests.integration.conftest import BY, REPOSITORY, Place
 
 JOBS = ("ingest_trips", "zone_windows", "card_sessions")
 TABLES = ("trips", "trips_quarantine", "zone_windows", "card_sessions")
-START = datetime(2023, 3, 6)
+# More than any test needs: trips land until it says that it has seen enough.
+START, END = datetime(2023, 3, 6), datetime(2023, 3, 31)
 
 
-def some_trips(days: float) -> pa.Table:
+def some_trips() -> pa.Table:
     """Real trips where they are at hand (STREAMWARDEN_TEST_DATA, or shared/data beside the checkout), or generated."""
     folder = Path(os.environ.get("STREAMWARDEN_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
     real = folder / "green_tripdata_2023-03.parquet"
-    end = START + timedelta(days=days)
     if real.exists():
-        return read_tlc([real], start=START, end=end)
-    return generate(GeneratorOptions(start=START, end=end))
+        return read_tlc([real], start=START, end=END)
+    return generate(GeneratorOptions(start=START, end=END))
 
 
 class Supervisor(threading.Thread):
@@ -68,9 +68,9 @@ class Supervisor(threading.Thread):
 
 
 class Fleet:
-    """Deployed, fed and supervised; used as a context, after which the supervisor is at rest."""
+    """Deployed, fed until it settles, and supervised; used as a context, after which the supervisor is at rest."""
 
-    def __init__(self, place: Place, *, days: float, speed: float, profile: dict[str, Any] | None = None) -> None:
+    def __init__(self, place: Place, *, speed: float, profile: dict[str, Any] | None = None) -> None:
         self.place = place
         for job in JOBS:
             place.job(job, restarts={"max": 200, "backoff": "100ms", "backoff_max": "1s"})
@@ -92,9 +92,10 @@ class Fleet:
         (landing / "notes.csv").write_text("no,trips\n")
         late = timedelta(minutes=90)
         options = ReplayOptions(speed=speed, late_share=0.1, late_max=late, file_every=timedelta(hours=1))
-        self.replay = Replay(some_trips(days), landing, options)
+        self.replay = Replay(some_trips(), landing, options)
         self.supervisor = Supervisor(place)
-        self._feeding = threading.Thread(target=self.replay.run, daemon=True)
+        self._enough = threading.Event()
+        self._feeding = threading.Thread(target=self.replay.run, kwargs={"stop": self._enough}, daemon=True)
 
     def __enter__(self) -> Fleet:
         for job in JOBS:
@@ -107,18 +108,15 @@ class Fleet:
         self.supervisor.done.set()
         self.supervisor.join()
 
-    @property
-    def streaming(self) -> bool:
-        """Whether trips are still to come."""
-        return self._feeding.is_alive()
-
     def await_tables(self, timeout: float = 240) -> None:
         """Wait until every job has committed a batch."""
         for job in JOBS:
             self.place.wait(job, lambda seen: bool(seen.heartbeat and seen.heartbeat.batch is not None), job, timeout)
 
     def settle(self) -> None:
-        """Wait until all trips have landed, every job has read its source to the end, and no table changes any more."""
+        """Let no more trips land, and wait until every job has read its source to the end and no table changes."""
+        assert self._feeding.is_alive(), "there were too few trips: some of what was done was done without any"
+        self._enough.set()
         self._feeding.join()
         deadline = time.monotonic() + 400
         rested, last, since = 0, [], utc_now()

@@ -26,7 +26,7 @@ def test_killed_drivers_leave_tables_equal_to_batch(place: Place) -> None:
     seed = int(os.environ.get("STREAMWARDEN_TEST_SEED", "20230306"))
     chance = random.Random(seed)
     killed = []
-    with Fleet(place, days=2, speed=3_000) as fleet:
+    with Fleet(place, speed=3_000) as fleet:
         for number in range(KILLS * len(JOBS)):
             job = JOBS[number % len(JOBS)]
             # Anywhere from the JVM's start to the middle of some batch.

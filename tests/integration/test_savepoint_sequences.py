@@ -153,5 +153,5 @@ def run_sequence(fleet: Fleet, seed: int, actions: int) -> Counter[str]:
 def test_a_random_sequence_ends_equal_to_batch(place: Place) -> None:
     seed = int(os.environ.get("STREAMWARDEN_TEST_SEED", "7"))
     actions = int(os.environ.get("STREAMWARDEN_TEST_ACTIONS", "12"))
-    done = run_sequence(Fleet(place, days=1.5, speed=1_200), seed, actions)
+    done = run_sequence(Fleet(place, speed=1_200), seed, actions)
     sys.stdout.write(f"sequence of seed {seed}: {dict(done)}\n")

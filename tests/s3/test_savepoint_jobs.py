@@ -28,7 +28,7 @@ def test_rescaled_jobs_on_s3_stay_right(place: Place) -> None:
 def fleet(place: Place) -> Fleet:
     bucket = place.workspace.profile.s3
     assert bucket is not None
-    return Fleet(place, days=1, speed=1_200, profile={"s3": bucket.model_dump(mode="json")})
+    return Fleet(place, speed=1_200, profile={"s3": bucket.model_dump(mode="json")})
 
 
 def test_hot_savepoints_in_a_row_on_s3(place: Place) -> None:
