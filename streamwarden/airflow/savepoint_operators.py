@@ -18,8 +18,8 @@ from streamwarden.airflow.job_operator import (
     is_true,
 )
 from streamwarden.airflow.offered import chosen_savepoint
-from streamwarden.control import scratch
 from streamwarden.control.documents import JobDocuments
+from streamwarden.control.housekeeping import housekeep
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.catalogue import Savepoint
 from streamwarden.control.savepoints.manifest import Manifest, Origin
@@ -263,8 +263,7 @@ class HousekeepingOperator(InterruptibleOperator):
         for job in jobs:
             try:
                 with self.interruptible():
-                    done = catalogue.housekeeping(workspace, job, self._retention(workspace, job))
-                    done["left_by_drivers"] = scratch.sweep(workspace, job)
+                    done = housekeep(workspace, job, self._retention(workspace, job))
             except (StreamwardenError, OSError) as error:
                 trouble = (
                     error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))

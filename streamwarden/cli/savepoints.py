@@ -24,9 +24,9 @@ from streamwarden.cli.terminal import (
     reported,
     who,
 )
-from streamwarden.control import scratch
 from streamwarden.control.config import job_names
 from streamwarden.control.documents import JobDocuments, Operation, dump
+from streamwarden.control.housekeeping import housekeep
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.manifest import Manifest, Origin, Verification
 from streamwarden.control.savepoints.restore import Outputs
@@ -171,9 +171,7 @@ def housekeeping(
     """Remove what retention lets go and what interrupted work left; for all jobs, look after the table of batches."""
     workspace = open_workspace(profile, root=root)
     jobs = job_names(workspace.config) if job == ALL else [job]
-    found = {name: catalogue.housekeeping(workspace, name, workspace.job(name).savepoints.keep) for name in jobs}
-    for name, removed in found.items():
-        removed["left_by_drivers"] = scratch.sweep(workspace, name)
+    found = {name: housekeep(workspace, name, workspace.job(name).savepoints.keep) for name in jobs}
     done = _progress_table_upkeep(workspace) if job == ALL else {}
     if as_json:
         print_json({**found, PROGRESS_TABLE: done} if done else found)

@@ -29,6 +29,12 @@ class LogSpec(BaseModel):
 
     max_bytes: int = Field(default=10_000_000, ge=10_000, description="10 MB: opens in any editor.")
     backups: int = Field(default=5, ge=1, description="Rotated files kept for each log.")
+    incarnations: int = Field(
+        default=100,
+        ge=20,
+        description="Runs of each job's driver whose logs and control documents housekeeping keeps, the newest. 100: a"
+        " bad day's restarts. At least 20: the advisor looks so far back.",
+    )
     format: Literal["text", "json"] = Field(
         default="text",
         description="Of driver.log. text: for people. json: one object a line, with job, incarnation and the batch in"
