@@ -24,14 +24,14 @@ from streamwarden.control.documents import (
 from streamwarden.control.follow import Follower
 from streamwarden.control.going_back import outputs_before
 from streamwarden.control.health.rules import Level
-from streamwarden.control.operation import OperationHandle, active_operation, begin
+from streamwarden.control.job_operation import JobOperation
+from streamwarden.control.operation import active_operation, begin
 from streamwarden.control.parallelism import decide, put_back, widened
 from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
-from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.closure import repartitioned
 from streamwarden.control.savepoints.fresh import fresh_checkpoint
 from streamwarden.control.savepoints.manifest import Manifest, Origin
-from streamwarden.control.savepoints.take import Report, take
+from streamwarden.control.savepoints.take import Report
 from streamwarden.control.standby import Standby, standby
 from streamwarden.control.supervision import Observation, Phase, assess, observe, record_decision
 from streamwarden.control.supervision import decide as judge
@@ -122,15 +122,8 @@ def rescale(
     params |= {"way": way, "reason": reason}
     with begin(workspace, job, "rescale", by=by, params=params) as handle:
         work = _Rescale(workspace, handle, stop_timeout, health_timeout, report)
-        try:
+        with work.failure_on_record():
             return work.run()
-        except (StreamwardenError, OSError) as error:
-            failure = (
-                error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))
-            )
-            if handle.operation.state == "running" and failure.code != "OPERATION_INTERRUPTED":
-                handle.end("failed", failure)
-            raise failure from error
 
 
 def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
@@ -150,23 +143,9 @@ def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
     return found
 
 
-class _Rescale:
-    def __init__(
-        self,
-        workspace: Workspace,
-        handle: OperationHandle,
-        stop_timeout: float,
-        health_timeout: float,
-        report: Report | None,
-    ) -> None:
-        self._workspace = workspace
-        self._handle = handle
-        self._job = handle.operation.job
-        self._documents = JobDocuments(workspace.storage, self._job)
-        self._stop_timeout = stop_timeout
-        self._health_timeout = health_timeout
-        self._report = report
-        self._stopping = False
+class _Rescale(JobOperation):
+    _stopping = False
+    """Whether the driver was asked to stop: from then on the job is started again, whatever fails."""
 
     def run(self) -> Operation:
         failure = self._plan.get("failure")
@@ -186,7 +165,7 @@ class _Rescale:
     # -- until the switch --------------------------------------------------------------------------------------------
 
     def _precheck(self) -> RescalePlan:
-        with self._handle.step("precheck") as step:
+        with self.handle.step("precheck") as step:
             planned = plan_rescale(self._workspace, self._job, **self._target())
             seen = observe(self._workspace, self._job)
             self._keep_way_back(seen, planned)
@@ -210,7 +189,7 @@ class _Rescale:
             raise
 
     def _target(self) -> dict[str, Any]:
-        return {name: self._handle.operation.params[name] for name in ("partitions", "cores", "memory")}
+        return {name: self.handle.operation.params[name] for name in ("partitions", "cores", "memory")}
 
     def _keep_way_back(self, seen: Observation, planned: RescalePlan) -> None:
         # What it takes to go back, kept before there is anything to go back from.
@@ -218,7 +197,7 @@ class _Rescale:
         before, parallelism = self._documents.checkpoint.read(), self._documents.parallelism.read()
         assert before is not None
         last = seen.progress.last if seen.progress else None
-        self._handle.plan(
+        self.handle.plan(
             desired=seen.desired.model_dump(mode="json"),
             before=before.model_dump(mode="json"),
             parallelism=parallelism.model_dump(mode="json") if parallelism else None,
@@ -282,15 +261,13 @@ class _Rescale:
     def _stop(self, *, between: bool) -> None:
         self._stopping = True
         with self._step("stop") as step:
-            step.detail = running.stop_in_turn(
-                self._workspace, self._job, by=self._by, reason="rescale", timeout=self._stop_timeout
-            )
+            self._stop_driver(step)
             seen = observe(self._workspace, self._job)
             last = seen.progress.last if seen.progress else None
             idle_at = seen.heartbeat.idle_at if seen.heartbeat else None
             # An idle job is missed from its stop on.
             at = max((one for one in (last.at if last else None, idle_at) if one is not None), default=None)
-            self._handle.plan(stopped_at=at.isoformat() if at else None, backlog=_pending(last))
+            self.handle.plan(stopped_at=at.isoformat() if at else None, backlog=_pending(last))
             if between:
                 self._check_between()
 
@@ -310,18 +287,8 @@ class _Rescale:
 
     def _save(self) -> Manifest:
         with self._step("pre-rescale savepoint") as step:
-            # A killed try's: a supervisor may have let the job go on since.
-            self._release()
-            made = take(
-                self._workspace,
-                self._job,
-                origin=Origin.PRE_RESCALE,
-                by=self._by,
-                note=f"before rescale {self._handle.id}",
-                report=self._report,
-            )
-            self._handle.plan(savepoint=made.id, state_rows=made.state_rows)
-            catalogue.use(self._workspace, catalogue.find(self._workspace, self._job, made.id), self._handle.id)
+            made = self._take_and_hold(Origin.PRE_RESCALE)
+            self.handle.plan(state_rows=made.state_rows)
             step.detail = f"{made.id} at batch {made.batch}"
             return made
 
@@ -338,7 +305,7 @@ class _Rescale:
                 made,
                 current,
                 outputs=[],
-                operation=self._handle.id,
+                operation=self.handle.id,
                 reason=f"rescaled to {partitions} partitions, from savepoint {made.id}",
                 report=self._report,
             )
@@ -391,7 +358,7 @@ class _Rescale:
                 else CheckpointReader(self._workspace.storage, current.path).last_commit()
             )
             after = reference.model_copy(update={"partitions": planned.to.partitions}) if reference else None
-            self._handle.plan(
+            self.handle.plan(
                 base=base,
                 generation=(after or current).generation,
                 after=after.model_dump(mode="json") if after else None,
@@ -411,7 +378,7 @@ class _Rescale:
                         "updated_at": utc_now(),
                         "updated_by": self._by,
                         "note": self._reason or planned.words,
-                        "operation": self._handle.id,
+                        "operation": self.handle.id,
                     }
                 )
             )
@@ -427,7 +394,7 @@ class _Rescale:
 
     def _switched(self) -> bool:
         desired = self._documents.desired.read()
-        return desired is not None and desired.operation == self._handle.id
+        return desired is not None and desired.operation == self.handle.id
 
     def _go_on(self, error: Exception) -> None:
         """Start the job as it was, after what failed before the switch."""
@@ -446,7 +413,7 @@ class _Rescale:
 
     def _start_and_judge(self, spare: Standby | None = None) -> Operation:
         try:
-            with self._handle.step("start") as step:
+            with self.handle.step("start") as step:
                 seen = observe(self._workspace, self._job)
                 if seen.phase.alive:
                     step.detail = f"{seen.incarnation} runs already"
@@ -455,7 +422,7 @@ class _Rescale:
                         self._workspace, self._job, by=self._by, reason=self._reason or "rescale", spare=spare
                     )
             deadline = time.monotonic() + self._health_timeout
-            with self._handle.step("first batch") as step:
+            with self.handle.step("first batch") as step:
                 step.detail = running.await_health(
                     self._workspace,
                     self._job,
@@ -464,7 +431,7 @@ class _Rescale:
                     timeout=self._health_timeout,
                     say=self._say,
                 )
-            with self._handle.step("catch up") as step:
+            with self.handle.step("catch up") as step:
                 step.detail = self._await_caught_up(deadline)
         except StreamwardenError as error:
             if error.code == "OPERATION_INTERRUPTED":
@@ -472,7 +439,7 @@ class _Rescale:
             self._roll_back(error)
         self._note_downtime()
         self._release()
-        return self._handle.end("done")
+        return self.handle.end("done")
 
     def _await_caught_up(self, deadline: float) -> str:
         """Wait until the backlog is what it was and nothing is newly wrong; return by what."""
@@ -493,7 +460,7 @@ class _Rescale:
             what = "; ".join(wrong) or f"{pending} left to read, {backlog or 0} before"
             self._say(what)
             if time.monotonic() >= deadline:
-                if self._handle.operation.params["on_timeout"] == "hold" and seen.phase is Phase.RUNNING:
+                if self.handle.operation.params["on_timeout"] == "hold" and seen.phase is Phase.RUNNING:
                     return f"held as asked, though not healthy in time: {what}"
                 raise StreamwardenError("RESCALE_SLOW", what)
             time.sleep(_POLL_S)
@@ -507,11 +474,11 @@ class _Rescale:
             ``RESCALE_UNHEALTHY``, always.
         """
         # First of all on record: whoever goes on after a crash must go on back, and not try the new width again.
-        self._handle.plan(failure=ErrorInfo.of(error).model_dump(mode="json"))
-        with self._handle.step("roll back") as step:
+        self.handle.plan(failure=ErrorInfo.of(error).model_dump(mode="json"))
+        with self.handle.step("roll back") as step:
             if self._switched():
                 running.end_driver(self._workspace, self._job, by=self._by, reason=f"rescale failed: {error.code}")
-                self._handle.plan(way=self._put_back(error))
+                self.handle.plan(way=self._put_back(error))
             way = self._plan.get("way", "")
             if self._desired_before.state != "running":
                 step.detail = f"{way}; suspended, as it was"
@@ -528,7 +495,7 @@ class _Rescale:
         self._note_downtime()
         self._release()
         record_decision(self._workspace, self._job, "roll back", f"{error.code}: {error.what}")
-        self._handle.end("rolled back", error)
+        self.handle.end("rolled back", error)
         raise StreamwardenError(
             "RESCALE_UNHEALTHY", f"{self._job}: {error.code}: {error.what}\n  Back: {self._plan.get('way', '')}"
         ) from error
@@ -580,7 +547,7 @@ class _Rescale:
         reference = self._documents.checkpoint.read()
         assert reference is not None
         base = CheckpointReader(self._workspace.storage, reference.path).last_commit()
-        with self._handle.step("wait for health after the way back") as step:
+        with self.handle.step("wait for health after the way back") as step:
             try:
                 step.detail = running.await_health(
                     self._workspace,
@@ -609,38 +576,22 @@ class _Rescale:
         back = recent[0].at if recent else seen.heartbeat.idle_at if seen.heartbeat else None
         if stopped is not None and back is not None:
             took = (back - datetime.fromisoformat(stopped)).total_seconds()
-            self._handle.plan(downtime_s=round(took, 2))
+            self.handle.plan(downtime_s=round(took, 2))
 
     def _findings(self, seen: Observation) -> list[Any]:
         memory = self._documents.supervision.read() or Supervision()
         health = assess(seen, memory, judge(seen, memory))
         return [one for one in health.findings if one.level is Level.CRITICAL and one.rule != "restarts"]
 
-    def _release(self) -> None:
-        name = self._plan.get("savepoint")
-        if not name:
-            return
-        try:
-            found = catalogue.find(self._workspace, self._job, name)
-        except StreamwardenError as error:
-            if error.code != "SAVEPOINT_NOT_FOUND":
-                raise
-            return
-        catalogue.release(self._workspace, found, self._handle.id)
-
     def _step(self, name: str) -> Any:
         self._heed()
-        return self._handle.step(name)
+        return self.handle.step(name)
 
     def _heed(self) -> None:
         """Raise if somebody has cancelled this operation."""
         asked = self._documents.cancel.read()
-        if asked is not None and asked.operation == self._handle.id:
-            raise StreamwardenError("OPERATION_CANCELLED", f"{self._job}: rescale {self._handle.id}, by {asked.by}")
-
-    @property
-    def _plan(self) -> dict[str, Any]:
-        return self._handle.operation.plan
+        if asked is not None and asked.operation == self.handle.id:
+            raise StreamwardenError("OPERATION_CANCELLED", f"{self._job}: rescale {self.handle.id}, by {asked.by}")
 
     @property
     def _desired_before(self) -> Desired:
@@ -648,19 +599,7 @@ class _Rescale:
 
     @property
     def _way(self) -> str:
-        return str(self._handle.operation.params.get("way", "plain"))
-
-    @property
-    def _by(self) -> str:
-        return f"rescale {self._handle.id} by {self._handle.operation.by}"
-
-    @property
-    def _reason(self) -> str:
-        return str(self._handle.operation.params.get("reason") or "")
-
-    def _say(self, text: str) -> None:
-        if self._report is not None:
-            self._report(text, 0, 0)
+        return str(self.handle.operation.params.get("way", "plain"))
 
 
 def _pending(batch: BatchProgress | None) -> int | None:

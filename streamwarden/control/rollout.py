@@ -17,12 +17,13 @@ from streamwarden.control.documents import (
     utc_now,
 )
 from streamwarden.control.going_back import outputs_before
-from streamwarden.control.operation import OperationHandle, active_operation, begin
+from streamwarden.control.job_operation import JobOperation
+from streamwarden.control.operation import active_operation, begin
 from streamwarden.control.rollout_plan import Effect, RolloutPlan, changes_between, checkpoint_facts
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.fresh import fresh_checkpoint
 from streamwarden.control.savepoints.manifest import Origin
-from streamwarden.control.savepoints.take import Report, take
+from streamwarden.control.savepoints.take import Report
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.supervision import Phase, observe, record_decision
 from streamwarden.control.workspace import Workspace
@@ -74,7 +75,9 @@ def rollout(
     """
     params = _params(planned.wanted, reason)
     with begin(workspace, planned.job, "rollout", by=by, params=params) as handle:
-        return _ended(_Rollout(workspace, handle, stop_timeout, health_timeout, report), planned)
+        work = _Rollout(workspace, handle, stop_timeout, health_timeout, report)
+        with work.failure_on_record():
+            return work.run(planned)
 
 
 def interrupted_rollout(workspace: Workspace, job: str) -> Operation | None:
@@ -106,7 +109,8 @@ def settle(workspace: Workspace, left: Operation, *, health_timeout: float = 300
             handle.end("failed", error)
             return
         try:
-            _ended(work, None)
+            with work.failure_on_record():
+                work.run(None)
         except StreamwardenError as error:
             if error.code != "ROLLOUT_UNHEALTHY":
                 raise
@@ -117,34 +121,7 @@ def _params(wanted: JobSpec, reason: str) -> dict[str, Any]:
     return {"digest": wanted.digest(), "reason": reason}
 
 
-def _ended(work: _Rollout, planned: RolloutPlan | None) -> Operation:
-    handle = work.handle
-    try:
-        return work.run(planned)
-    except (StreamwardenError, OSError) as error:
-        failure = error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))
-        if handle.operation.state == "running" and failure.code != "OPERATION_INTERRUPTED":
-            handle.end("failed", failure)
-        raise failure from error
-
-
-class _Rollout:
-    def __init__(
-        self,
-        workspace: Workspace,
-        handle: OperationHandle,
-        stop_timeout: float,
-        health_timeout: float,
-        report: Report | None,
-    ) -> None:
-        self._workspace = workspace
-        self.handle = handle
-        self._job = handle.operation.job
-        self._documents = JobDocuments(workspace.storage, self._job)
-        self._stop_timeout = stop_timeout
-        self._health_timeout = health_timeout
-        self._report = report
-
+class _Rollout(JobOperation):
     def run(self, planned: RolloutPlan | None) -> Operation:
         """Do it, or go on where another process was killed; without a plan only the latter."""
         failure = self._plan.get("failure")
@@ -162,14 +139,6 @@ class _Rollout:
                 self._go_on(error)
                 raise
         return self._start_and_judge()
-
-    @property
-    def _plan(self) -> dict[str, Any]:
-        return self.handle.operation.plan
-
-    @property
-    def _by(self) -> str:
-        return f"rollout {self.handle.id} by {self.handle.operation.by}"
 
     @property
     def _before(self) -> Desired:
@@ -199,9 +168,7 @@ class _Rollout:
 
     def _stop(self) -> None:
         with self.handle.step("stop") as step:
-            step.detail = running.stop_in_turn(
-                self._workspace, self._job, by=self._by, reason="rollout", timeout=self._stop_timeout
-            )
+            self._stop_driver(step)
 
     def _check_again(self, planned: RolloutPlan) -> None:
         """Refuse what became impossible since it was planned: the driver may have begun its very first batch."""
@@ -214,25 +181,14 @@ class _Rollout:
             return
         # Of the stopped job: exactly what the old spec has made, so that going back loses none of it.
         with self.handle.step("pre-rollout savepoint") as step:
-            # A killed try's: a supervisor may have let the old spec go on since.
-            self._release()
             try:
-                made = take(
-                    self._workspace,
-                    self._job,
-                    origin=Origin.PRE_ROLLOUT,
-                    by=self._by,
-                    note=f"before rollout {self.handle.id}",
-                    report=self._report,
-                )
+                made = self._take_and_hold(Origin.PRE_ROLLOUT)
             except StreamwardenError as error:
                 if error.code != "SAVEPOINT_NOTHING":
                     raise
                 self.handle.plan(savepoint=None)
                 step.detail = "none: no batch is committed yet"
                 return
-            self.handle.plan(savepoint=made.id)
-            catalogue.use(self._workspace, catalogue.find(self._workspace, self._job, made.id), self.handle.id)
             step.detail = f"{made.id} at batch {made.batch}"
 
     def _switch(self, wanted: JobSpec) -> None:
@@ -255,10 +211,6 @@ class _Rollout:
                 )
             )
             step.detail = f"after batch {base}" if base is not None else "before the first batch"
-
-    @property
-    def _reason(self) -> str:
-        return str(self.handle.operation.params.get("reason") or "")
 
     def _go_on(self, error: Exception) -> None:
         """Start the job as it was, after what failed before the switch."""
@@ -380,24 +332,8 @@ class _Rollout:
         tables = f", {', '.join(one.table for one in outputs)} put back" if outputs else ""
         return f"the old spec goes on from savepoint {name} after {_batch(base)}{tables}"
 
-    def _release(self) -> None:
-        name = self._plan.get("savepoint")
-        if not name:
-            return
-        try:
-            found = catalogue.find(self._workspace, self._job, name)
-        except StreamwardenError as error:
-            if error.code != "SAVEPOINT_NOT_FOUND":
-                raise
-            return
-        catalogue.release(self._workspace, found, self.handle.id)
-
     def _reader(self, reference: CheckpointRef) -> CheckpointReader:
         return CheckpointReader(self._workspace.storage, reference.path)
-
-    def _say(self, text: str) -> None:
-        if self._report is not None:
-            self._report(text, 0, 0)
 
 
 def _batch(number: int | None) -> str:

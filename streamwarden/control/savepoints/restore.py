@@ -9,19 +9,19 @@ from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.documents import (
     CheckpointRef,
     Desired,
-    JobDocuments,
     Operation,
     OutputStart,
     utc_now,
 )
-from streamwarden.control.operation import OperationHandle, begin
+from streamwarden.control.job_operation import JobOperation
+from streamwarden.control.operation import begin
 from streamwarden.control.parallelism import decide, effective_spec, put_back, widened, width_of
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.catalogue import Savepoint
 from streamwarden.control.savepoints.compat import incompatibilities, missing_outputs, readers_of, taken_outputs
 from streamwarden.control.savepoints.fresh import fresh_checkpoint
 from streamwarden.control.savepoints.manifest import FORMAT, Manifest, Origin
-from streamwarden.control.savepoints.take import Report, take
+from streamwarden.control.savepoints.take import Report
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.supervision import observe
 from streamwarden.control.workspace import Workspace
@@ -84,57 +84,34 @@ def restore(
     params = {"savepoint": savepoint, "of": of, "outputs": outputs, "reason": reason}
     with begin(workspace, job, "restore", by=by, params=params) as handle:
         work = _Restore(workspace, handle, stop_timeout, health_timeout, report)
-        try:
+        with work.failure_on_record():
             return work.run(savepoint, of or job, outputs)
-        except (StreamwardenError, OSError) as error:
-            failure = (
-                error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))
-            )
-            if handle.operation.state == "running" and failure.code != "OPERATION_INTERRUPTED":
-                handle.end("failed", failure)
-            raise failure from error
 
 
-class _Restore:
-    def __init__(
-        self,
-        workspace: Workspace,
-        handle: OperationHandle,
-        stop_timeout: float,
-        health_timeout: float,
-        report: Report | None,
-    ) -> None:
-        self._workspace = workspace
-        self._handle = handle
-        self._job = handle.operation.job
-        self._documents = JobDocuments(workspace.storage, self._job)
-        self._stop_timeout = stop_timeout
-        self._health_timeout = health_timeout
-        self._report = report
-
+class _Restore(JobOperation):
     def run(self, savepoint: str, of: str, outputs: Outputs) -> Operation:
         current = self._documents.checkpoint.read()
-        if current is not None and current.operation == self._handle.id:
+        if current is not None and current.operation == self.handle.id:
             # Another process got as far as the switch; what it planned is in the record.
-            found = catalogue.find(self._workspace, of, self._handle.operation.plan["savepoint"])
+            found = catalogue.find(self._workspace, of, self.handle.operation.plan["savepoint"])
             return self._launch_and_judge(found, current)
-        with self._handle.step("precheck") as step:
+        with self.handle.step("precheck") as step:
             found, spec = self._precheck(savepoint, of, outputs, current)
             step.detail = f"savepoint {found.manifest.id} fits: batch {found.manifest.batch}"
             doubled = [sink.table for sink in spec.sinks if outputs == "leave" and not sink.keys]
             if doubled:
                 step.detail += f"; left as asked, without keys: replayed rows will be twice in {', '.join(doubled)}"
-        catalogue.use(self._workspace, found, self._handle.id)
+        catalogue.use(self._workspace, found, self.handle.id)
         was = observe(self._workspace, self._job)
-        if "was_alive" not in self._handle.operation.plan:
-            self._handle.plan(was_alive=was.phase.alive)
+        if "was_alive" not in self.handle.operation.plan:
+            self.handle.plan(was_alive=was.phase.alive)
         try:
             self._stop()
             self._save(current)
             reference = self._make_checkpoint(found, current, outputs, spec)
             self._switch(reference, spec)
         except BaseException as error:
-            catalogue.release(self._workspace, found, self._handle.id)
+            catalogue.release(self._workspace, found, self.handle.id)
             if isinstance(error, Exception):
                 self._go_on(error)
             raise
@@ -142,20 +119,16 @@ class _Restore:
 
     def _go_on(self, error: Exception) -> None:
         """Start the job where it was, after what failed before the switch."""
-        plan, reference = self._handle.operation.plan, self._documents.checkpoint.read()
+        plan, reference = self.handle.operation.plan, self._documents.checkpoint.read()
         if isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED":
             # Somebody else performs it now.
             return
-        if not plan["was_alive"] or (reference is not None and reference.operation == self._handle.id):
+        if not plan["was_alive"] or (reference is not None and reference.operation == self.handle.id):
             # Nothing ran; or the switch was done after all, and its answer was lost: the new state is in force.
             return
         if plan.get("desired"):
             self._documents.desired.write(Desired.model_validate(plan["desired"]))
         running.start(self._workspace, self._job, by=self._by, reason="its restore failed before the switch")
-
-    @property
-    def _by(self) -> str:
-        return f"restore {self._handle.id} by {self._handle.operation.by}"
 
     def _precheck(
         self, savepoint: str, of: str, outputs: Outputs, current: CheckpointRef | None
@@ -187,25 +160,16 @@ class _Restore:
         return found, spec
 
     def _stop(self) -> None:
-        with self._handle.step("stop") as step:
-            step.detail = running.stop_in_turn(
-                self._workspace, self._job, by=self._by, reason="restore", timeout=self._stop_timeout
-            )
+        with self.handle.step("stop") as step:
+            self._stop_driver(step)
 
     def _save(self, current: CheckpointRef | None) -> None:
-        with self._handle.step("pre-restore savepoint") as step:
+        with self.handle.step("pre-restore savepoint") as step:
             if current is None:
                 step.detail = "the job has no checkpoint yet"
                 return
             try:
-                made = take(
-                    self._workspace,
-                    self._job,
-                    origin=Origin.PRE_RESTORE,
-                    by=self._by,
-                    note=f"before restore {self._handle.id}",
-                    report=self._report,
-                )
+                made = self._take(Origin.PRE_RESTORE)
                 step.detail = f"{made.id} at batch {made.batch}"
             except StreamwardenError as error:
                 # A job is often restored because its checkpoint is broken. That one is kept in any case.
@@ -217,14 +181,14 @@ class _Restore:
         self, found: Savepoint, current: CheckpointRef | None, outputs: Outputs, spec: JobSpec
     ) -> CheckpointRef:
         manifest = found.manifest
-        with self._handle.step("fresh checkpoint") as step:
+        with self.handle.step("fresh checkpoint") as step:
             made = fresh_checkpoint(
                 self._workspace,
                 self._job,
                 manifest,
                 current,
                 outputs=_starts(manifest, spec, outputs),
-                operation=self._handle.id,
+                operation=self.handle.id,
                 reason=f"restored from {manifest.job} {manifest.id}",
                 report=self._report,
             )
@@ -232,12 +196,12 @@ class _Restore:
         return made
 
     def _switch(self, reference: CheckpointRef, spec: JobSpec) -> None:
-        with self._handle.step("switch") as step:
+        with self.handle.step("switch") as step:
             before = self._documents.checkpoint.read()
             desired = self._documents.desired.read()
             parallelism = self._documents.parallelism.read()
             # What it takes to go back, kept before there is anything to go back from.
-            self._handle.plan(
+            self.handle.plan(
                 parallelism=parallelism.model_dump(mode="json") if parallelism else None,
                 savepoint=reference.savepoint,
                 before=before.model_dump(mode="json") if before else None,
@@ -256,7 +220,7 @@ class _Restore:
                 profile=self._workspace.profile.name,
                 updated_at=utc_now(),
                 updated_by=self._by,
-                note=self._handle.operation.params.get("reason") or reference.reason,
+                note=self.handle.operation.params.get("reason") or reference.reason,
             )
             if width_of(spec) != width_of(effective_spec(self._workspace, self._job)):
                 self._documents.parallelism.write(decide(self._workspace, self._job, width_of(spec), by=self._by))
@@ -266,13 +230,13 @@ class _Restore:
 
     def _launch_and_judge(self, found: Savepoint, reference: CheckpointRef) -> Operation:
         try:
-            with self._handle.step("start") as step:
+            with self.handle.step("start") as step:
                 seen = observe(self._workspace, self._job)
                 if seen.phase.alive and seen.heartbeat and seen.heartbeat.generation == reference.generation:
                     step.detail = f"{seen.incarnation} runs already"
                 else:
                     step.detail = running.start(self._workspace, self._job, by=self._by, reason=reference.reason)
-            with self._handle.step("wait for health") as step:
+            with self.handle.step("wait for health") as step:
                 step.detail = running.await_health(
                     self._workspace,
                     self._job,
@@ -287,12 +251,12 @@ class _Restore:
             self._roll_back(reference, error)
             raise StreamwardenError("RESTORE_UNHEALTHY", f"{self._job}: {error.code}: {error.what}") from error
         finally:
-            catalogue.release(self._workspace, found, self._handle.id)
-        return self._handle.end("done")
+            catalogue.release(self._workspace, found, self.handle.id)
+        return self.handle.end("done")
 
     def _roll_back(self, reference: CheckpointRef, error: StreamwardenError) -> None:
-        plan = self._handle.operation.plan
-        with self._handle.step("roll back") as step:
+        plan = self.handle.operation.plan
+        with self.handle.step("roll back") as step:
             running.end_driver(self._workspace, self._job, by=self._by, reason=f"restore failed: {error.code}")
             before = CheckpointRef.model_validate(plan["before"]) if plan["before"] else None
             if before is None:
@@ -315,7 +279,7 @@ class _Restore:
                     step.detail = f"{before.path}, generation {before.generation}: {launched}"
                 else:
                     step.detail = f"{before.path}, generation {before.generation}: suspended, as it was"
-        self._handle.end("rolled back", error)
+        self.handle.end("rolled back", error)
 
     def _suspend(self, reference: CheckpointRef, error: StreamwardenError) -> None:
         def change(found: Desired | None) -> Desired:
@@ -323,10 +287,6 @@ class _Restore:
             return found.model_copy(update={"state": "suspended", "note": f"{reference.reason} failed: {error.code}"})
 
         self._documents.desired.update(change)
-
-    def _say(self, text: str) -> None:
-        if self._report is not None:
-            self._report(text, 0, 0)
 
 
 def _starts(manifest: Manifest, spec: JobSpec, outputs: Outputs) -> list[OutputStart]:

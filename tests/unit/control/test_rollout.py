@@ -14,7 +14,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 from typer.testing import CliRunner
 
 from streamwarden.cli import app
-from streamwarden.control import operations, rollout, running
+from streamwarden.control import job_operation, operations, rollout, running
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.delta_log import application_id
 from streamwarden.control.documents import (
@@ -363,7 +363,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, target: Any, name: str, *, after:
 POINTS = [
     (running, "stop_in_turn", False),
     (running, "stop_in_turn", True),
-    (rollout, "take", True),
+    (job_operation, "take", True),
     (rollout._Rollout, "_switch", False),
     (rollout._Rollout, "_switch", True),
     (running, "start", True),
@@ -473,7 +473,7 @@ def test_a_failure_before_the_switch_leaves_the_old_spec_running(place: Place, m
     def outrun(*_: Any, **__: Any) -> None:
         raise StreamwardenError("SAVEPOINT_OUTRUN", "for the test")
 
-    monkeypatch.setattr(rollout, "take", outrun)
+    monkeypatch.setattr(job_operation, "take", outrun)
     with pytest.raises(StreamwardenError, match="SAVEPOINT_OUTRUN"):
         place.deploy()
     assert place.operation.state == "failed" and place.desired.spec.options == {}

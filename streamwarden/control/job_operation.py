@@ -1,0 +1,117 @@
+"""What restores, rollouts and rescales have in common: for whom they act, the stop, and the savepoint they take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from streamwarden.control import running
+from streamwarden.control.documents import JobDocuments, Step
+from streamwarden.control.operation import OperationHandle
+from streamwarden.control.savepoints import catalogue
+from streamwarden.control.savepoints.manifest import Manifest, Origin
+from streamwarden.control.savepoints.take import Report, take
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["JobOperation"]
+
+
+class JobOperation:
+    """An operation that stops a job and starts it otherwise.
+
+    Parameters
+    ----------
+    workspace, handle
+        Where, and its record.
+    stop_timeout, health_timeout
+        Seconds.
+    report
+        Told how far it is.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        handle: OperationHandle,
+        stop_timeout: float,
+        health_timeout: float,
+        report: Report | None,
+    ) -> None:
+        self.handle = handle
+        self._workspace = workspace
+        self._job = handle.operation.job
+        self._documents = JobDocuments(workspace.storage, self._job)
+        self._stop_timeout = stop_timeout
+        self._health_timeout = health_timeout
+        self._report = report
+
+    @contextmanager
+    def failure_on_record(self) -> Iterator[None]:
+        """Let an operation that fails end as failed, if it has not ended by itself, and is not another process's now.
+
+        Raises
+        ------
+        StreamwardenError
+            What it failed of; ``OPERATION_FAILED`` for the system's own errors.
+        """
+        try:
+            yield
+        except (StreamwardenError, OSError) as error:
+            failure = (
+                error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))
+            )
+            if self.handle.operation.state == "running" and failure.code != "OPERATION_INTERRUPTED":
+                self.handle.end("failed", failure)
+            raise failure from error
+
+    @property
+    def _kind(self) -> str:
+        return self.handle.operation.kind
+
+    @property
+    def _plan(self) -> dict[str, Any]:
+        return self.handle.operation.plan
+
+    @property
+    def _by(self) -> str:
+        return f"{self._kind} {self.handle.id} by {self.handle.operation.by}"
+
+    @property
+    def _reason(self) -> str:
+        return str(self.handle.operation.params.get("reason") or "")
+
+    def _stop_driver(self, step: Step) -> None:
+        step.detail = running.stop_in_turn(
+            self._workspace, self._job, by=self._by, reason=self._kind, timeout=self._stop_timeout
+        )
+
+    def _take(self, origin: Origin) -> Manifest:
+        note = f"before {self._kind} {self.handle.id}"
+        return take(self._workspace, self._job, origin=origin, by=self._by, note=note, report=self._report)
+
+    def _take_and_hold(self, origin: Origin) -> Manifest:
+        """Take the savepoint that this starts from or goes back to, and keep it until :meth:`_release`."""
+        # A killed try's: a supervisor may have let the job go on since.
+        self._release()
+        made = self._take(origin)
+        self.handle.plan(savepoint=made.id)
+        catalogue.use(self._workspace, catalogue.find(self._workspace, self._job, made.id), self.handle.id)
+        return made
+
+    def _release(self) -> None:
+        name = self._plan.get("savepoint")
+        if not name:
+            return
+        try:
+            found = catalogue.find(self._workspace, self._job, name)
+        except StreamwardenError as error:
+            if error.code != "SAVEPOINT_NOT_FOUND":
+                raise
+            return
+        catalogue.release(self._workspace, found, self.handle.id)
+
+    def _say(self, text: str) -> None:
+        if self._report is not None:
+            self._report(text, 0, 0)
