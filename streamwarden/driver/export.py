@@ -16,7 +16,6 @@ from datetime import timedelta
 from functools import partial
 from socketserver import BaseServer
 
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
@@ -116,6 +115,9 @@ def open_export(spec: MetricsSpec, job: str, incarnation: str) -> Export | None:
 
 
 def _otlp(spec: OtlpSpec | None) -> MetricReader:
+    # Here: with its HTTP client and messages it is a good part of what a start imports.
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
     quiet = _Seldom(_QUIET_S)
     for name in (OTLPMetricExporter.__module__, PeriodicExportingMetricReader.__module__):
         logging.getLogger(name).addFilter(quiet)

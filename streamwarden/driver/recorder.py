@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from streamwarden.control.documents import BatchProgress, JobDocuments, utc_now
 from streamwarden.control.profile import ProgressTableSpec
-from streamwarden.control.progress_table import ProgressTable
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+
+if TYPE_CHECKING:
+    from streamwarden.control.progress_table import ProgressTable
 
 __all__ = ["BatchRecorder"]
 
@@ -46,7 +50,7 @@ class BatchRecorder:
         self, workspace: Workspace, job: str, incarnation: str, generation: int, spec: ProgressTableSpec
     ) -> None:
         self._documents = JobDocuments(workspace.storage, job)
-        self._table = ProgressTable(workspace)
+        self._workspace = workspace
         self._job = job
         self._incarnation = incarnation
         self._generation = generation
@@ -88,19 +92,26 @@ class BatchRecorder:
         """Batches that wait to be written."""
         return len(self._held)
 
+    @cached_property
+    def _table(self) -> ProgressTable:
+        # Here, in the thread and after a while: pyarrow and delta-rs take a good part of a second of a start's time.
+        from streamwarden.control.progress_table import ProgressTable
+
+        return ProgressTable(self._workspace)
+
     def _work(self) -> None:
         trouble = ""
-        recovered = waited = False
+        recovered = False
         while True:
-            # In this order: what is said after a look wakes the wait below.
-            waited = waited or self._due.is_set()
+            # In trouble, more rows are no reason to try sooner.
+            (self._closing if trouble else self._due).wait(self._every)
+            # In this order: what is said after a look wakes the wait.
             self._due.clear()
             closing = self._closing.is_set()
             try:
                 # Before our own: the table then says of an incarnation that has rows that those before it have theirs.
                 recovered = recovered or self._recover()
-                if waited or closing:
-                    self._flush()
+                self._flush()
                 trouble = ""
             except Exception as error:
                 # Nothing here may end this thread: rows go on being held. Said once, and not every half minute.
@@ -111,9 +122,6 @@ class BatchRecorder:
                 trouble = said
             if closing:
                 return
-            # In trouble, more rows are no reason to try sooner.
-            (self._closing if trouble else self._due).wait(self._every)
-            waited = True
 
     def _flush(self) -> None:
         with self._lock:
