@@ -8,6 +8,7 @@ import time
 
 import psutil
 
+from streamwarden.control.supervision import Phase
 from streamwarden.errors import StreamwardenError
 from tests.chaos.plan import JOBS
 from tests.chaos.world import World
@@ -59,11 +60,13 @@ class Watcher(threading.Thread):
                     incarnation, f"{job}: {incarnation} was followed by another, and no fault was meant for it ({how})"
                 )
         for incarnation in incarnations[-3:]:
-            ended = documents.exit(incarnation).read()
-            if ended is not None and ended.error is not None and ended.error.code == "LEASE_HELD":
+            left = documents.exit(incarnation).read()
+            if left is not None and left.error is not None and left.error.code == "LEASE_HELD":
                 self.second_writers.setdefault(incarnation, f"{job}: {incarnation} was started beside a living driver")
         seen = self.world.seen(job)
-        if seen.incarnation is not None and not seen.phase.alive and seen.incarnation not in self.world.meant:
+        # A silent one is frozen, as some faults have it: that nobody replaces it is seen by its successor above.
+        ended = not seen.phase.alive and seen.phase is not Phase.SILENT
+        if seen.incarnation is not None and ended and seen.incarnation not in self.world.meant:
             self.killed_healthy.setdefault(
                 seen.incarnation,
                 f"{job}: {seen.incarnation} is {seen.phase} ({seen.reason}), and no fault was meant for it",
