@@ -23,6 +23,9 @@ _log = logging.getLogger(__name__)
 _HELD = 1000
 """Rows held while the table can't be written: a night of minutes. Older ones are dropped then."""
 
+_AFTER_START_S = 10.0
+"""Until the table is opened for what earlier incarnations left. 10 s: a start and its first batch are mostly over."""
+
 _LOOKED_BACK = 20
 """Incarnations that are looked through for rows that they did not get to write."""
 
@@ -102,16 +105,16 @@ class BatchRecorder:
     def _work(self) -> None:
         trouble = ""
         recovered = False
+        due = self._due.wait(min(self._every, _AFTER_START_S))
         while True:
-            # In trouble, more rows are no reason to try sooner.
-            (self._closing if trouble else self._due).wait(self._every)
             # In this order: what is said after a look wakes the wait.
             self._due.clear()
             closing = self._closing.is_set()
             try:
                 # Before our own: the table then says of an incarnation that has rows that those before it have theirs.
                 recovered = recovered or self._recover()
-                self._flush()
+                if due or closing:
+                    self._flush()
                 trouble = ""
             except Exception as error:
                 # Nothing here may end this thread: rows go on being held. Said once, and not every half minute.
@@ -122,6 +125,9 @@ class BatchRecorder:
                 trouble = said
             if closing:
                 return
+            # In trouble, more rows are no reason to try sooner.
+            (self._closing if trouble else self._due).wait(self._every)
+            due = True
 
     def _flush(self) -> None:
         with self._lock:
