@@ -93,7 +93,7 @@ class _Restore(JobOperation):
         current = self._documents.checkpoint.read()
         if current is not None and current.operation == self.handle.id:
             # Another process got as far as the switch; what it planned is in the record.
-            found = catalogue.find(self._workspace, of, self.handle.operation.plan["savepoint"])
+            found = catalogue.find(self._workspace, of, self._plan["savepoint"])
             return self._launch_and_judge(found, current)
         with self.handle.step("precheck") as step:
             found, spec = self._precheck(savepoint, of, outputs, current)
@@ -103,7 +103,7 @@ class _Restore(JobOperation):
                 step.detail += f"; left as asked, without keys: replayed rows will be twice in {', '.join(doubled)}"
         catalogue.use(self._workspace, found, self.handle.id)
         was = observe(self._workspace, self._job)
-        if "was_alive" not in self.handle.operation.plan:
+        if "was_alive" not in self._plan:
             self.handle.plan(was_alive=was.phase.alive)
         try:
             self._stop()
@@ -119,7 +119,7 @@ class _Restore(JobOperation):
 
     def _go_on(self, error: Exception) -> None:
         """Start the job where it was, after what failed before the switch."""
-        plan, reference = self.handle.operation.plan, self._documents.checkpoint.read()
+        plan, reference = self._plan, self._documents.checkpoint.read()
         if isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED":
             # Somebody else performs it now.
             return
@@ -220,7 +220,7 @@ class _Restore(JobOperation):
                 profile=self._workspace.profile.name,
                 updated_at=utc_now(),
                 updated_by=self._by,
-                note=self.handle.operation.params.get("reason") or reference.reason,
+                note=self._reason or reference.reason,
             )
             if width_of(spec) != width_of(effective_spec(self._workspace, self._job)):
                 self._documents.parallelism.write(decide(self._workspace, self._job, width_of(spec), by=self._by))
@@ -255,7 +255,7 @@ class _Restore(JobOperation):
         return self.handle.end("done")
 
     def _roll_back(self, reference: CheckpointRef, error: StreamwardenError) -> None:
-        plan = self.handle.operation.plan
+        plan = self._plan
         with self.handle.step("roll back") as step:
             running.end_driver(self._workspace, self._job, by=self._by, reason=f"restore failed: {error.code}")
             before = CheckpointRef.model_validate(plan["before"]) if plan["before"] else None
