@@ -177,6 +177,9 @@ class Standalone:
             # DAG files change when somebody edits them: every half minute is soon enough, and costs less.
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
             "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
+            # A job's run goes on for weeks, and each look of the scheduler at one, every second, costs 3 ms. Airflow's
+            # default is to look at 20; with 5 its load stays flat as jobs are added. New runs come first in any case.
+            "AIRFLOW__SCHEDULER__MAX_DAGRUNS_PER_LOOP_TO_SCHEDULE": "5",
             "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
             "PYTHONUNBUFFERED": "1",
             "PYTHONWARNINGS": "ignore",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,7 +65,7 @@ def load_job(name: str, *, config: Path | None = None, profile: Profile | None =
 
 
 def load_profile(name: str, *, config: Path | None = None) -> Profile:
-    """Load and check ``profiles/NAME.yaml``.
+    """Load and check ``profiles/NAME.yaml``. A file that has not changed since is not read again.
 
     Raises
     ------
@@ -74,6 +75,13 @@ def load_profile(name: str, *, config: Path | None = None) -> Profile:
     path = (config or config_dir()) / "profiles" / f"{name}.yaml"
     if not path.is_file():
         raise StreamwardenError("CONFIG_NOT_FOUND", f"profile {name!r}: {path}")
+    found = path.stat()
+    return _profile(path, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+# A supervisor opens its place at every look, and YAML would be half of a look's time.
+@lru_cache(maxsize=16)
+def _profile(path: Path, *_version: int) -> Profile:
     profile = _validate(Profile, _read(path), path)
     if profile.name != path.stem:
         raise StreamwardenError("CONFIG_INVALID", f"{path}: name: is {profile.name!r}, but the file is {path.name}")

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar
+from functools import lru_cache
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -62,8 +63,9 @@ def utc_now() -> datetime:
 
 
 class _Record(BaseModel):
-    # Unknown fields are passed over: a newer driver may say more than this reader knows.
-    model_config = ConfigDict(extra="ignore")
+    # Unknown fields are passed over: a newer driver may say more than this reader knows. Frozen, since readers of an
+    # unchanged document may be given one object.
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class ErrorInfo(_Record):
@@ -310,7 +312,9 @@ class RequestResult(_Record):
 
 
 class Step(_Record):
-    """One step of an operation."""
+    """One step of an operation. Whoever performs it fills it in as it goes."""
+
+    model_config = ConfigDict(frozen=False)
 
     name: str
     started_at: datetime
@@ -410,12 +414,15 @@ class Document(Generic[M]):
         Its key.
     model
         What it holds.
+    seldom
+        Whether it is read far more often than it changes: readers of the same bytes are then given one object.
     """
 
-    def __init__(self, storage: Storage, key: str, model: type[M]) -> None:
+    def __init__(self, storage: Storage, key: str, model: type[M], *, seldom: bool = False) -> None:
         self.storage = storage
         self.key = key
         self.model = model
+        self._parse = _parsed if seldom else _parse
 
     def read(self) -> M | None:
         """Return the document, or None.
@@ -434,7 +441,7 @@ class Document(Generic[M]):
         if entry is None:
             return None
         try:
-            return self.model.model_validate_json(entry.data), entry.etag
+            return cast(M, self._parse(self.model, entry.data)), entry.etag
         except ValidationError as error:
             raise StreamwardenError("DOCUMENT_INVALID", f"{self.key}: {error}") from error
 
@@ -472,6 +479,15 @@ class Document(Generic[M]):
         raise StreamwardenError("DOCUMENT_CONFLICT", self.key)
 
 
+def _parse(model: type[BaseModel], data: bytes) -> BaseModel:
+    return model.model_validate_json(data)
+
+
+# Every look at a job reads its spec twice, wanted and launched, and that took as long as all else of the look. 256: a
+# fleet of a hundred jobs, and some that were changed.
+_parsed = lru_cache(maxsize=256)(_parse)
+
+
 class JobDocuments:
     """The documents of one job.
 
@@ -487,7 +503,7 @@ class JobDocuments:
         self.storage = storage
         self.job = job
         self.base = f"control/{job}"
-        self.desired = self._document("desired.json", Desired)
+        self.desired = self._document("desired.json", Desired, seldom=True)
         self.checkpoint = self._document("checkpoint.json", CheckpointRef)
         self.lease = self._document("lease.json", Lease)
         self.totals = self._document("totals.json", Totals)
@@ -499,7 +515,7 @@ class JobDocuments:
 
     def launch(self, incarnation: str) -> Document[Launch]:
         """Return the launch document of an incarnation."""
-        return self._document(f"incarnations/{incarnation}/launch.json", Launch)
+        return self._document(f"incarnations/{incarnation}/launch.json", Launch, seldom=True)
 
     def heartbeat(self, incarnation: str) -> Document[Heartbeat]:
         """Return the heartbeat document of an incarnation."""
@@ -545,8 +561,8 @@ class JobDocuments:
         """Return the requests to an incarnation that have no result yet, oldest first."""
         return [request for request in self.requests(incarnation) if self.result(request.id).read() is None]
 
-    def _document(self, name: str, model: type[M]) -> Document[M]:
-        return Document(self.storage, f"{self.base}/{name}", model)
+    def _document(self, name: str, model: type[M], *, seldom: bool = False) -> Document[M]:
+        return Document(self.storage, f"{self.base}/{name}", model, seldom=seldom)
 
 
 def _encode(value: BaseModel) -> bytes:
