@@ -27,6 +27,9 @@ from tests.chaos.world import World
 GROWTH_GOAL = 1.25
 """Of all of Airflow, from the smallest fleet to the largest: flat, but for noise."""
 
+TRIGGER_GOAL = 1.5
+"""Thousandths of a core that a job takes in the triggerer: of one core it could watch several hundred."""
+
 _HELD = ("running", "queued")
 
 
@@ -69,8 +72,9 @@ def _measure(world: World, sizes: list[int], seconds: float) -> int:
     more_jobs = sizes[-1] - sizes[0]
     ok = _say("fleet_worker_slots", slots, 0)
     if more_jobs:
-        for name in ("scheduler", "triggerer"):
-            print(f"{name}: {(large[name] - small[name]) / more_jobs:.2f} thousandths of a core a job")
+        a_job = {name: (large[name] - small[name]) / more_jobs for name in ("scheduler", "triggerer")}
+        print(f"scheduler: {a_job['scheduler']:.2f} thousandths of a core a job")
+        ok = _say("fleet_triggerer_thousandths_a_job", round(a_job["triggerer"], 2), TRIGGER_GOAL) and ok
         for name in ("scheduler", "Airflow"):
             growth = large[name] / small[name]
             ok = _say(f"fleet_{name.lower()}_cpu_growth", round(growth, 2), GROWTH_GOAL) and ok
