@@ -12,6 +12,7 @@ from streamwarden.control.operation import OperationHandle
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.manifest import Manifest, Origin
 from streamwarden.control.savepoints.take import Report, take
+from streamwarden.control.supervision import observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -86,6 +87,13 @@ class JobOperation:
         step.detail = running.stop_in_turn(
             self._workspace, self._job, by=self._by, reason=self._kind, timeout=self._stop_timeout
         )
+
+    def _start_again(self) -> str:
+        """Start what ran before, if a supervisor has not; return the incarnation."""
+        seen = observe(self._workspace, self._job)
+        if seen.phase.alive and seen.incarnation is not None:
+            return seen.incarnation
+        return running.start(self._workspace, self._job, by=self._by, reason=f"its {self._kind} failed")
 
     def _take(self, origin: Origin) -> Manifest:
         note = f"before {self._kind} {self.handle.id}"

@@ -33,7 +33,7 @@ from streamwarden.control.savepoints.fresh import fresh_checkpoint
 from streamwarden.control.savepoints.manifest import Manifest, Origin
 from streamwarden.control.savepoints.take import Report
 from streamwarden.control.standby import Standby, standby
-from streamwarden.control.supervision import Observation, Phase, assess, observe, record_decision
+from streamwarden.control.supervision import START_TIMEOUT, Observation, Phase, assess, observe, record_decision
 from streamwarden.control.supervision import decide as judge
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
@@ -480,17 +480,9 @@ class _Rescale(JobOperation):
                 running.end_driver(self._workspace, self._job, by=self._by, reason=f"rescale failed: {error.code}")
                 self.handle.plan(way=self._put_back(error))
             way = self._plan.get("way", "")
-            if self._desired_before.state != "running":
-                step.detail = f"{way}; suspended, as it was"
-            else:
-                seen = observe(self._workspace, self._job)
-                launched = (
-                    seen.incarnation
-                    if seen.phase.alive
-                    else running.start(self._workspace, self._job, by=self._by, reason="its rescale failed")
-                )
-                step.detail = f"{way}: {launched}"
-        if self._desired_before.state == "running":
+            was_running = self._desired_before.state == "running"
+            step.detail = f"{way}: {self._start_again()}" if was_running else f"{way}; suspended, as it was"
+        if was_running:
             self._await_health_of_before()
         self._note_downtime()
         self._release()
@@ -554,7 +546,8 @@ class _Rescale(JobOperation):
                     self._job,
                     generation=reference.generation,
                     base=base,
-                    timeout=self._health_timeout,
+                    # The new one's time may have been what was too short. A start is given its time here.
+                    timeout=max(self._health_timeout, START_TIMEOUT.total_seconds()),
                     say=self._say,
                 )
             except StreamwardenError as error:

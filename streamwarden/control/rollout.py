@@ -270,16 +270,8 @@ class _Rollout(JobOperation):
                 note = f"its rollout failed: {error.code}"
                 self._documents.desired.write(before.model_copy(update={"updated_at": utc_now(), "note": note}))
             way = self._plan.get("way", "")
-            if before.state != "running":
-                step.detail = f"{way}; suspended, as it was"
-            else:
-                seen = observe(self._workspace, self._job)
-                launched = (
-                    seen.incarnation
-                    if seen.phase.alive
-                    else running.start(self._workspace, self._job, by=self._by, reason="its rollout failed")
-                )
-                step.detail = f"{way}: {launched}"
+            was_running = before.state == "running"
+            step.detail = f"{way}: {self._start_again()}" if was_running else f"{way}; suspended, as it was"
         self._release()
         record_decision(self._workspace, self._job, "roll back", f"{error.code}: {error.what}")
         self.handle.end("rolled back", error)

@@ -40,6 +40,7 @@ from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
 __all__ = [
+    "START_TIMEOUT",
     "Action",
     "Claim",
     "Observation",

@@ -185,6 +185,7 @@ def test_what_is_unhealthy_goes_back_by_itself(place: Place) -> None:
     (operation,) = [place.documents("counts").past_operation(name).read() for name in past(place)]
     assert operation is not None and operation.state == "rolled back" and operation.error is not None
     assert [step.name for step in operation.steps][-2:] == ["roll back", "wait for health after the way back"]
+    assert operation.plan["downtime_s"] > 0
     after = counts.reference()
     assert (after.path, after.generation) == (before.path, before.generation)
     assert plan(place.workspace, "counts").effect is Effect.NONE
@@ -296,7 +297,7 @@ def rescale_fleet(fleet: Fleet) -> None:
                 assert not fleet.supervisor.gave_up, fleet.supervisor.gave_up
                 done = documents.past_operation(documents.past_operations()[-1]).read()
                 assert done is not None
-                told = {key: done.plan.get(key) for key in ("state_rows", "downtime_s")}
+                told = {key: done.plan[key] for key in ("state_rows", "downtime_s")}
                 sys.stdout.write(f"{job}: {target}: {done.state}, {told}\n")
         fleet.settle()
     fleet.stop_and_compare("rescaled")
