@@ -15,6 +15,7 @@ from typing import IO, Any
 from streamwarden.control.documents import Desired, JobDocuments, Launch, utc_now
 from streamwarden.control.ids import new_id
 from streamwarden.control.launcher import driver_process
+from streamwarden.control.postmortem import last_words
 from streamwarden.control.processes import kill, process_of
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.workspace import Workspace
@@ -26,7 +27,6 @@ _START_S = 300.0
 """How long its JVM and the rehearsal may take on a machine under heavy load."""
 
 _END_S = 10.0
-_LAST_LINES = 8
 
 
 class Standby:
@@ -40,8 +40,8 @@ class Standby:
         The driver's, once it runs.
     process
         With input and output as pipes.
-    console
-        The file with all else that it says.
+    logs
+        The folder of its log files.
     state
         Whether it shall rehearse work on state before it is ready: where the job will wait for that.
     """
@@ -52,7 +52,7 @@ class Standby:
         spec: JobSpec,
         incarnation: str,
         process: subprocess.Popen[str],
-        console: Path,
+        logs: Path,
         *,
         state: bool,
     ) -> None:
@@ -60,7 +60,7 @@ class Standby:
         self._spec = spec
         self._incarnation = incarnation
         self._process = process
-        self._console = console
+        self._logs = logs
         self._answers: queue.Queue[str | None] = queue.Queue()
         assert process.stdout is not None
         threading.Thread(target=_read, args=(process.stdout, self._answers.put), daemon=True).start()
@@ -180,9 +180,8 @@ class Standby:
                     code = self._process.wait(_END_S)
                 except subprocess.TimeoutExpired:
                     raise StreamwardenError("RESCALE_FAILED", "its Spark process takes no more commands") from None
-                words = self._console.read_text(errors="replace").splitlines() if self._console.is_file() else []
-                tail = "\n".join(words[-_LAST_LINES:])
-                raise StreamwardenError("RESCALE_FAILED", f"its Spark process ended with {code}: {tail}")
+                said = last_words(self._logs).evidence or f"no error in {self._logs}"
+                raise StreamwardenError("RESCALE_FAILED", f"its Spark process ended with {code}: {said}")
             found: dict[str, Any] = json.loads(line)
             return found
 
@@ -201,8 +200,7 @@ def standby(workspace: Workspace, spec: JobSpec, *, state: bool) -> Iterator[Sta
     incarnation = new_id()
     logs = workspace.log_dir(spec.name, incarnation)
     logs.mkdir(parents=True, exist_ok=True)
-    console = logs / "console.log"
-    with console.open("ab") as stream:
+    with (logs / "console.log").open("ab") as stream:
         process = driver_process(
             workspace,
             spec.name,
@@ -212,7 +210,7 @@ def standby(workspace: Workspace, spec: JobSpec, *, state: bool) -> Iterator[Sta
             stdout=subprocess.PIPE,
             stderr=stream,
         )
-    spare = Standby(workspace, spec, incarnation, process, console, state=state)
+    spare = Standby(workspace, spec, incarnation, process, logs, state=state)
     try:
         yield spare
     finally:

@@ -63,7 +63,7 @@ def test_a_sound_job_loads_with_defaults(tmp_path: Path) -> None:
         ({"state": {"backend": "memory", "changelog": True}}, "state", "changelog needs backend rocksdb"),
         ({"state": {"backend": "disk"}}, "state.backend", "rocksdb"),
         ({"resources": {"memory": "lots"}}, "resources.memory", "512m"),
-        ({"resources": {"memory": "449m"}}, "resources.memory", "less than 450m"),
+        ({"resources": {"memory": "465m"}}, "resources.memory", "less than 466m"),
         ({"source": {"kind": "delta", "table": "windows"}}, "", "read what it writes"),
         ({"source": {"kind": "delta", "path": "x"}}, "source.table", "required"),
         ({"source": {"kind": "kafka"}}, "source", "kafka"),
