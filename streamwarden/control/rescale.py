@@ -144,9 +144,6 @@ def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
 
 
 class _Rescale(JobOperation):
-    _stopping = False
-    """Whether the driver was asked to stop: from then on the job is started again, whatever fails."""
-
     def run(self) -> Operation:
         failure = self._plan.get("failure")
         if failure is not None:
@@ -154,7 +151,12 @@ class _Rescale(JobOperation):
         if self._switched():
             self._put_in_force()
             return self._start_and_judge()
-        planned = self._precheck()
+        try:
+            self._finish_stop()
+            planned = self._precheck()
+        except Exception as error:
+            self._go_on(error)
+            raise
         # Its JVM starts while the job still runs, works on the state, and is the job's in the end.
         # The fast way works on state while the job runs, and needs no rehearsal of that.
         state = planned.repartitions and self._way == "plain"
@@ -163,6 +165,20 @@ class _Rescale(JobOperation):
             return self._start_and_judge(spare)
 
     # -- until the switch --------------------------------------------------------------------------------------------
+
+    def _finish_stop(self) -> None:
+        """Wait for the end of a stop that a killed try has asked for: a job that stops would count as not healthy."""
+        if self._stopping and self._is_stopping(observe(self._workspace, self._job)):
+            with self.handle.step("stop") as step:
+                self._stop_driver(step)
+
+    def _is_stopping(self, seen: Observation) -> bool:
+        """Tell whether the driver stops, or will as soon as it finds what it was asked."""
+        if not seen.phase.alive or seen.incarnation is None:
+            return False
+        return seen.phase is Phase.STOPPING or any(
+            one.kind == "stop" for one in self._documents.open_requests(seen.incarnation)
+        )
 
     def _precheck(self) -> RescalePlan:
         with self.handle.step("precheck") as step:
@@ -259,7 +275,7 @@ class _Rescale(JobOperation):
         self._say(f"batch {batch} replayed, {follower.behind} behind")
 
     def _stop(self, *, between: bool) -> None:
-        self._stopping = True
+        self.handle.plan(stopping=True)
         with self._step("stop") as step:
             self._stop_driver(step)
             seen = observe(self._workspace, self._job)
@@ -406,8 +422,11 @@ class _Rescale(JobOperation):
             return
         self._put_documents_back(note=f"its rescale failed: {_words(error)}")
         self._release()
-        if self._desired_before.state == "running":
-            running.start(self._workspace, self._job, by=self._by, reason="its rescale failed before the switch")
+        seen = observe(self._workspace, self._job)
+        if self._desired_before.state != "running" or (seen.phase.alive and not self._is_stopping(seen)):
+            return
+        # It waits for one that still stops, and takes over.
+        running.start(self._workspace, self._job, by=self._by, reason="its rescale failed before the switch")
 
     # -- after it ----------------------------------------------------------------------------------------------------
 
@@ -585,6 +604,11 @@ class _Rescale(JobOperation):
         asked = self._documents.cancel.read()
         if asked is not None and asked.operation == self.handle.id:
             raise StreamwardenError("OPERATION_CANCELLED", f"{self._job}: rescale {self.handle.id}, by {asked.by}")
+
+    @property
+    def _stopping(self) -> bool:
+        """Whether the driver was asked to stop: from then on the job is started again, whatever fails."""
+        return bool(self._plan.get("stopping"))
 
     @property
     def _desired_before(self) -> Desired:

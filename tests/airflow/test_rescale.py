@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from streamwarden.airflow.rescale_operator import RescaleOperator
 from streamwarden.control import running
 from streamwarden.control.documents import JobDocuments, Operation
 from streamwarden.control.parallelism import effective_spec
-from streamwarden.control.rescale import cancel
+from streamwarden.control.rescale import cancel, rescale
 from streamwarden.control.rollout_plan import Effect, plan
 from streamwarden.control.supervision import Phase
 from streamwarden.errors import StreamwardenError
@@ -126,6 +128,58 @@ def test_a_try_that_was_ended_is_gone_on_with_by_the_next(place: Place, monkeypa
     assert first.state == "running" and first.steps[-1].name == "first batch"
     told = rescaling(place, cores=before + 1).execute(context(attempt=2))
     assert told["operation"] == first.id and told["state"] == "done" and cores(place) == before + 1
+
+
+RESCALE = """
+import sys
+from pathlib import Path
+from streamwarden.control.rescale import rescale
+from streamwarden.control.workspace import open_workspace
+rescale(open_workspace("test", config=Path(sys.argv[1])), "lamp", cores=int(sys.argv[2]), by="test")
+"""
+
+
+def killed_while_the_driver_stops(place: Place, wanted: int) -> Operation:
+    """kill -9 a rescale that has asked the driver to stop, which takes a while; return its operation."""
+    command = [sys.executable, "-c", RESCALE, str(place.config), str(wanted)]
+    with subprocess.Popen(command, env={**os.environ, "STREAMWARDEN_ROOT": str(place.workspace.root)}) as process:
+        try:
+            place.until(lambda seen: seen.phase is Phase.STOPPING)
+        finally:
+            process.kill()
+    found = operation(place)
+    assert found.state == "running" and found.steps[-1].name == "stop"
+    return found
+
+
+def test_a_try_that_was_killed_while_the_driver_stops_is_gone_on_with(place: Place) -> None:
+    place.write_job(standin_stop_s=4)
+    place.deploy()
+    place.batch(1)
+    before = cores(place)
+    first = killed_while_the_driver_stops(place, before + 1)
+    done = rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    assert (done.id, done.state) == (first.id, "done") and cores(place) == before + 1
+
+
+def test_what_is_refused_after_the_driver_was_asked_to_stop_leaves_the_job_running(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.write_job(standin_stop_s=4)
+    place.deploy()
+    place.batch(1)
+    before, incarnation = cores(place), place.seen().incarnation
+    killed_while_the_driver_stops(place, before + 1)
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise StreamwardenError("RESCALE_NO_SPACE", "for the test")
+
+    monkeypatch.setattr("streamwarden.control.rescale.plan_rescale", refused)
+    with pytest.raises(StreamwardenError, match="RESCALE_NO_SPACE"):
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    assert operation(place).state == "failed" and cores(place) == before
+    # Nobody supervises it here.
+    place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != incarnation, timeout=30)
 
 
 def test_the_dag_is_wired(airflow_database: None) -> None:
