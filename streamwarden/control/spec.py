@@ -38,7 +38,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _MEMORY = re.compile(r"[1-9]\d*[mg]")
 _SIZES = {"m": 2**20, "g": 2**30}
 # Spark's UnifiedMemoryManager wants one and a half times the 300 MiB that it reserves, as the JVM counts: with the
-# serial collector, which it takes on small machines, a thirtieth less.
+# serial collector, which drivers have, a thirtieth less than the heap.
 _LEAST_MEMORY = 466 * 2**20
 
 # Settings that the driver derives from other fields: said twice, they could disagree.
