@@ -35,7 +35,6 @@ class LocalStorage(Storage):
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._root = str(root)
 
     @override
     def read(self, key: str) -> Entry | None:
@@ -96,7 +95,7 @@ class LocalStorage(Storage):
         inner = key.strip("/")
         if any(part in ("", ".", "..") for part in inner.split("/")):
             raise ValueError(f"not a storage key: {key!r}")
-        return f"{self._root}/{inner}"
+        return f"{self.root}/{inner}"
 
     @contextmanager
     def _written(self, key: str, data: bytes) -> Iterator[Path]:
