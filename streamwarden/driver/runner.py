@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pyspark
-from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
@@ -290,7 +290,9 @@ class Driver:
     def _explain(self, failure: Failure) -> Cause:
         cause = explain(failure, job_file=self._job_file, places=self._places)
         # Of a JVM that is gone every call says something else, and nothing that helps; its log may know.
-        ended = self._jvm_exit(gone=not failure.text or isinstance(failure.error, OSError | Py4JNetworkError))
+        # Py4J has a class for what Java threw; its others say that no answer came, a call cut short among them.
+        unanswered = isinstance(failure.error, OSError | Py4JError) and not isinstance(failure.error, Py4JJavaError)
+        ended = self._jvm_exit(gone=not failure.text or unanswered)
         if ended is None:
             return cause
         words = last_words(self._logs)

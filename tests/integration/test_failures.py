@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -243,6 +244,20 @@ def test_a_jvm_that_crashes(again: Place) -> None:
     assert found is not None and found.code == "JVM_CRASHED" and "fatal error" in found.evidence
     assert ended.incarnation is not None
     assert list(again.workspace.log_dir(JOB, ended.incarnation).glob("hs_err*")), "where the remedy says that it is"
+
+
+def test_a_jvm_that_is_killed_in_a_call(again: Place) -> None:
+    operations.deploy(again.workspace, JOB, by=BY)
+    _committed(again, 3)
+    lease = again.documents(JOB).lease.read()
+    assert lease is not None and lease.jvm is not None
+    os.kill(lease.jvm.pid, signal.SIGSTOP)
+    # The driver asks ten times a second whether its query lives: by now it waits for an answer.
+    time.sleep(1)
+    os.kill(lease.jvm.pid, signal.SIGKILL)
+    ended = again.wait(JOB, lambda seen: not seen.phase.alive, "the failure")
+    assert ended.error is not None and ended.error.code == "JVM_DIED", (ended.error, log_of(again, JOB))
+    assert "signal 9" in ended.error.what
 
 
 def test_a_heap_that_is_too_small(again: Place) -> None:
