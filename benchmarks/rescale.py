@@ -38,8 +38,8 @@ FAST_GOAL_S = 2 * INTERVAL_S
 PLAIN_GOAL = 1.3
 WIDTHS = (8, 4)
 SCRATCH = "keyed_counts_scratch"
-_SETTLED = 4
-"""Batches of a driver before the next measurement begins."""
+_SETTLED = 8
+"""Batches of a driver before the next measurement begins: its first ones take several times as long as the later."""
 
 
 def main() -> int:
@@ -197,8 +197,13 @@ def _from_stop(done: Operation) -> float:
 
 
 def _tell(keys: int, way: str, width: int, done: Operation) -> None:
-    steps = {step.name: _seconds(step.started_at, step.ended_at) for step in done.steps}
-    _say(keys, way, f"{done.plan['downtime_s']:5.1f} s, to {width} partitions", steps)
+    steps: dict[str, float] = {}
+    for step in done.steps:
+        # Some come twice, where a copy could not keep up.
+        name = step.name if step.name not in steps else f"{step.name} again"
+        steps[name] = _seconds(step.started_at, step.ended_at)
+    followed = next((f"; {step.detail}" for step in done.steps if step.name == "follow"), "")
+    _say(keys, way, f"{done.plan['downtime_s']:5.1f} s, to {width} partitions{followed}", steps)
 
 
 def _say(keys: int, what: str, away: str, steps: dict[str, float]) -> None:

@@ -49,11 +49,11 @@ Way = Literal["fast", "plain"]
 _FOLLOW_S = 900.0
 """How long a copy may take to catch up with the job. A quarter of an hour; then the job is stopped first."""
 
-_TRIED = 3
-"""Batches replayed after which the copy must be nearer than before them."""
+_TRIED = 6
+"""Batches replayed after which the copy must be nearer than before them. The first take longer: nothing is compiled."""
 
-_NEAR = 2
-"""Batches behind that are as good as none: they are replayed after the stop, in seconds."""
+_OUTRUN = 3
+"""Batches replayed in which the job may not commit twice as many: its copy will not come nearer."""
 
 _WORK_S = 3600.0
 """How long Spark may take to repartition, or to digest. An hour: ten million keys take some minutes."""
@@ -232,15 +232,17 @@ class _Rescale(JobOperation):
         assert before is not None
         made = self._save()
         partitions = planned.to.partitions
+        started = time.monotonic()
         reference = self._repartition(spare, made, partitions)
+        again = time.monotonic() - started
         assert reference.base_batch is not None
         shift = reference.base_batch - made.batch
         follower = Follower(self._workspace, before.path, reference.path, shift=shift, partitions=partitions)
         with self._step("follow") as step:
             first = follower.batch
-            caught_up = self._follow(follower, spare, reference)
+            near = self._follow(follower, spare, reference, again=again)
             step.detail = f"batches {first + 1} to {follower.batch}, {follower.behind} behind"
-            if not caught_up:
+            if not near:
                 step.detail += ": the job is faster than its copy, and is stopped first"
                 return None
         self._stop(between=True)
@@ -251,16 +253,25 @@ class _Rescale(JobOperation):
             step.detail = f"batches {first + 1} to {follower.batch}"
         return reference.model_copy(update={"base_batch": follower.batch + shift})
 
-    def _follow(self, follower: Follower, spare: Standby, reference: CheckpointRef) -> bool:
-        """Replay until the copy stands where the job stands; return False once it is seen not to come there."""
+    def _follow(self, follower: Follower, spare: Standby, reference: CheckpointRef, *, again: float) -> bool:
+        """Replay until the copy stands where the job stands, or gets no nearer.
+
+        Return whether what is left then is replayed sooner than the state repartitioned `again`, which takes so many
+        seconds: one of them comes after the stop.
+        """
         deadline = time.monotonic() + _FOLLOW_S
         behind: list[int] = []
+        took = 0.0
         while (now := follower.behind) > 0:
+            outrun = len(behind) >= _OUTRUN and now - behind[-_OUTRUN] >= _OUTRUN
+            gaining = len(behind) < _TRIED or now < behind[-_TRIED]
+            if outrun or not gaining or time.monotonic() >= deadline:
+                # With the batch in flight.
+                return (now + 1) * took <= again
             behind.append(now)
-            gaining = len(behind) <= _TRIED or now < behind[-1 - _TRIED]
-            if not gaining or time.monotonic() >= deadline:
-                return now <= _NEAR
+            started = time.monotonic()
             self._replay(follower, spare, reference)
+            took = time.monotonic() - started
         return True
 
     def _replay(self, follower: Follower, spare: Standby, reference: CheckpointRef) -> None:

@@ -125,6 +125,7 @@ class Driver:
         self._epoch = 0
         self._digest = ""
         self._batch: int | None = None
+        self._writes = False
         self._idle = False
         self._idle_at: datetime | None = None
         self._versions: dict[str, str] = {}
@@ -401,6 +402,7 @@ class Driver:
             raise
 
     def _committed(self, done: BatchProgress) -> None:
+        first, self._writes = not self._writes, True
         self._batch = done.batch
         self._idle = False
         self._failures = 0
@@ -410,6 +412,9 @@ class Driver:
             self._metrics.batch(done)
         if self._recorder is not None:
             self._recorder.add(done)
+        if first:
+            # Whoever started this driver waits for this batch, and not for the next heartbeat.
+            self._say(self._state, self._reason)
 
     def _idled(self) -> None:
         self._idle = True

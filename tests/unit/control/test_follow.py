@@ -88,16 +88,21 @@ def test_what_it_cannot_follow_it_refuses(workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made_meanwhile", "caught_up", "replays"),
+    ("made_meanwhile", "again_s", "near", "replays"),
     [
-        # Nearer with each replay; as fast as the copy, but near enough; and ever further away.
-        ([0] * 20, True, 5),
-        ([0, 0, 0, 1, 1, 1, 1], True, 6),
-        ([3] * 20, False, 3),
+        # Nearer with each replay.
+        ([0] * 20, 0, True, 5),
+        # Slow at first, then nearer.
+        ([2, 2, 1, *[0] * 20], 0, True, 10),
+        # As fast as the copy in the end: three batches are left, which take less than another copy, or more.
+        ([0, 0, 0, *[1] * 20], 35, True, 9),
+        ([0, 0, 0, *[1] * 20], 25, False, 9),
+        # Ever further away, which is seen sooner.
+        ([3] * 20, 35, False, 3),
     ],
 )
 def test_a_copy_that_gets_no_nearer_is_given_up(
-    made_meanwhile: list[int], caught_up: bool, replays: int, monkeypatch: pytest.MonkeyPatch
+    made_meanwhile: list[int], again_s: float, near: bool, replays: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     following = SimpleNamespace(behind=5)
     done: list[int] = []
@@ -108,5 +113,7 @@ def test_a_copy_that_gets_no_nearer_is_given_up(
 
     work = object.__new__(_Rescale)
     monkeypatch.setattr(work, "_replay", replay)
-    assert work._follow(following, None, None) is caught_up  # type: ignore[arg-type]
+    # Ten seconds a replay.
+    monkeypatch.setattr("streamwarden.control.rescale.time.monotonic", lambda: 10.0 * len(done))
+    assert work._follow(following, None, None, again=again_s) is near  # type: ignore[arg-type]
     assert len(done) == replays
