@@ -1,46 +1,67 @@
-"""What a driver will do for its job, done once before with rows of no meaning, when nobody waits for it."""
+"""What a driver will do for its job, done before in a folder that goes afterwards, when nobody waits for it."""
 
 from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping
+import time
+from datetime import timedelta
+from pathlib import Path
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, NumericType, StringType, StructType, TimestampType
+from pyspark.sql import DataFrame, SparkSession
 
-from streamwarden.control.spec import JobSpec, SinkSpec
+from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.delta_log import DeltaLog
+from streamwarden.control.spec import DeltaSource, JobSpec
+from streamwarden.control.workspace import Workspace
+from streamwarden.driver.batches import BatchWriter
+from streamwarden.driver.job_api import StreamingJob
+from streamwarden.driver.module import settings_for
+from streamwarden.driver.query import RunningQuery
 from streamwarden.driver.repartition import repartition
 from streamwarden.driver.sink import DeltaSink
+from streamwarden.driver.source import missing_source, open_source
 from streamwarden.driver.state_digest import state_digests
 from streamwarden.spark.session import BASE
+from streamwarden.storage import LocalStorage
 
 __all__ = ["rehearse"]
 
 _log = logging.getLogger(__name__)
-# The first makes the table, the second finds rows in it.
-_BATCHES = 2
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 
+_BATCHES = 6
+"""At most. By the fourth a batch takes about a third of the first."""
 
-def rehearse(session: SparkSession, spec: JobSpec, outputs: Mapping[str, StructType], *, state: bool) -> None:
-    """Write to tables like the job's, and work on state like it, in a folder that goes afterwards.
+_NO_FASTER = 0.9
+"""A batch's time by that of the one before, from which more of them are not worth their time."""
 
-    A JVM's first MERGE takes four times as long as its third: classes are loaded and compiled. A driver that stands by
-    has the time for it; its job, once it is stopped, has not. Nothing of the job is read or written. A rehearsal that
-    fails is told in the log and hinders nothing. On a cluster there is none.
+_SECONDS = 45.0
+"""Until a rehearsal is over, wherever it stands: of a source whose commits are large one batch may take minutes."""
+
+_INTERVAL = timedelta(seconds=1)
+"""Short, and long enough for it to be stopped between two batches."""
+
+_CHECKPOINT = "checkpoint"
+_POLL_S = 0.1
+
+
+def rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, module: StreamingJob, *, state: bool) -> None:
+    """Run the job's own query for some batches, with a checkpoint and tables in a folder that goes afterwards.
+
+    A JVM's first batch takes three times as long as its fourth: classes are loaded and compiled, queries planned. A
+    driver that stands by has the time for it; its job, once it is stopped, has not. Of the job the newest rows of its
+    source are read, a file or a commit a batch, and nothing is written. A rehearsal that fails is told in the log and
+    hinders nothing. On a cluster there is none, nor where the source has nothing.
 
     Parameters
     ----------
     session
         The driver's.
-    spec
-        The job's, for its sinks.
-    outputs
-        Columns of each output, as the job's module declares them.
+    workspace, spec, module
+        The job.
     state
-        Whether to digest and to repartition a state, too.
+        Whether to digest and to repartition the state, too.
     """
     if not str(session.sparkContext.master).startswith("local"):
         # A cluster's executors have other folders, and are another driver's until then.
@@ -49,44 +70,77 @@ def rehearse(session: SparkSession, spec: JobSpec, outputs: Mapping[str, StructT
     # S3's refuses local folders.
     own.conf.set(_FILE_MANAGER, BASE[_FILE_MANAGER])
     try:
-        with tempfile.TemporaryDirectory(prefix="streamwarden-rehearsal-") as folder:
-            for sink in spec.sinks:
-                _write(own, f"{folder}/{sink.output}", sink, outputs[sink.output])
+        if missing_source(workspace, spec) is not None:
+            return
+        with tempfile.TemporaryDirectory(prefix="streamwarden-rehearsal-") as name:
+            folder = Path(name)
+            _run(own, workspace, spec, module, folder)
             if state:
-                _work_on_state(own, f"{folder}/checkpoint")
+                _work_on_state(own, folder)
+        _open_outputs(own, workspace, spec)
     except Exception:
         _log.warning("a rehearsal failed; what comes will take longer", exc_info=True)
 
 
-def _write(session: SparkSession, path: str, spec: SinkSpec, schema: StructType) -> None:
-    sink = DeltaSink(session, path, spec, schema, "rehearsal")
-    for batch in range(_BATCHES):
-        rows = session.range(3).select(*(_value(column.dataType).alias(column.name) for column in schema.fields))
-        sink.write(rows.localCheckpoint(), batch, 1000 * (batch + 1), guard=lambda: None)
-
-
-def _value(kind: DataType) -> Column:
-    if isinstance(kind, NumericType | StringType | TimestampType):
-        return F.col("id").cast(kind)
-    return F.lit(None).cast(kind)
-
-
-def _work_on_state(session: SparkSession, checkpoint: str) -> None:
-    numbers = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
-    query = (
-        numbers.groupBy((F.col("value") % 7).alias("key"))
-        .count()
-        .writeStream.outputMode("update")
-        .option("checkpointLocation", checkpoint)
-        .trigger(once=True)
-        .foreachBatch(_count)
-        .start()
+def _run(session: SparkSession, workspace: Workspace, spec: JobSpec, module: StreamingJob, folder: Path) -> None:
+    sinks = {
+        sink.output: DeltaSink(session, str(folder / sink.output), sink, module.OUTPUTS[sink.output], "rehearsal")
+        for sink in spec.sinks
+    }
+    checkpoint = CheckpointReader(LocalStorage(folder), _CHECKPOINT)
+    writer = BatchWriter(spec, module, sinks, checkpoint, lambda: None)
+    writer.hurry.set()
+    small = spec.model_copy(
+        update={
+            "name": f"{spec.name} rehearsal",
+            "source": spec.source.model_copy(update={"max_files_per_batch": 1}),
+            "trigger": spec.trigger.model_copy(update={"interval": _INTERVAL}),
+        }
     )
-    query.awaitTermination()
-    partitions = int(session.conf.get("spark.sql.shuffle.partitions") or 1)
-    state_digests(session, checkpoint, 0, partitions)
-    repartition(session, checkpoint, partitions + 1)
+    rows = module.transform(_newest(session, workspace, small), settings_for(spec, module))
+    query = RunningQuery(small, rows, writer, str(folder / _CHECKPOINT), checkpoint)
+    deadline = time.monotonic() + _SECONDS
+    while not _is_enough(session):
+        failure = query.failure()
+        if failure is not None:
+            raise failure.error
+        if time.monotonic() >= deadline:
+            query.abandon()
+            return
+        time.sleep(_POLL_S)
+    query.stop()
 
 
-def _count(batch: DataFrame, _: int) -> None:
-    batch.count()
+def _newest(session: SparkSession, workspace: Workspace, spec: JobSpec) -> DataFrame:
+    if not isinstance(spec.source, DeltaSource):
+        return open_source(session, workspace, spec)
+    latest = DeltaLog(workspace.files, f"tables/{spec.source.table}").latest or 0
+    return open_source(session, workspace, spec, since_version=max(latest + 1 - _BATCHES, 0))
+
+
+def _is_enough(session: SparkSession) -> bool:
+    """Tell whether another batch is not worth its time, or there is nothing left to read."""
+    for query in session.streams.active:
+        took = [one.durationMs["triggerExecution"] for one in query.recentProgress if "addBatch" in one.durationMs]
+        if len(took) >= _BATCHES or (len(took) > 2 and took[-1] > _NO_FASTER * took[-2]):
+            return True
+        status = query.status
+        # Before its first progress it has not looked yet.
+        if query.lastProgress and not status["isTriggerActive"] and not status["isDataAvailable"]:
+            return True
+    return False
+
+
+def _open_outputs(session: SparkSession, workspace: Workspace, spec: JobSpec) -> None:
+    """Read the logs of the job's tables: later only what was committed since is read."""
+    for sink in spec.sinks:
+        if DeltaLog(workspace.files, f"tables/{sink.table}").latest is not None:
+            _ = session.read.format("delta").load(workspace.table(sink.table)).schema
+
+
+def _work_on_state(session: SparkSession, folder: Path) -> None:
+    batch = CheckpointReader(LocalStorage(folder), _CHECKPOINT).last_commit()
+    if batch is not None:
+        checkpoint, partitions = str(folder / _CHECKPOINT), int(session.conf.get("spark.sql.shuffle.partitions") or 1)
+        state_digests(session, checkpoint, batch, partitions)
+        repartition(session, checkpoint, partitions + 1)

@@ -32,8 +32,16 @@ def missing_source(workspace: Workspace, spec: JobSpec) -> str | None:
     return None
 
 
-def open_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -> DataFrame:
-    """Open the source: files as rows of Spark's ``binaryFile`` format, or the rows appended to a Delta table."""
+def open_source(
+    session: SparkSession, workspace: Workspace, spec: JobSpec, *, since_version: int | None = None
+) -> DataFrame:
+    """Open the source: files as rows of Spark's ``binaryFile`` format, or the rows appended to a Delta table.
+
+    Parameters
+    ----------
+    since_version
+        Of a Delta table: only what was committed from this version on; default all of it.
+    """
     if isinstance(spec.source, FileSource):
         return (
             session.readStream.format("binaryFile")
@@ -41,8 +49,7 @@ def open_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -> D
             .option("maxFilesPerTrigger", spec.source.max_files_per_batch)
             .load(workspace.source_path(spec.source.path))
         )
-    return (
-        session.readStream.format("delta")
-        .option("maxFilesPerTrigger", spec.source.max_files_per_batch)
-        .load(workspace.table(spec.source.table))
-    )
+    reader = session.readStream.format("delta").option("maxFilesPerTrigger", spec.source.max_files_per_batch)
+    if since_version is not None:
+        reader = reader.option("startingVersion", since_version)
+    return reader.load(workspace.table(spec.source.table))

@@ -1,7 +1,7 @@
 """A driver that stands by: its session is there before the job is its own, and works on checkpoints meanwhile.
 
 It reads a JSON command a line and answers each with a line: ``{"do": "prepare", "spec": SPEC, "state": BOOL}``, the
-first one, after which it rehearses what is to come, work on state included or not;
+first one, after which it rehearses the job, work on its state included or not;
 ``{"do": "digest", "checkpoint": KEY, "batch": N, "partitions": P}``; ``{"do": "repartition", "checkpoint": KEY,
 "partitions": P}``; ``{"do": "replay", "checkpoint": KEY}``, which finishes the batch that was begun there and writes
 its rows nowhere; and at last ``{"do": "run"}``, from which on it is a driver like any other. Without that it ends with
@@ -54,7 +54,7 @@ def stand_by(workspace: Workspace, incarnation: str, output: int) -> SparkSessio
             spec = JobSpec.model_validate(command["spec"])
             session = start_session(workspace, spec, incarnation)
             replay = Replay(session, workspace, spec)
-            rehearse(session, spec, load_module(spec).OUTPUTS, state=command["state"])
+            rehearse(session, workspace, spec, load_module(spec), state=command["state"])
             answer({"ready": True})
         elif command["do"] == "run":
             answer({"running": True})

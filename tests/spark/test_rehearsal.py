@@ -1,57 +1,122 @@
-"""The rehearsal of a write: for every job's outputs, and without traces."""
+"""The rehearsal of a job: its own query for some batches, and without traces."""
 
 from __future__ import annotations
 
-import logging
 import tempfile
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
 
-from streamwarden.control.workspace import open_workspace
+from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.driver.module import load_module
 from streamwarden.driver.rehearsal import rehearse
-from streamwarden.driver.sink import DeltaSink
-from tests.conftest import REPOSITORY
+from streamwarden.driver.sink import DeltaSink, Written
+from tests.conftest import REPOSITORY, TripMaker
+from tests.spark.job_runs import as_trips, in_order_of_arrival, write_table
 
 pytestmark = pytest.mark.spark
+
+ROWS, COMMITS = 40, 8
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, make_trips: TripMaker) -> Workspace:
+    """A landing folder, the same trips as a table, and nothing of the jobs themselves."""
+    place = open_workspace("local", config=REPOSITORY / "config", root=tmp_path / "root")
+    parts = in_order_of_arrival(
+        make_trips(ROWS * COMMITS, schema="2025"), seed=1, late_share=0, latest=timedelta(), batches=COMMITS
+    )
+    landing = Path(place.source_path("landing"))
+    landing.mkdir(parents=True)
+    for number, part in enumerate(parts):
+        pq.write_table(part, landing / f"{number}.parquet")
+    write_table(Path(place.table("trips")), map(as_trips, parts))
+    return place
 
 
 @pytest.fixture(autouse=True)
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
 
 
-@pytest.mark.parametrize("job", ["ingest_trips", "zone_windows", "card_sessions"])
-def test_it_leaves_nothing_and_complains_of_nothing(
-    spark: SparkSession, empty: Path, job: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    spec = open_workspace("local", config=REPOSITORY / "config").job(job)
-    written: list[int] = []
+@pytest.fixture
+def arrived(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """The rows that each batch brought to each table."""
+    found: dict[str, list[int]] = {}
     write = DeltaSink.write
 
-    def noted(sink: DeltaSink, *values: object, **named: object) -> object:
+    def noted(sink: DeltaSink, *values: object, **named: object) -> Written:
         done = write(sink, *values, **named)  # type: ignore[arg-type]
-        written.append(done.arrived)
+        found.setdefault(Path(sink._path).name, []).append(done.arrived)
         return done
 
     monkeypatch.setattr(DeltaSink, "write", noted)
-    with caplog.at_level(logging.WARNING):
-        rehearse(spark, spec, load_module(spec).OUTPUTS, state=job == "zone_windows")
-    assert not [record for record in caplog.records if record.name == "streamwarden.driver.rehearsal"]
-    assert written == [3, 3] * len(spec.sinks)
+    return found
+
+
+@pytest.fixture
+def complaints(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    return lambda: [one.message for one in caplog.records if one.name == "streamwarden.driver.rehearsal"]
+
+
+@pytest.mark.parametrize("job", ["ingest_trips", "zone_windows", "card_sessions"])
+def test_it_runs_the_job_leaves_nothing_and_complains_of_nothing(
+    spark: SparkSession,
+    workspace: Workspace,
+    empty: Path,
+    job: str,
+    arrived: dict[str, list[int]],
+    complaints: Callable[[], list[str]],
+) -> None:
+    spec = workspace.job(job)
+    rehearse(spark, workspace, spec, load_module(spec), state=job == "zone_windows")
+    assert not complaints()
+    assert set(arrived) == {sink.output for sink in spec.sinks}
+    batches = arrived["main"]
+    assert 3 <= len(batches) <= 6 and batches[0] > 0
+    if job == "ingest_trips":
+        # A file a batch.
+        assert set(batches) == {ROWS}
     assert list(empty.iterdir()) == []
+    # Nothing of the job's was made, or written to.
+    assert {path.name for path in (workspace.root / "tables").iterdir()} == {"trips"}
+    assert DeltaTable(workspace.table("trips")).version() == COMMITS - 1
+    assert not (workspace.root / "checkpoints").exists()
+
+
+def test_a_source_with_nothing_in_it_is_over_at_once(
+    spark: SparkSession, workspace: Workspace, empty: Path, complaints: Callable[[], list[str]]
+) -> None:
+    spec = workspace.job("ingest_trips")
+    for path in Path(workspace.source_path("landing")).iterdir():
+        path.unlink()
+    rehearse(spark, workspace, spec, load_module(spec), state=True)
+    waits = workspace.job("zone_windows")
+    waits = waits.model_copy(update={"source": waits.source.model_copy(update={"table": "not_there_yet"})})
+    rehearse(spark, workspace, waits, load_module(waits), state=True)
+    assert not complaints() and list(empty.iterdir()) == []
 
 
 def test_one_that_fails_is_told_and_hinders_nothing(
-    spark: SparkSession, empty: Path, caplog: pytest.LogCaptureFixture
+    spark: SparkSession,
+    workspace: Workspace,
+    empty: Path,
+    complaints: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    spec = open_workspace("local", config=REPOSITORY / "config").job("zone_windows")
-    with caplog.at_level(logging.WARNING, logger="streamwarden.driver.rehearsal"):
-        # Without the columns that its keys name.
-        rehearse(spark, spec, {"main": StructType()}, state=False)
-    assert "will take longer" in caplog.text
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(DeltaSink, "write", fail)
+    spec = workspace.job("zone_windows")
+    rehearse(spark, workspace, spec, load_module(spec), state=False)
+    assert [said for said in complaints() if "will take longer" in said]
     assert list(empty.iterdir()) == []
