@@ -4,8 +4,8 @@ Run by ``make bench-rescale``. A real driver holds a running aggregation with on
 rows comes with each trigger interval of 5 s. Its state partitions are changed between 4 and 8, in turn:
 
 - ``fast`` and ``plain``: by our rescale, under the load. Downtime is from the last commit before to the first after it.
-- ``bare``: with the job stopped, a Spark session that is there already copies the checkpoint, repartitions the copy and
-  commits its first batch; nothing is hashed, proved or kept.
+- ``bare``: with the job stopped, under the same load, a Spark session that is there already copies the checkpoint,
+  repartitions the copy and commits its first batch; nothing is hashed, proved or kept.
 - ``scratch``: what other Spark users do: a new checkpoint, which reads all the input again. Once for each size.
 
 Of each the median counts. ``plain`` is compared with ``bare`` by its time from the stop to the first batch, because a
@@ -96,10 +96,8 @@ class Measurement:
                         plain.append(_from_stop(done))
                     _tell(self.job.keys, way, width, done)
                 self._settle()
-            operations.stop(self.workspace, JOB, by="benchmark")
-            # A first batch that has something to read, as the others have.
-            self.job.write_some()
-            found["bare"].append(self._bare(WIDTHS[0]))
+                operations.stop(self.workspace, JOB, by="benchmark")
+                found["bare"].append(self._bare(WIDTHS[0]))
             if number == runs - 1:
                 scratch = self._from_scratch()
             else:

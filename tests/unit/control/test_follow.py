@@ -95,8 +95,8 @@ def test_what_it_cannot_follow_it_refuses(workspace: Workspace) -> None:
         # Slow at first, then nearer.
         ([2, 2, 1, *[0] * 20], 0, True, 10),
         # As fast as the copy in the end: three batches are left, which take less than another copy, or more.
-        ([0, 0, 0, *[1] * 20], 35, True, 9),
-        ([0, 0, 0, *[1] * 20], 25, False, 9),
+        ([0, 0, 0, *[1] * 20], 35, True, 13),
+        ([0, 0, 0, *[1] * 20], 25, False, 13),
         # Ever further away, which is seen sooner.
         ([3] * 20, 35, False, 3),
     ],
