@@ -30,13 +30,10 @@ __all__ = ["rehearse"]
 _log = logging.getLogger(__name__)
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 
-_BATCHES = 6
-"""At most. By the fourth a batch takes about a third of the first."""
+_BATCHES = 3
+"""At most. The second takes about a third of the first; the fourth is no faster than the third."""
 
-_NO_FASTER = 0.9
-"""A batch's time by that of the one before, from which more of them are not worth their time."""
-
-_SECONDS = 45.0
+_SECONDS = 30.0
 """Until a rehearsal is over, wherever it stands: of a source whose commits are large one batch may take minutes."""
 
 _INTERVAL = timedelta(seconds=1)
@@ -49,7 +46,7 @@ _POLL_S = 0.1
 def rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, module: StreamingJob, *, state: bool) -> None:
     """Run the job's own query for some batches, with a checkpoint and tables in a folder that goes afterwards.
 
-    A JVM's first batch takes three times as long as its fourth: classes are loaded and compiled, queries planned. A
+    A JVM's first batch takes three times as long as its second: classes are loaded and compiled, queries planned. A
     driver that stands by has the time for it; its job, once it is stopped, has not. Of the job the newest rows of its
     source are read, a file or a commit a batch, and nothing is written. A rehearsal that fails is told in the log and
     hinders nothing. On a cluster there is none, nor where the source has nothing.
@@ -119,10 +116,10 @@ def _newest(session: SparkSession, workspace: Workspace, spec: JobSpec) -> DataF
 
 
 def _is_enough(session: SparkSession) -> bool:
-    """Tell whether another batch is not worth its time, or there is nothing left to read."""
+    """Tell whether all batches are done, or there is nothing left to read."""
     for query in session.streams.active:
         took = [one.durationMs["triggerExecution"] for one in query.recentProgress if "addBatch" in one.durationMs]
-        if len(took) >= _BATCHES or (len(took) > 2 and took[-1] > _NO_FASTER * took[-2]):
+        if len(took) >= _BATCHES:
             return True
         status = query.status
         # Before its first progress it has not looked yet.
