@@ -35,7 +35,7 @@ from tests.chaos.watch import Watcher
 from tests.chaos.world import TABLES, ChaosError, World, is_running, now_text
 
 _out = Console(highlight=False)
-_REST_S = 30.0
+_REST_S = 15.0
 
 
 class Chaos:
