@@ -52,8 +52,7 @@ _PROFILE: dict[str, Any] = {
     "lease": f"{LEASE_S:.0f}s",
     "heartbeat": "1s",
     "jobs": {
-        # Each job takes a second or two of a core for a batch: at one a second they starved each other's starts.
-        "interval": "4s",
+        "interval": "1s",
         "partitions": 2,
         "resources": {"cores": 1, "memory": "640m"},
         "options": {"card_sessions": {"close_after": "10s"}},
