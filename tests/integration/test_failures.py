@@ -232,12 +232,18 @@ def test_a_worker_of_the_jobs_python_that_dies(again: Place) -> None:
     assert "Python worker exited unexpectedly" in found.evidence
 
 
-def test_a_jvm_that_crashes(again: Place) -> None:
-    operations.deploy(again.workspace, JOB, by=BY)
-    _committed(again, 3)
-    lease = again.documents(JOB).lease.read()
+def _jvm_after_batches(place: Place) -> int:
+    """Start the job, and return its JVM's process id once it has committed some batches."""
+    operations.deploy(place.workspace, JOB, by=BY)
+    _committed(place, 3)
+    lease = place.documents(JOB).lease.read()
     assert lease is not None and lease.jvm is not None
-    os.kill(lease.jvm.pid, signal.SIGSEGV)
+    return lease.jvm.pid
+
+
+def test_a_jvm_that_crashes(again: Place) -> None:
+    jvm = _jvm_after_batches(again)
+    os.kill(jvm, signal.SIGSEGV)
     ended = again.wait(JOB, lambda seen: not seen.phase.alive, "the failure")
     assert ended.error is not None and ended.error.code == "JVM_CRASHED", (ended.error, log_of(again, JOB))
     found = diagnose(again.workspace, ended)
@@ -247,14 +253,11 @@ def test_a_jvm_that_crashes(again: Place) -> None:
 
 
 def test_a_jvm_that_is_killed_in_a_call(again: Place) -> None:
-    operations.deploy(again.workspace, JOB, by=BY)
-    _committed(again, 3)
-    lease = again.documents(JOB).lease.read()
-    assert lease is not None and lease.jvm is not None
-    os.kill(lease.jvm.pid, signal.SIGSTOP)
+    jvm = _jvm_after_batches(again)
+    os.kill(jvm, signal.SIGSTOP)
     # The driver asks ten times a second whether its query lives: by now it waits for an answer.
     time.sleep(1)
-    os.kill(lease.jvm.pid, signal.SIGKILL)
+    os.kill(jvm, signal.SIGKILL)
     ended = again.wait(JOB, lambda seen: not seen.phase.alive, "the failure")
     assert ended.error is not None and ended.error.code == "JVM_DIED", (ended.error, log_of(again, JOB))
     assert "signal 9" in ended.error.what
