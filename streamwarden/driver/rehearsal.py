@@ -71,15 +71,15 @@ def rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, module:
             return
         with tempfile.TemporaryDirectory(prefix="streamwarden-rehearsal-") as name:
             folder = Path(name)
-            _run(own, workspace, spec, module, folder)
-            if state:
+            if _run(own, workspace, spec, module, folder) and state:
                 _work_on_state(own, folder)
         _open_outputs(own, workspace, spec)
     except Exception:
         _log.warning("a rehearsal failed; what comes will take longer", exc_info=True)
 
 
-def _run(session: SparkSession, workspace: Workspace, spec: JobSpec, module: StreamingJob, folder: Path) -> None:
+def _run(session: SparkSession, workspace: Workspace, spec: JobSpec, module: StreamingJob, folder: Path) -> bool:
+    """Tell whether it came to its end; if not, a batch may be left begun, and its state cannot be worked on."""
     sinks = {
         sink.output: DeltaSink(session, str(folder / sink.output), sink, module.OUTPUTS[sink.output], "rehearsal")
         for sink in spec.sinks
@@ -103,9 +103,10 @@ def _run(session: SparkSession, workspace: Workspace, spec: JobSpec, module: Str
             raise failure.error
         if time.monotonic() >= deadline:
             query.abandon()
-            return
+            return False
         time.sleep(_POLL_S)
     query.stop()
+    return True
 
 
 def _newest(session: SparkSession, workspace: Workspace, spec: JobSpec) -> DataFrame:

@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.driver import rehearsal
 from streamwarden.driver.module import load_module
 from streamwarden.driver.rehearsal import rehearse
 from streamwarden.driver.sink import DeltaSink, Written
@@ -75,7 +76,10 @@ def test_it_runs_the_job_leaves_nothing_and_complains_of_nothing(
     job: str,
     arrived: dict[str, list[int]],
     complaints: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # This is of what it does, on however slow a machine.
+    monkeypatch.setattr(rehearsal, "_SECONDS", 600.0)
     spec = workspace.job(job)
     rehearse(spark, workspace, spec, load_module(spec), state=job == "zone_windows")
     assert not complaints()
@@ -104,6 +108,21 @@ def test_a_source_with_nothing_in_it_is_over_at_once(
     waits = waits.model_copy(update={"source": waits.source.model_copy(update={"table": "not_there_yet"})})
     rehearse(spark, workspace, waits, load_module(waits), state=True)
     assert not complaints() and list(empty.iterdir()) == []
+
+
+def test_one_that_takes_too_long_is_cut_off(
+    spark: SparkSession,
+    workspace: Workspace,
+    empty: Path,
+    arrived: dict[str, list[int]],
+    complaints: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rehearsal, "_SECONDS", 0.0)
+    spec = workspace.job("zone_windows")
+    rehearse(spark, workspace, spec, load_module(spec), state=True)
+    assert not complaints()
+    assert len(arrived.get("main", [])) < 2 and list(empty.iterdir()) == []
 
 
 def test_one_that_fails_is_told_and_hinders_nothing(
