@@ -41,8 +41,10 @@ LEASE_S = 10.0
 TRIGGERER_THRESHOLD_S = 30.0
 """Airflow's own default, said here because a stall must last longer."""
 
-# Event seconds a second, and the event time of a file: one every two seconds, for as long as a long run takes.
-_SPEED = 450
+# Event seconds a second, and the event time of a file: one every five seconds, for as long as a long run takes. Batches
+# without end would take from the starts, of which there are hundreds: a call of `card_sessions` to its state costs a
+# third of a millisecond, and ten times as much where processes wait for a core.
+_SPEED = 180
 _FILE_EVERY = timedelta(minutes=15)
 _WEEKS = 8
 
@@ -52,7 +54,7 @@ _PROFILE: dict[str, Any] = {
     "lease": f"{LEASE_S:.0f}s",
     "heartbeat": "1s",
     "jobs": {
-        "interval": "1s",
+        "interval": "2s",
         "partitions": 2,
         "resources": {"cores": 1, "memory": "640m"},
         "options": {"card_sessions": {"close_after": "10s"}},
