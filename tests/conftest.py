@@ -13,13 +13,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 
+from streamwarden.spark.java_options import SHORT_LIVED
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Most JVMs of tests live for a minute. A third of their CPU time went into code compiled for a long life.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
+os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED)
 
 # No example fails for the time that it took. The same ones each time: what fails is found by a change, not by luck.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

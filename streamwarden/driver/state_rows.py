@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from streamwarden.control.workspace import open_workspace
 from streamwarden.driver.causes import headline
+from streamwarden.spark.java_options import SHORT_LIVED
 from streamwarden.spark.session import build_session
 
 __all__ = ["count_state_rows", "plain_path"]
@@ -105,8 +106,7 @@ def main() -> int:
         # It reads on its own machine, wherever the jobs run.
         master="local[2]",
         settings=workspace.profile.spark if workspace.profile.master.startswith("local") else None,
-        # It lives for seconds: the second compiler would spend more time than its code gives back.
-        java_options="-XX:TieredStopAtLevel=1",
+        java_options=SHORT_LIVED,
         s3=workspace.s3,
     )
     session.sparkContext.setLogLevel("ERROR")

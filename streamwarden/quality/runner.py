@@ -30,8 +30,6 @@ _SETTINGS = {
     # The tables of a stream are many small files. At Spark's 4 MB a file they would spread over dozens of tasks.
     "spark.sql.files.openCostInBytes": "65536",
 }
-# A check lives for seconds: the second compiler would spend more time than its code gives back.
-_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
 
 
 def check(
@@ -132,9 +130,10 @@ def check(
 
 
 def _own_session(master: str, memory: str, settings: dict[str, str], s3: S3Server | None) -> SparkSession:
+    from streamwarden.spark.java_options import SHORT_LIVED
     from streamwarden.spark.session import build_session
 
-    options = _JAVA_OPTIONS if master.startswith("local") else ""
+    options = SHORT_LIVED if master.startswith("local") else ""
     return build_session(
         "streamwarden-check", master=master, memory=memory, settings=settings, java_options=options, s3=s3
     )

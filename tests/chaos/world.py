@@ -30,6 +30,7 @@ from streamwarden.control.config import config_dir
 from streamwarden.control.documents import JobDocuments
 from streamwarden.control.supervision import Observation, Phase, observe
 from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.spark.java_options import SHORT_LIVED
 from streamwarden.trips.generator import GeneratorOptions, InvalidRows, generate
 from streamwarden.trips.replay import Replay, ReplayOptions
 from tests.chaos.plan import JOBS
@@ -59,8 +60,7 @@ _PROFILE: dict[str, Any] = {
         "resources": {"cores": 1, "memory": "640m"},
         "options": {"card_sessions": {"close_after": "10s"}},
     },
-    # As in the demo: the JVM's second compiler would take more time than its code gives back.
-    "spark": {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+    "spark": {"spark.driver.extraJavaOptions": SHORT_LIVED},
 }
 # A production budget is there to give up; this run is there to go on, and back-off is not what is measured.
 _RESTARTS = {"max": 1000, "backoff": "200ms", "backoff_max": "500ms"}
