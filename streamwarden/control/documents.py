@@ -205,6 +205,9 @@ class Heartbeat(_Record):
     failures: int = Field(default=0, description="Failed tries in a row.")
     idle: bool = Field(default=False, description="The source had nothing new when Spark last looked.")
     idle_at: datetime | None = Field(default=None, description="When it last had nothing new.")
+    query_ended: bool = Field(
+        default=False, description="Its query was stopped between two batches: no other follows. Spark still ends."
+    )
     versions: dict[str, str] = Field(
         default_factory=dict, description="Of what writes the checkpoint: spark, delta, job, streamwarden."
     )

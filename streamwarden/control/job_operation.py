@@ -83,9 +83,14 @@ class JobOperation:
     def _reason(self) -> str:
         return str(self.handle.operation.params.get("reason") or "")
 
-    def _stop_driver(self, step: Step) -> None:
+    def _stop_driver(self, step: Step, *, query_only: bool = False) -> None:
         step.detail = running.stop_in_turn(
-            self._workspace, self._job, by=self._by, reason=self._kind, timeout=self._stop_timeout
+            self._workspace,
+            self._job,
+            by=self._by,
+            reason=self._kind,
+            timeout=self._stop_timeout,
+            query_only=query_only,
         )
 
     def _start_again(self) -> str:

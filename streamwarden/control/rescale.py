@@ -289,15 +289,19 @@ class _Rescale(JobOperation):
     def _stop(self, *, between: bool) -> None:
         self.handle.plan(stopping=True)
         with self._step("stop") as step:
-            self._stop_driver(step)
-            seen = observe(self._workspace, self._job)
-            last = seen.progress.last if seen.progress else None
-            idle_at = seen.heartbeat.idle_at if seen.heartbeat else None
-            # An idle job is missed from its stop on.
-            at = max((one for one in (last.at if last else None, idle_at) if one is not None), default=None)
-            self.handle.plan(stopped_at=at.isoformat() if at else None, backlog=_pending(last))
+            # What is left for the state to be moved is done while the driver ends Spark.
+            self._stop_driver(step, query_only=True)
             if between:
                 self._check_between()
+
+    def _await_stop(self) -> None:
+        """Wait until the driver has gone, with its lease, and keep where it stopped: all is written by now."""
+        seen = running.await_stop(self._workspace, self._job, self._stop_timeout)
+        last = seen.progress.last if seen.progress else None
+        idle_at = seen.heartbeat.idle_at if seen.heartbeat else None
+        # An idle job is missed from its stop on.
+        at = max((one for one in (last.at if last else None, idle_at) if one is not None), default=None)
+        self.handle.plan(stopped_at=at.isoformat() if at else None, backlog=_pending(last))
 
     def _check_between(self) -> None:
         """Refuse another generation behind a driver that died in the midst of a batch: under its own it is done once.
@@ -376,6 +380,7 @@ class _Rescale(JobOperation):
 
     def _switch(self, planned: RescalePlan, reference: CheckpointRef | None) -> None:
         with self._step("switch") as step:
+            self._await_stop()
             before = self._desired_before
             spec = widened(before.spec, planned.to)
             current = self._documents.checkpoint.read()
@@ -437,7 +442,9 @@ class _Rescale(JobOperation):
         seen = observe(self._workspace, self._job)
         if self._desired_before.state != "running" or (seen.phase.alive and not self._is_stopping(seen)):
             return
-        # It waits for one that still stops, and takes over.
+        with suppress(StreamwardenError):
+            # One that is launched before finds the lease held by a driver that lives, and gives up.
+            running.await_stop(self._workspace, self._job, self._stop_timeout)
         running.start(self._workspace, self._job, by=self._by, reason="its rescale failed before the switch")
 
     # -- after it ----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from streamwarden.errors import StreamwardenError
 
 __all__ = [
     "await_health",
+    "await_stop",
     "end_driver",
     "forgive",
     "request_stop",
@@ -124,7 +125,7 @@ def stop(
     kill_silent(seen)
     if not asked or timeout is None:
         return observe(workspace, job)
-    return _await_stop(workspace, job, timeout)
+    return await_stop(workspace, job, timeout)
 
 
 def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout: float = 60) -> None:
@@ -166,10 +167,22 @@ def stop_all(
     asked = [job for job in jobs if JobDocuments(workspace.storage, job).desired.read() is not None]
     for job in asked:
         stop(workspace, job, by=by, reason=reason, timeout=None)
-    return {job: _await_stop(workspace, job, max(deadline - time.monotonic(), 0)) for job in asked}
+    return {job: await_stop(workspace, job, max(deadline - time.monotonic(), 0)) for job in asked}
 
 
-def _await_stop(workspace: Workspace, job: str, timeout: float) -> Observation:
+def await_stop(workspace: Workspace, job: str, timeout: float) -> Observation:
+    """Wait for the end of a driver that was asked to stop.
+
+    Parameters
+    ----------
+    timeout
+        Seconds.
+
+    Raises
+    ------
+    StreamwardenError
+        ``STOP_TIMED_OUT``.
+    """
     return wait_for(
         workspace,
         job,
@@ -218,7 +231,9 @@ def wait_for(
         time.sleep(poll)
 
 
-def stop_in_turn(workspace: Workspace, job: str, *, by: str, reason: str, timeout: float) -> str:
+def stop_in_turn(
+    workspace: Workspace, job: str, *, by: str, reason: str, timeout: float, query_only: bool = False
+) -> str:
     """Stop a job's driver between batches, and every one that takes over meanwhile; return how the last one ended.
 
     For operations: does not change what is wanted of the job, and supervisors wait while one works on it.
@@ -227,6 +242,9 @@ def stop_in_turn(workspace: Workspace, job: str, *, by: str, reason: str, timeou
     ----------
     timeout
         Seconds for all of them together.
+    query_only
+        Return when the query has ended, after which no batch comes. The driver still ends Spark, which takes seconds,
+        and holds its lease until then: see :func:`await_stop`.
 
     Raises
     ------
@@ -244,7 +262,7 @@ def stop_in_turn(workspace: Workspace, job: str, *, by: str, reason: str, timeou
             asked.add(now.incarnation)
             request_stop(workspace, job, by=by, reason=reason, incarnation=now.incarnation)
             kill_silent(now)
-        return not now.phase.alive
+        return not now.phase.alive or (query_only and now.heartbeat is not None and now.heartbeat.query_ended)
 
     return wait_for(workspace, job, ended, timeout=timeout, what="the driver to stop", code="STOP_TIMED_OUT").reason
 

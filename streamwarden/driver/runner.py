@@ -128,6 +128,7 @@ class Driver:
         self._writes = False
         self._idle = False
         self._idle_at: datetime | None = None
+        self._query_ended = False
         self._versions: dict[str, str] = {}
         self._failures = 0
         self._stop = threading.Event()
@@ -249,6 +250,8 @@ class Driver:
                 self._say(DriverState.STOPPING, "finishing the batch in flight")
                 query.stop()
                 self._batch = checkpoint.last_commit()
+                self._query_ended = True
+                self._say(DriverState.STOPPING, f"its query has ended after batch {self._batch}, and Spark is ending")
                 return
             self._survive(spec, failure)
             if self._stop.is_set():
@@ -485,6 +488,7 @@ class Driver:
                 failures=self._failures,
                 idle=self._idle,
                 idle_at=self._idle_at,
+                query_ended=self._query_ended,
                 versions=self._versions,
                 metrics=self._export.address if self._export else "",
             )

@@ -1,10 +1,10 @@
 """A driver without Spark: speaks the control protocol, and writes the checkpoint of a stateless job without outputs.
 
 Called like ``streamwarden.driver``. The job's ``options`` tell it how to misbehave: ``standin_fail`` (an error code to
-fail with, once ``standin_after`` batches were done), ``standin_stop_s`` (how long a stop takes), ``standin_mute``
-(after so many batches it does no more, and lives on), ``standin_idle`` (the same, but says that there is no input),
-``standin_keys`` (how many keys each batch adds to a state that it only speaks of) and ``standin_batch_s`` (how long a
-batch takes).
+fail with, once ``standin_after`` batches were done), ``standin_stop_s`` (how long a stop takes),
+``standin_end_s`` (how long it is there after its query has ended), ``standin_mute`` (after so many batches it does no
+more, and lives on), ``standin_idle`` (the same, but says that there is no input), ``standin_keys`` (how many keys each
+batch adds to a state that it only speaks of) and ``standin_batch_s`` (how long a batch takes).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main() -> int:
     batch: int | None = None
     generation, idle_at = 0, None
 
-    def say(state: DriverState) -> None:
+    def say(state: DriverState, *, query_ended: bool = False) -> None:
         documents.heartbeat(incarnation).write(
             Heartbeat(
                 incarnation=incarnation,
@@ -101,6 +101,7 @@ def main() -> int:
                 batch=batch,
                 idle=idle_at is not None,
                 idle_at=idle_at,
+                query_ended=query_ended,
             )
         )
 
@@ -151,6 +152,11 @@ def main() -> int:
         if requests or signalled:
             say(DriverState.STOPPING)
             time.sleep(options.get("standin_stop_s", 0))
+            gone_at = time.monotonic() + options.get("standin_end_s", 0)
+            while time.monotonic() < gone_at:
+                lease.renew()
+                say(DriverState.STOPPING, query_ended=True)
+                time.sleep(0.1)
             for request in requests:
                 documents.result(request.id).write(RequestResult(id=request.id, at=utc_now(), outcome="done"))
             say_aloud("stand-in stops")

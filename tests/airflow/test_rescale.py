@@ -182,6 +182,38 @@ def test_what_is_refused_after_the_driver_was_asked_to_stop_leaves_the_job_runni
     place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != incarnation, timeout=30)
 
 
+def test_what_is_left_is_done_while_the_driver_ends_spark(place: Place) -> None:
+    place.write_job(standin_end_s=3)
+    place.deploy()
+    place.batch(1)
+    incarnation = place.seen().incarnation
+    assert incarnation is not None
+    done = rescale(place.workspace, "lamp", cores=cores(place) + 1, by="test")
+    began = {step.name: step.started_at for step in done.steps}
+    ended = JobDocuments(place.workspace.storage, "lamp").exit(incarnation).read()
+    assert ended is not None and began["pre-rescale savepoint"] < ended.at < began["start"]
+    assert done.plan["downtime_s"] > 3
+
+
+def test_what_fails_while_the_driver_ends_spark_leaves_the_job_running(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.write_job(standin_end_s=3)
+    place.deploy()
+    place.batch(1)
+    before, incarnation = cores(place), place.seen().incarnation
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise StreamwardenError("SAVEPOINT_FAILED", "for the test")
+
+    monkeypatch.setattr("streamwarden.control.job_operation.take", fail)
+    with pytest.raises(StreamwardenError, match="SAVEPOINT_FAILED"):
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    assert operation(place).state == "failed" and cores(place) == before
+    # Nobody supervises it here.
+    place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != incarnation, timeout=30)
+
+
 def test_the_dag_is_wired(airflow_database: None) -> None:
     dag = load(REPOSITORY / "dags" / "operations.py").dags["rescale"]
     assert {task.task_id: sorted(task.downstream_task_ids) for task in dag.tasks} == {
