@@ -13,7 +13,8 @@ export STREAMWARDEN_TEST_DATA := $(abspath $(dir $(TRIPS)))
 endif
 
 .PHONY: help setup s3-server demo chaos test test-fast test-long check format up down docs \
-	bench-overhead bench-start bench-settings bench-savepoint bench-rescale bench-fleet clean
+	bench-overhead bench-start bench-settings bench-savepoint bench-rescale bench-fleet record-load \
+	clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -94,6 +95,9 @@ bench-rescale: setup ## A rescale's downtime, beside the bare one's and reproces
 
 bench-fleet: setup ## What supervision costs Airflow, by the number of jobs
 	@$(BIN)/python -m benchmarks.fleet
+
+record-load: setup ## A job's batches under a load with steps and a spike, for the advisor's tests
+	@$(BIN)/python -m benchmarks.record_load
 
 clean: ## Remove everything that a set-up or a run made
 	rm -rf .venv .tools .jars var .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

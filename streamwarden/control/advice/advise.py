@@ -22,7 +22,7 @@ from streamwarden.control.supervision import Observation, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["Advice", "advise"]
+__all__ = ["Advice", "advise", "batches_seen"]
 
 _MORE_BATCHES = 50
 """Read beyond those of the time that is looked at: an interval is the least time between two batches, but for those
@@ -115,7 +115,7 @@ def advise(workspace: Workspace, job: str, *, now: datetime | None = None) -> Ad
         return Advice(job, at, Recommendation(width, width, (why,)))
     stateful = facts is not None and facts.partitions is not None
     said = recommend(
-        _batches(workspace, job, spec, seen),
+        batches_seen(workspace, job, spec, seen),
         at,
         width,
         _since(workspace, job, spec, at),
@@ -128,7 +128,21 @@ def advise(workspace: Workspace, job: str, *, now: datetime | None = None) -> Ad
     return Advice(job, at, said, holds)
 
 
-def _batches(workspace: Workspace, job: str, spec: JobSpec, seen: Observation) -> list[BatchSeen]:
+def batches_seen(workspace: Workspace, job: str, spec: JobSpec, seen: Observation) -> list[BatchSeen]:
+    """Return a job's batches as the advisor sees them, oldest first: of the time that it looks at, and some before.
+
+    Parameters
+    ----------
+    spec
+        In force.
+    seen
+        The job, as observed: its progress document has batches that are not in the table yet.
+
+    Raises
+    ------
+    StreamwardenError
+        ``PROGRESS_TABLE_FAILED``.
+    """
     looked_at = spec.advisor.down_after + spec.advisor.window
     found: dict[tuple[str, int], BatchSeen] = {}
     if workspace.profile.progress_table.enabled:

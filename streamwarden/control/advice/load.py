@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,12 @@ ENOUGH = 5
 
 _WARM_UP = 3
 """Batches of a driver left out of its cost: its JVM is still compiling, and the first may be of what waited."""
+
+_LAST = 10
+"""Batches that count as recent where a time has too few: they are long ones."""
+
+_FITTED = 300
+"""Batches that a line is fitted to, evenly taken from all. 300: 45,000 pairs, a twentieth of a second."""
 
 _SPREAD = 0.2
 """How far the batches' rows must differ, as a share of their mean, to tell a batch's fixed time from its rows'."""
@@ -69,17 +76,24 @@ class Cost:
         return self.fixed + self.row * slower * rows
 
 
-def cost(batches: Sequence[BatchSeen]) -> Cost | None:
+def cost(batches: Sequence[BatchSeen], since: datetime) -> Cost | None:
     """Fit what a batch costs, or return None where there are too few.
 
-    A line through the batches' rows and times (Theil and Sen's: the median of the slopes, which a few slow batches
-    don't tilt). Where all batches have about as many rows no line can be told; then only the checkpoint's own time
-    counts as fixed, so that more cores are promised too much rather than fewer too little.
+    A line through the batches' rows and times, as steep as the median of the slopes between any two of them, which a
+    few slow batches don't tilt; a slope counts by how far the two differ in rows (Theil and Sen, weighted as by
+    Jaeckel, "Estimating regression coefficients by minimizing the dispersion of the residuals", 1972). It takes
+    different loads to tell such a line, so it is told from all batches; then it is raised or lowered to what the recent
+    ones took.
+
+    Where all batches have about as many rows no line can be told; then only the checkpoint's own time counts as fixed,
+    so that more cores are promised too much rather than fewer too little.
 
     Parameters
     ----------
     batches
-        Of one width. The first three of each driver are left out.
+        Of one width, oldest first. The first three of each driver are left out.
+    since
+        Those after this are recent; the last ten, where these are too few.
     """
     firsts: dict[str, int] = {}
     used = []
@@ -87,18 +101,33 @@ def cost(batches: Sequence[BatchSeen]) -> Cost | None:
         firsts[one.incarnation] = firsts.get(one.incarnation, 0) + 1
         if firsts[one.incarnation] > _WARM_UP:
             used.append(one)
-    if len(used) < ENOUGH or not any(one.rows for one in used):
+    recent = [one for one in used if one.at > since]
+    if len(recent) < ENOUGH:
+        recent = used[-_LAST:]
+    if len(recent) < ENOUGH or not any(one.rows for one in recent):
         return None
-    least = statistics.median(one.fixed_seconds for one in used)
-    rows, seconds = [float(one.rows) for one in used], [one.seconds for one in used]
-    if statistics.pstdev(rows) >= _SPREAD * statistics.fmean(rows):
-        pairs = itertools.combinations(zip(rows, seconds, strict=True), 2)
-        slope = statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if a[0] != b[0])
-        fixed = statistics.median(took - slope * many for many, took in zip(rows, seconds, strict=True))
-        if slope > 0 and fixed > least:
-            return Cost(fixed, slope)
-    total = sum(rows)
-    return Cost(least, max(sum(seconds) - least * len(used), 0.0) / total)
+    line = _line(used[:: math.ceil(len(used) / _FITTED)])
+    if line is not None:
+        level = statistics.median(one.seconds / line.seconds(one.rows) for one in recent)
+        return Cost(line.fixed * level, line.row * level)
+    least = statistics.median(one.fixed_seconds for one in recent)
+    rows, seconds = sum(one.rows for one in recent), sum(one.seconds for one in recent)
+    return Cost(least, max(seconds - least * len(recent), 0.0) / rows)
+
+
+def _line(batches: Sequence[BatchSeen]) -> Cost | None:
+    rows, seconds = [float(one.rows) for one in batches], [one.seconds for one in batches]
+    if statistics.pstdev(rows) < _SPREAD * statistics.fmean(rows):
+        return None
+    pairs = itertools.combinations(zip(rows, seconds, strict=True), 2)
+    slopes = sorted(((b[1] - a[1]) / (b[0] - a[0]), abs(b[0] - a[0])) for a, b in pairs if a[0] != b[0])
+    halfway = sum(weight for _, weight in slopes) / 2
+    reached = itertools.accumulate(weight for _, weight in slopes)
+    slope = next(slope for (slope, _), weight in zip(slopes, reached, strict=True) if weight >= halfway)
+    fixed = statistics.median(took - slope * many for many, took in zip(rows, seconds, strict=True))
+    if slope > 0 and fixed > statistics.median(one.fixed_seconds for one in batches):
+        return Cost(fixed, slope)
+    return None
 
 
 def arrivals(batches: Sequence[BatchSeen], until: datetime, window: timedelta) -> float | None:
@@ -135,10 +164,11 @@ def arrivals(batches: Sequence[BatchSeen], until: datetime, window: timedelta) -
 
 
 def pending_rows(batches: Sequence[BatchSeen]) -> float | None:
-    """Return the rows that wait, by what the batches' files or versions had; None: unknown."""
+    """Return the rows that wait, by what the newest batches' files or versions had; None: unknown."""
     if not batches or batches[-1].pending is None:
         return None
-    return _rows_of(batches[-1].pending, batches)
+    # Those of the whole time would be of another load, after a step.
+    return _rows_of(batches[-1].pending, [one for one in batches if one.taken][-ENOUGH:])
 
 
 def busy_share(batches: Sequence[BatchSeen]) -> float | None:

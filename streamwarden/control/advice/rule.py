@@ -28,9 +28,6 @@ _PER_CORE = 2
 _TOO_MANY = 8
 """State partitions a core from which fewer are recommended: each commits a store in every batch."""
 
-_LAST = 10
-"""Batches that a cost is taken from where the window has too few."""
-
 _SKEWED = 2.0
 """The largest partition by the mean one, from which the state counts as skewed. 2: files differ by compaction alone."""
 
@@ -162,8 +159,7 @@ class _Advisor:
         begin = self.until - self.settings.window
         self.recent = [one for one in self.batches if one.at > begin]
         mine = [one for one in self.batches if one.at > self.since]
-        # Of batches so long that the window has few: those that there are.
-        self.fitted = cost([one for one in mine if one.at > begin]) or cost(mine[-_LAST:])
+        self.fitted = cost(mine, begin)
         self.rate = arrivals(self.batches, self.until, self.settings.window)
         self.backlog = pending_rows(self.recent)
 
@@ -187,10 +183,15 @@ class _Advisor:
         behind = self._behind(fitted, rate)
         if now > limits.busy_above or behind:
             wanted = self._needed(fitted, rate, catch_up=True)
+            target = limits.target_busy
+            if wanted is None:
+                # The target can't be reached; to keep up with what comes can be.
+                target = limits.busy_above
+                wanted = self._needed(fitted, rate, catch_up=True, share=target)
             reason = f"{rate:.0f} rows/s come, and batches take {now:.0%} of the interval"
             if behind:
                 reason += f"; {self.backlog or 0:.0f} rows wait, too many for {format_duration(limits.catch_up)}"
-            return self._more(fitted, wanted, reason)
+            return self._more(fitted, wanted, target, reason)
         peak = self._peak()
         if peak is None:
             if self.width.cores > limits.min_cores and self._needed(fitted, rate) != self.width.cores:
@@ -212,10 +213,10 @@ class _Advisor:
         )
         return self._within(self.width.cores)
 
-    def _more(self, fitted: Cost, wanted: int | None, reason: str) -> int:
+    def _more(self, fitted: Cost, wanted: int | None, target: float, reason: str) -> int:
         if wanted is None:
             longer = fitted.fixed / self.settings.target_busy
-            if fitted.fixed >= self.settings.target_busy * self.interval.total_seconds():
+            if fitted.fixed >= self.settings.busy_above * self.interval.total_seconds():
                 self.why.append(
                     f"{reason}; {fitted.fixed:.1f} s of each batch don't depend on its rows, so more cores don't help:"
                     f" make trigger.interval longer than {longer:.0f}s"
@@ -234,7 +235,8 @@ class _Advisor:
         elif cores == self.width.cores:
             self.why.append(f"{reason}; of {cores} cores only {self.width.partitions} have a state partition")
         else:
-            self.why.append(f"{reason}; {wanted} cores are needed for {self.settings.target_busy:.0%}")
+            limit = f", and {cores} is the limit (advisor.max_cores)" if wanted > cores else ""
+            self.why.append(f"{reason}; {wanted} cores are needed for {target:.0%}{limit}")
         return cores
 
     def _slower(self, cores: int, partitions: int | None = None) -> float:
@@ -262,17 +264,16 @@ class _Advisor:
     def _backlog_rate(self) -> float:
         return (self.backlog or 0.0) / self.settings.catch_up.total_seconds()
 
-    def _needed(self, fitted: Cost, rate: float, *, catch_up: bool = False) -> int | None:
-        """Return the least cores that keep a batch's share at the target; None if no number does."""
-        limits = self.settings
-        shares = [(rate, limits.target_busy)]
+    def _needed(self, fitted: Cost, rate: float, *, catch_up: bool = False, share: float | None = None) -> int | None:
+        """Return the least cores that keep a batch's share at the target, or at another; None if no number does."""
+        shares = [(rate, share or self.settings.target_busy)]
         if catch_up:
             shares.append((rate + self._backlog_rate(), 1.0))
         seconds = self.interval.total_seconds()
         needed = 1
         alone = self._slower(1, 1)
-        for rows, share in shares:
-            room, work = share * seconds - fitted.fixed, fitted.row * alone * rows * seconds
+        for rows, most in shares:
+            room, work = most * seconds - fitted.fixed, fitted.row * alone * rows * seconds
             if room <= 0 or work * self._largest() > room:
                 return None
             # A hair less, so that what fits exactly is not one more.

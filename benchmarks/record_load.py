@@ -1,0 +1,132 @@
+"""Records a real job's batches under a load that steps up and down and has a spike, for the tests of the advisor.
+
+Run by ``make record-load``: once with one core, and once with two under the same load, 12 minutes each. The load goes
+by what one core can do, which is measured first. What the driver reported of each batch is written to
+``tests/unit/control/recorded_load/CORES-cores.json``, with the load and the machine. Let nothing else run.
+
+Options: ``--out`` (the folder).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.keyed_job import KeyedJob
+from benchmarks.report import REPOSITORY, let_drivers_import
+from streamwarden.control import operations
+from streamwarden.control.advice.advise import batches_seen
+from streamwarden.control.advice.load import BatchSeen
+from streamwarden.control.documents import utc_now
+from streamwarden.control.supervision import observe
+
+JOB = "costly_counts"
+INTERVAL_S = 3.0
+LOAD: tuple[tuple[str, float, float], ...] = (
+    ("low", 130.0, 0.15),
+    ("high", 180.0, 0.85),
+    ("low again", 300.0, 0.15),
+    ("spike", 6.0, 1.6),
+    ("low after the spike", 100.0, 0.15),
+)
+"""Name, seconds, rows a second by what one core can do of them when it does nothing else. High: with what a batch costs
+however few its rows, more than one core can do, and less than two."""
+
+_BURSTS = (5_000, 10_000, 10_000)
+"""Rows that the capacity is measured with, each as one batch; the last one that is known counts."""
+
+_KEYS = 20_000
+_SECONDS_A_FILE = 1.0
+
+
+def main() -> int:
+    """Record, and write the files."""
+    parser = argparse.ArgumentParser(description="Record a job's batches under a changing load.")
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "tests" / "unit" / "control" / "recorded_load")
+    out: Path = parser.parse_args().out
+    out.mkdir(exist_ok=True)
+    let_drivers_import()
+    capacity: float | None = None
+    for cores in (1, 2):
+        with tempfile.TemporaryDirectory(prefix="load-") as folder:
+            recorded = record(Path(folder), cores, capacity)
+        capacity = recorded["capacity"]
+        path = out / f"{cores}-cores.json"
+        path.write_text(json.dumps(recorded, indent=1) + "\n")
+        print(f"{len(recorded['batches'])} batches: {path}", flush=True)
+    return 0
+
+
+def record(folder: Path, cores: int, capacity: float | None) -> dict[str, Any]:
+    """Run the job under the load, and return its batches with what was done to it.
+
+    Parameters
+    ----------
+    folder
+        An empty one.
+    cores
+        The job's.
+    capacity
+        Rows a second that one core can do; None: it is measured.
+    """
+    own = {JOB: {"module": "benchmarks.costly_counts", "resources": {"cores": cores, "memory": "1g"}}}
+    job = KeyedJob(folder, _KEYS, names=(JOB,), own=own, partitions=4, files=64, interval=INTERVAL_S)
+    # The source exists, and the driver is warm, before anything counts.
+    job.write(np.arange(1_000))
+    operations.deploy(job.workspace, JOB, by="benchmark")
+    job.await_rows(JOB, job.written)
+    for rows in _BURSTS:
+        job.write(job.random.integers(0, _KEYS, rows))
+        job.await_rows(JOB, job.written)
+    last = [one for one in _batches(job) if one.rows == _BURSTS[-1]][-1]
+    capacity = capacity or last.rows / last.seconds
+    print(f"{cores} cores: {last.rows / last.seconds:.0f} rows/s", flush=True)
+    phases = [{"name": name, "from": began, "rows_per_second": rows} for name, began, rows in _feed(job, capacity)]
+    job.await_rows(JOB, job.written)
+    operations.stop(job.workspace, JOB, by="benchmark")
+    return {
+        "machine": f"{platform.machine()}, {psutil.cpu_count()} cores",
+        "capacity": round(capacity),
+        "cores": cores,
+        "partitions": 4,
+        "interval_s": INTERVAL_S,
+        "phases": phases,
+        "batches": [{**asdict(one), "at": one.at.isoformat()} for one in _batches(job)],
+    }
+
+
+def _batches(job: KeyedJob) -> list[BatchSeen]:
+    seen = observe(job.workspace, JOB)
+    assert seen.desired is not None
+    return batches_seen(job.workspace, JOB, seen.desired.spec, seen)
+
+
+def _feed(job: KeyedJob, capacity: float) -> list[tuple[str, str, int]]:
+    """Write a file a second by the load, by the clock; return when each of its phases began."""
+    told: list[tuple[str, str, int]] = []
+    clock = time.monotonic()
+    for name, seconds, share in LOAD:
+        rows = round(share * capacity)
+        told.append((name, utc_now().isoformat(), rows))
+        print(f"{name}: {rows} rows/s for {seconds:.0f} s", flush=True)
+        end = clock + seconds
+        while clock < end:
+            job.write(job.random.integers(0, _KEYS, round(rows * _SECONDS_A_FILE)))
+            clock += _SECONDS_A_FILE
+            time.sleep(max(clock - time.monotonic(), 0.0))
+    told.append(("end", utc_now().isoformat(), 0))
+    return told
+
+
+if __name__ == "__main__":
+    sys.exit(main())
