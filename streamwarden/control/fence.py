@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
+from typing import Any
 
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
@@ -90,19 +92,38 @@ def fence(workspace: Workspace, table: str, reference: CheckpointRef) -> int | N
             "engineInfo": f"streamwarden/{__version__}",
             "isBlindAppend": False,
         }
-        ids = {**shut, **opened}.items()
-        actions = [
-            {"commitInfo": info},
-            *({"txn": {"appId": app, "version": last, "lastUpdated": now}} for app, last in ids),
-        ]
+        ids = [{"appId": app, "version": last, "lastUpdated": now} for app, last in {**shut, **opened}.items()]
+        actions = [{"commitInfo": info}, *({"txn": one} for one in ids)]
         data = "".join(f"{json.dumps(action)}\n" for action in actions).encode()
         version = found.version() + 1
         try:
             workspace.storage.create(f"tables/{table}/_delta_log/{version:020d}.json", data)
         except Conflict:
             continue
+        _write_checksum(workspace, table, version, ids)
         return version
     raise StreamwardenError("DOCUMENT_CONFLICT", f"table {table}: {_TRIES} commits were lost to other writers")
+
+
+def _write_checksum(workspace: Workspace, table: str, version: int, ids: list[dict[str, Any]]) -> None:
+    """Write a commit's checksum file, which is that of the version before but for the transaction ids.
+
+    Delta writes one with each commit, from that of the version before. Where one is missing it reads the whole log with
+    Spark jobs, which takes seconds while a job waits for its first batch. Where the version before has none, nor has
+    this. Source: the Delta transaction log protocol, "Version Checksum File".
+    """
+    folder = f"tables/{table}/_delta_log"
+    try:
+        known = json.loads(workspace.files.read(f"{folder}/{version - 1:020d}.crc"))
+    except FileNotFoundError:
+        return
+    # It names the commit, which is another.
+    known.pop("txnId", None)
+    if "setTransactions" in known:
+        changed = {one["appId"]: one for one in (*known["setTransactions"], *ids)}
+        known["setTransactions"] = list(changed.values())
+    with suppress(Conflict):
+        workspace.storage.create(f"{folder}/{version:020d}.crc", json.dumps(known).encode())
 
 
 def _before(log: DeltaLog, application: str) -> int:
