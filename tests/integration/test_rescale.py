@@ -266,6 +266,7 @@ def test_a_memory_backend_can_have_more_cores_and_no_other_partitions(place: Pla
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_all_stateful_jobs_stay_right_while_trips_stream_in(place: Place) -> None:
     rescale_fleet(Fleet(place, speed=1_200))
 

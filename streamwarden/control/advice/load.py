@@ -117,7 +117,7 @@ def cost(batches: Sequence[BatchSeen], since: datetime) -> Cost | None:
 
 def _line(batches: Sequence[BatchSeen]) -> Cost | None:
     rows, seconds = [float(one.rows) for one in batches], [one.seconds for one in batches]
-    if statistics.pstdev(rows) < _SPREAD * statistics.fmean(rows):
+    if statistics.pstdev(rows) <= _SPREAD * statistics.fmean(rows):
         return None
     pairs = itertools.combinations(zip(rows, seconds, strict=True), 2)
     slopes = sorted(((b[1] - a[1]) / (b[0] - a[0]), abs(b[0] - a[0])) for a, b in pairs if a[0] != b[0])

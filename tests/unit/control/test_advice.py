@@ -227,6 +227,14 @@ def test_equal_batches_tell_no_fixed_time_but_the_checkpoints() -> None:
     assert (found.fixed, found.row) == (pytest.approx(0.3), pytest.approx(0.002))
 
 
+def test_a_batch_with_rows_among_hundreds_without_is_no_line() -> None:
+    # Of so many every third counts for a line, and the one with rows does not.
+    batches = [seen(n, 1000 if n == 905 else 0, 2.3) for n in range(910)]
+    found = cost(batches, batches[900].at)
+    assert found is not None
+    assert found.fixed == pytest.approx(0.3)
+
+
 def test_a_drivers_first_batches_are_not_its_cost() -> None:
     assert cost([seen(n, 1000, 2) for n in range(7)], START) is None
     warm = cost([seen(n, 1000, 60 if n < 3 else 2) for n in range(20)], START)
