@@ -115,7 +115,8 @@ def _write_checksum(workspace: Workspace, table: str, version: int, ids: list[di
     folder = f"tables/{table}/_delta_log"
     try:
         known = json.loads(workspace.files.read(f"{folder}/{version - 1:020d}.crc"))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
+        # There is none, or it is damaged. It is there to save time alone.
         return
     # It names the commit, which is another.
     known.pop("txnId", None)

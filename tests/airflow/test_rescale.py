@@ -162,6 +162,12 @@ def test_a_try_that_was_killed_while_the_driver_stops_is_gone_on_with(place: Pla
     assert (done.id, done.state) == (first.id, "done") and cores(place) == before + 1
 
 
+def assert_runs_again_as_before(place: Place, before: int, incarnation: str | None) -> None:
+    assert operation(place).state == "failed" and cores(place) == before
+    # Nobody supervises it here.
+    place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != incarnation, timeout=30)
+
+
 def test_what_is_refused_after_the_driver_was_asked_to_stop_leaves_the_job_running(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,9 +183,7 @@ def test_what_is_refused_after_the_driver_was_asked_to_stop_leaves_the_job_runni
     monkeypatch.setattr("streamwarden.control.rescale.plan_rescale", refused)
     with pytest.raises(StreamwardenError, match="RESCALE_NO_SPACE"):
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
-    assert operation(place).state == "failed" and cores(place) == before
-    # Nobody supervises it here.
-    place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != incarnation, timeout=30)
+    assert_runs_again_as_before(place, before, incarnation)
 
 
 def test_what_is_left_is_done_while_the_driver_ends_spark(place: Place) -> None:
@@ -209,9 +213,7 @@ def test_what_fails_while_the_driver_ends_spark_leaves_the_job_running(
     monkeypatch.setattr("streamwarden.control.job_operation.take", fail)
     with pytest.raises(StreamwardenError, match="SAVEPOINT_FAILED"):
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
-    assert operation(place).state == "failed" and cores(place) == before
-    # Nobody supervises it here.
-    place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != incarnation, timeout=30)
+    assert_runs_again_as_before(place, before, incarnation)
 
 
 def test_the_dag_is_wired(airflow_database: None) -> None:

@@ -43,8 +43,7 @@ TRIGGERER_THRESHOLD_S = 30.0
 """Airflow's own default, said here because a stall must last longer."""
 
 # Event seconds a second, and the event time of a file: one every five seconds, for as long as a long run takes. Batches
-# without end would take from the starts, of which there are hundreds: a call of `card_sessions` to its state costs a
-# third of a millisecond, and ten times as much where processes wait for a core.
+# without end would take from the starts, of which there are hundreds.
 _SPEED = 180
 _FILE_EVERY = timedelta(minutes=15)
 _WEEKS = 8

@@ -53,6 +53,14 @@ def test_a_first_generation_and_a_missing_table_need_none(workspace: Workspace) 
     assert DeltaTable(workspace.table("t")).version() == 0
 
 
+def test_a_damaged_checksum_file_hinders_nothing(workspace: Workspace) -> None:
+    batch(workspace, 0)
+    log = Path(workspace.table("t")) / "_delta_log"
+    (log / f"{0:020d}.crc").write_text("{")
+    assert fence(workspace, "t", of(2, 2)) == 1
+    assert [path.name for path in log.glob("*.crc")] == [f"{0:020d}.crc"]
+
+
 def test_others_are_shut_out_and_let_in_again_where_they_stood(workspace: Workspace) -> None:
     for number in range(3):
         batch(workspace, number)
