@@ -12,7 +12,7 @@ ifdef TRIPS
 export STREAMWARDEN_TEST_DATA := $(abspath $(dir $(TRIPS)))
 endif
 
-.PHONY: help setup s3-server demo chaos test test-fast test-long check format up down docs \
+.PHONY: help setup s3-server kafka-server demo chaos test test-fast test-long check format up down docs \
 	bench-overhead bench-start bench-settings bench-savepoint bench-rescale bench-fleet record-load \
 	clean
 
@@ -39,6 +39,9 @@ setup: .venv/.ready ## Install everything the other targets need
 s3-server: | .tools/bin/uv ## Build the S3 server that the tests need, unless S3_ENDPOINT names one
 	@.tools/bin/python scripts/build_s3_server.py
 
+kafka-server: setup ## Fetch the Kafka server that the tests need
+	@$(BIN)/python scripts/fetch_kafka_server.py
+
 demo: setup ## The main job from end to end, headless (TRIPS=file.parquet, KEEP=1)
 	@$(BIN)/python -m streamwarden.demo $(if $(TRIPS),--trips "$(TRIPS)") $(if $(KEEP),--keep)
 
@@ -55,10 +58,10 @@ down: setup ## Stop what `make up` started, jobs included
 # Two at a time: much of the time a test waits for what it started. By file, so that a file's fixtures are made once.
 TESTS_AT_ONCE ?= 2
 
-test: setup s3-server ## The tests, but for the long ones (TRIPS=file.parquet: with the real trips of its folder; TESTS_AT_ONCE=n)
+test: setup s3-server kafka-server ## The tests, but for the long ones (TRIPS=file.parquet: with the real trips of its folder; TESTS_AT_ONCE=n)
 	@$(BIN)/pytest -n $(TESTS_AT_ONCE) --dist loadfile -m "not long"
 
-test-long: setup s3-server ## Long random sequences, kills and load, one at a time (STREAMWARDEN_TEST_ACTIONS, _KILLS, _TAKES, _SEED)
+test-long: setup s3-server kafka-server ## Long random sequences, kills and load, one at a time (STREAMWARDEN_TEST_ACTIONS, _KILLS, _TAKES, _SEED)
 	@$(BIN)/pytest -s -m long
 
 test-fast: setup ## The tests that take under half a minute each, without JVM, Airflow or S3

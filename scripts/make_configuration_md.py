@@ -47,6 +47,11 @@ ENVIRONMENT = {
     "STREAMWARDEN_VERIFY_SCHEDULE": ("none", "When DAG `verify_savepoints` does."),
     "STREAMWARDEN_HOUSEKEEPING_SCHEDULE": ("`@hourly`", "When DAG `housekeeping` does; an empty one means never."),
     "STREAMWARDEN_ADVISE_SCHEDULE": ("none", "When DAG `advise` does."),
+    "STREAMWARDEN_KAFKA_SECURITY_PROTOCOL": (
+        "none",
+        "`security.protocol` of Kafka's clients. So for every property of theirs, with `_` for a dot.",
+    ),
+    "STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG": ("none", "`sasl.jaas.config` of Kafka's clients: the login."),
     launcher.DRIVER_MODULE_ENV: ("`streamwarden.driver`", "For tests: what a launch runs in the driver's place."),
 }
 """Variable: (default, meaning)."""

@@ -235,7 +235,8 @@ CATALOGUE: dict[str, ErrorKind] = {
     "SOURCE_DATA_GONE": ErrorKind(
         "the source no longer has data that the job has yet to read",
         "Bring the files back. They were removed by hand, by VACUUM, or by the table's log retention: make both longer"
-        " than the job may ever lag behind.",
+        " than the job may ever lag behind. Records that Kafka has dropped don't come back: keep a"
+        " topic's for as long.",
     ),
     "OUTPUT_DATA_GONE": ErrorKind(
         "a file of an output table is missing",
@@ -243,7 +244,8 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "OUT_OF_MEMORY": ErrorKind(
         "the JVM ran out of heap",
-        "Raise resources.memory of the job, or make its batches smaller (source.max_files_per_batch).",
+        "Raise resources.memory of the job, or make its batches smaller (source.max_files_per_batch; of Kafka"
+        " max_offsets_per_batch).",
         retryable=True,
     ),
     "JVM_DIED": ErrorKind(

@@ -361,8 +361,9 @@ class ReleaseOperator(JobOperator):
     """Sees to it that no driver of a run goes on unwatched once the run's supervise task has ended.
 
     Normally there is nothing to do: a supervised job ends by its own stop, or because a person marked the task failed
-    and the trigger stopped the driver. But a trigger hears of that only if a triggerer runs it at that moment. To be
-    used as a teardown, after the supervise task. Does not wait for the driver's end.
+    and the trigger stopped the driver. But a trigger hears of that only if a triggerer runs it at that moment. A job
+    that was down just then is suspended: nobody starts it again. To be used as a teardown, after the supervise task.
+    Does not wait for the driver's end.
 
     Parameters
     ----------
@@ -396,15 +397,22 @@ class ReleaseOperator(JobOperator):
             holder = current_claim(workspace, self.job)
             if holder is None or holder.holder != holder_of(context):
                 self.log.info("supervised by %s now: left alone", holder.holder if holder else "nobody")
-            elif not seen.phase.alive:
+            elif not seen.phase.alive and not self._awaits_restart(workspace, seen):
                 self.log.info("%s is %s: nothing to release", seen.incarnation, seen.phase)
             else:
+                # Also of a driver that is down: the trigger may say the same much later, after the next run was asked
+                # for, and would undo that.
                 reason = f"its supervise task has ended ({state})"
                 by = f"airflow:{holder_of(context)}"
                 operations.stop(workspace, self.job, by=by, reason=reason, incarnation=seen.incarnation, timeout=None)
-                self.log.warning("driver %s is asked to stop: %s", seen.incarnation, reason)
+                self.log.warning("driver %s, which is %s, is not to run: %s", seen.incarnation, seen.phase, reason)
         except StreamwardenError as error:
             raise self.fail(error) from error
+
+    def _awaits_restart(self, workspace: Workspace, seen: Observation) -> bool:
+        """Tell whether a supervisor would start it again, as it won't a job that failed for good or is suspended."""
+        memory = JobDocuments(workspace.storage, self.job).supervision.read() or Supervision()
+        return decide(seen, memory).action is Action.RESTART
 
 
 class StopOperator(JobOperator):

@@ -105,7 +105,7 @@ def describe_validation(error: ValidationError) -> str:
     parts = []
     for item in error.errors(include_url=False, include_context=False):
         # Discriminated unions put their tag into the path; it names no field of the file.
-        place = ".".join(str(step) for step in item["loc"] if step not in ("files", "delta"))
+        place = ".".join(str(step) for step in item["loc"] if step not in ("files", "delta", "kafka"))
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             message = "unknown key"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from streamwarden.control.documents import Desired, ErrorInfo
 from streamwarden.control.postmortem import LastWords, last_words
 from streamwarden.control.savepoints import catalogue
-from streamwarden.control.spec import DeltaSource
+from streamwarden.control.spec import DeltaSource, KafkaSource
 from streamwarden.control.supervision import Observation, Phase
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import CATALOGUE, StreamwardenError
@@ -136,6 +136,13 @@ def _state_changed(case: _Case) -> tuple[str, str]:
 
 def _source_gone(case: _Case) -> tuple[str, str]:
     source = case.desired.spec.source
+    if isinstance(source, KafkaSource):
+        return (
+            f"records of topic {source.topic} were dropped before they were read, by its retention or with the topic:"
+            " they are lost to this job. Raise the topic's retention; to go on without them, deploy the job under"
+            " another name",
+            case.deploy,
+        )
     name = f"table {source.table}" if isinstance(source, DeltaSource) else f"folder {source.path}"
     return (
         f"bring the missing files of the source {name} back, then deploy. No savepoint helps against rows that the"
@@ -153,7 +160,7 @@ def _memory(case: _Case) -> tuple[str, str]:
     now = case.desired.spec.resources.memory
     return (
         f"raise resources.memory from {now} to {_doubled(now)} in {case.yaml}, then deploy; or smaller batches:"
-        " source.max_files_per_batch",
+        " source.max_files_per_batch (Kafka's: max_offsets_per_batch)",
         case.deploy,
     )
 

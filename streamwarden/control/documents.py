@@ -229,9 +229,13 @@ class OperatorProgress(_Record):
 class SourceProgress(_Record):
     """How far a job is through its input."""
 
-    unit: Literal["files", "versions"] = Field(description="Landed files, or commits of a Delta table with new rows.")
+    unit: Literal["files", "versions", "offsets"] = Field(
+        description="Landed files, commits of a Delta table with new rows, or offsets of a Kafka topic."
+    )
     taken: int = Field(description="Taken in by the batch.")
-    pending: int | None = Field(description="Left after it, at the moment of its report; None: can't be told.")
+    pending: int | None = Field(
+        description="Left after it, at the moment of its report (of Kafka: of its planning); None: can't be told."
+    )
 
 
 class BatchProgress(_Record):

@@ -18,9 +18,29 @@ from streamwarden.control.savepoints.closure import source_needed
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["Follower"]
+__all__ = ["Follower", "pays_to_start_ahead"]
 
 _PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+def pays_to_start_ahead(now: float, interval: float, replay: float) -> bool:
+    """Tell whether the query that will be the job's had better replay the last batch, or be started after that.
+
+    If it does, its start and the load of its state are over when the job is handed over. But a query looks for its
+    second batch only when the clock comes to a whole multiple of the trigger interval (Spark's
+    ``ProcessingTimeExecutor.nextBatchTime``). One that is started afterwards begins a batch at once; its start takes
+    about what a replay takes, which is one, too.
+
+    Parameters
+    ----------
+    now
+        Seconds since the epoch.
+    interval
+        The job's trigger interval, seconds.
+    replay
+        What a replay takes, seconds; 0 where none was seen.
+    """
+    return interval - now % interval <= 2 * replay
 
 
 class Follower:

@@ -62,7 +62,7 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "commit_ms": (pa.int64(), "Commits of the tables and of the checkpoint."),
     "checkpoint_ms": (pa.int64(), "Of that, the checkpoint's."),
     "tries": (pa.int32(), "Tries that it took."),
-    "source_unit": (pa.string(), "files, or versions of a Delta table."),
+    "source_unit": (pa.string(), "files, versions of a Delta table, or offsets of a Kafka topic."),
     "source_taken": (pa.int64(), "Taken in by the batch."),
     "source_pending": (pa.int64(), "Left after it; null: can't be told."),
 }

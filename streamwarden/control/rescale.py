@@ -21,7 +21,7 @@ from streamwarden.control.documents import (
     Width,
     utc_now,
 )
-from streamwarden.control.follow import Follower
+from streamwarden.control.follow import Follower, pays_to_start_ahead
 from streamwarden.control.going_back import outputs_before
 from streamwarden.control.health.rules import Level
 from streamwarden.control.job_operation import JobOperation
@@ -145,6 +145,9 @@ def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
 
 
 class _Rescale(JobOperation):
+    _replay_s = 0.0
+    """What the last replayed batch took, with the start of its query, seconds."""
+
     def run(self) -> Operation:
         failure = self._plan.get("failure")
         if failure is not None:
@@ -249,9 +252,15 @@ class _Rescale(JobOperation):
         self._stop(between=True)
         with self._step("follow to the end") as step:
             first = follower.batch
-            while follower.behind > 0:
+            while follower.behind > 1:
                 self._replay(follower, spare, reference)
-            step.detail = f"batches {first + 1} to {follower.batch}"
+            interval = self._desired_before.spec.trigger.interval
+            ahead = pays_to_start_ahead(time.time(), interval.total_seconds(), self._replay_s)
+            if ahead:
+                self._start_ahead(follower, spare, reference)
+            elif follower.behind > 0:
+                self._replay(follower, spare, reference)
+            step.detail = f"batches {first + 1} to {follower.batch}{', by the new query' if ahead else ''}"
         return reference.model_copy(update={"base_batch": follower.batch + shift})
 
     def _follow(self, follower: Follower, spare: Standby, reference: CheckpointRef, *, again: float) -> bool:
@@ -262,22 +271,31 @@ class _Rescale(JobOperation):
         """
         deadline = time.monotonic() + _FOLLOW_S
         behind: list[int] = []
-        took = 0.0
         while (now := follower.behind) > 0:
             outrun = len(behind) >= _OUTRUN and now - behind[-_OUTRUN] >= _OUTRUN
             gaining = len(behind) < _TRIED or now < behind[-_TRIED]
             if outrun or not gaining or time.monotonic() >= deadline:
                 # With the batch in flight.
-                return (now + 1) * took <= again
+                return (now + 1) * self._replay_s <= again
             behind.append(now)
             started = time.monotonic()
             self._replay(follower, spare, reference)
-            took = time.monotonic() - started
+            self._replay_s = time.monotonic() - started
         return True
 
     def _replay(self, follower: Follower, spare: Standby, reference: CheckpointRef) -> None:
         batch = follower.begin()
         rows = spare.replay(reference.path, timeout=_WORK_S, say=self._heed)
+        self._check_replayed(follower, batch, rows)
+
+    def _start_ahead(self, follower: Follower, spare: Standby, reference: CheckpointRef) -> None:
+        """Start the job's query on the copy, with the last batch to replay; it writes when the job is the driver's."""
+        batch = follower.begin() if follower.behind > 0 else None
+        rows = spare.start_ahead(reference.path, timeout=_WORK_S, say=self._heed)
+        if batch is not None:
+            self._check_replayed(follower, batch, rows or [])
+
+    def _check_replayed(self, follower: Follower, batch: int, rows: list[int]) -> None:
         follower.check(batch)
         progress = observe(self._workspace, self._job).progress
         known = next((one for one in (progress.recent if progress else []) if one.batch == batch), None)

@@ -66,6 +66,10 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "source.path": (Effect.RESTART, _UNREAD),
     "source.table": (Effect.RESTART, _UNREAD),
     "source.max_files_per_batch": (Effect.RESTART, _PACE),
+    "source.topic": (Effect.RESTART, _UNREAD),
+    "source.bootstrap_servers": (Effect.RESTART, "the same topic by another address; of another cluster it is another"),
+    "source.starting_offsets": (Effect.RESTART, "counts for a job without a checkpoint only"),
+    "source.max_offsets_per_batch": (Effect.RESTART, _PACE),
     "sinks": (Effect.RESTART, "the first sink is the main one, whose rows are counted"),
     "sinks.table": (Effect.SAVEPOINT, _TABLE),
     "sinks.output": (Effect.SAVEPOINT, _TABLE),
@@ -373,7 +377,7 @@ def _misfit(error: StreamwardenError, found: Mapping[str, Change], written: Writ
         return [
             replace(change, effect=Effect.REFUSED, why=why, remedy=_ELSEWHERE)
             for change in found.values()
-            if change.field in ("source.kind", "source.path", "source.table")
+            if change.field in ("source.kind", "source.path", "source.table", "source.topic")
         ]
     if error.code == "RESTORE_JOB_VERSION":
         before, after = written.versions.get("job"), str(job_version(wanted.module))

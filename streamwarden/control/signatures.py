@@ -106,6 +106,12 @@ _SIGNATURES = (
         r"|DELTA_STREAMING_TRAILING_COMMIT_MISSING)\]",
     ),
     _signature(
+        # Spark's connector leaves the condition's name out.
+        "SOURCE_DATA_GONE",
+        r"Some data may have been lost because they are not available in Kafka any more",
+        r"Reason: ",
+    ),
+    _signature(
         "CONCURRENT_WRITER",
         r"\[(?:DELTA_CONCURRENT_(?:APPEND|DELETE_DELETE|DELETE_READ|TRANSACTION|WRITE)|DELTA_METADATA_CHANGED"
         r"|DELTA_PROTOCOL_CHANGED)[.\]]",

@@ -21,12 +21,14 @@ __all__ = [
     "FailureSpec",
     "FileSource",
     "JobSpec",
+    "KafkaSource",
     "KeepSpec",
     "ResourceSpec",
     "RestartSpec",
     "RetentionSpec",
     "SavepointSpec",
     "SinkSpec",
+    "Source",
     "StateSpec",
     "TriggerSpec",
 ]
@@ -35,6 +37,8 @@ PROGRESS_TABLE = "job_progress"
 """The table of every batch: drivers write it beside their jobs' tables, so no job may."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_ADDRESS = re.compile(r"(?:[^\s:,\[\]]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
 _MEMORY = re.compile(r"[1-9]\d*[mg]")
 _SIZES = {"m": 2**20, "g": 2**30}
 # Spark's UnifiedMemoryManager wants one and a half times the 300 MiB that it reserves, as the JVM counts: with the
@@ -88,6 +92,45 @@ class DeltaSource(_Strict):
     max_files_per_batch: int = Field(default=256, ge=1, description="256: small files from frequent commits add up.")
 
     _name = field_validator("table")(_check_name)
+
+
+class KafkaSource(_Strict):
+    """Records of a Kafka topic, in Kafka's own columns: key and value as bytes, topic, partition, offset, timestamp.
+
+    What a client needs beyond the servers' addresses, such as credentials, it takes from the environment:
+    ``STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG`` is Kafka's ``sasl.jaas.config``, and so for every property.
+    """
+
+    kind: Literal["kafka"]
+    topic: str
+    bootstrap_servers: str = Field(description="Addresses to begin with: host:port, with commas between several.")
+    starting_offsets: Literal["earliest", "latest"] = Field(
+        default="earliest",
+        description="Where a job's first start begins; later ones begin where the checkpoint is. earliest: nothing that"
+        " the topic still has is left out.",
+    )
+    max_offsets_per_batch: int = Field(
+        default=100_000, ge=1, description="100,000: at a kilobyte a record, a first batch over a backlog fits a heap."
+    )
+
+    @field_validator("topic")
+    @classmethod
+    def _topic(cls, value: str) -> str:
+        # Kafka's own rule.
+        if not _TOPIC.fullmatch(value) or value in (".", ".."):
+            raise ValueError(f"{value!r} is no topic: letters, digits, '.', '_' and '-', at most 249")
+        return value
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _servers(cls, value: str) -> str:
+        wrong = [one for one in value.split(",") if not _ADDRESS.fullmatch(one.strip())]
+        if wrong:
+            raise ValueError(f"{wrong[0].strip()!r} is no address: write host:port, with commas between several")
+        return value
+
+
+Source = FileSource | DeltaSource | KafkaSource
 
 
 class SinkSpec(_Strict):
@@ -324,7 +367,7 @@ class JobSpec(_Strict):
     name: str
     description: str = ""
     module: str = Field(description="Python module with transform() and OUTPUTS; see docs/jobs.md.")
-    source: Annotated[FileSource | DeltaSource, Field(discriminator="kind")]
+    source: Annotated[Source, Field(discriminator="kind")]
     sinks: tuple[SinkSpec, ...] = Field(min_length=1, description="The first is the main one.")
     trigger: TriggerSpec = TriggerSpec()
     failures: FailureSpec = FailureSpec()

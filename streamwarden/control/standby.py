@@ -103,11 +103,25 @@ class Standby:
         rows: list[int] = answer["rows"]
         return rows
 
+    def start_ahead(self, checkpoint: str, *, timeout: float, say: Callable[[], None]) -> list[int] | None:
+        """Start the query that will be the job's. It holds its batches until the driver runs.
+
+        But for the one that was begun in the checkpoint: that one it finishes, and writes its rows nowhere.
+
+        Returns
+        -------
+        list of int or None
+            The rows of each operator's state after that batch; None if none was begun.
+        """
+        answer = self._ask({"do": "start ahead", "checkpoint": checkpoint}, timeout, say)
+        rows: list[int] | None = answer["rows"]
+        return rows
+
     def run(self, desired: Desired, *, by: str, reason: str) -> str | None:
         """Let it be the job's driver from now on; return its incarnation, or None if it can't be.
 
         It can't if it has died, stands by for another spec, or another driver was launched since it was started: of
-        incarnations the latest counts.
+        incarnations the latest counts. Then it is ended, with the query that it may have started.
 
         Parameters
         ----------
@@ -119,6 +133,7 @@ class Standby:
         documents = JobDocuments(self._workspace.storage, desired.job)
         later = any(one > self._incarnation for one in documents.incarnations())
         if later or desired.spec != self._spec or self._process.poll() is not None:
+            self.end()
             return None
         # Written before it runs, as that of any driver: if this process dies here, so does the one that stands by, and
         # a supervisor finds a driver that has died.

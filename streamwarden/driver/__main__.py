@@ -44,14 +44,14 @@ def _run(workspace: Workspace, job: str, incarnation: str, context: RecordContex
     # After the log is there: what goes wrong while Spark is imported shall be in it.
     from streamwarden.driver.runner import Driver
 
-    session = None
+    prepared = None
     if answers is not None:
         from streamwarden.driver.standby import stand_by
 
-        session = stand_by(workspace, incarnation, answers)
-        if session is None:
+        prepared = stand_by(workspace, incarnation, answers)
+        if prepared is None:
             return 0
-    return Driver(workspace, job, incarnation, context, session=session).run()
+    return Driver(workspace, job, incarnation, context, prepared=prepared).run()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """How much input a batch took, and how much is left.
 
-Spark tells neither for files nor for Delta tables, only for Kafka; both can be read off the offsets that it reports.
+Spark reports offsets: where a batch began, where it ended, and of Kafka where the topic ended when it was planned. For
+files and Delta tables the rest is looked up.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from urllib.parse import unquote
 
 from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.documents import SourceProgress
-from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
+from streamwarden.control.spec import DeltaSource, FileSource, JobSpec, KafkaSource
 from streamwarden.control.workspace import Workspace
 
-__all__ = ["Backlog", "DeltaBacklog", "FileBacklog", "backlog_of"]
+__all__ = ["Backlog", "DeltaBacklog", "FileBacklog", "KafkaBacklog", "backlog_of"]
 
 _COUNTED = 200
 """Pending versions of a Delta table that are looked into. Of more than 200 all are counted: by then it does not matter
@@ -27,13 +28,19 @@ that some, such as those of OPTIMIZE, bring no rows."""
 class Backlog(Protocol):
     """Measures one source."""
 
-    def after(self, start: str | None, end: str | None) -> SourceProgress | None:
+    def after(
+        self, start: str | None, end: str | None, latest: str | None = None, rows: int = 0, /
+    ) -> SourceProgress | None:
         """Return how far the source is after a batch.
 
         Parameters
         ----------
         start, end
             The offsets between which the batch read, JSON as Spark reports it.
+        latest
+            What there was to read when it was planned, likewise, of a source that tells.
+        rows
+            How many rows Spark read.
         """
         ...
 
@@ -48,6 +55,8 @@ def backlog_of(workspace: Workspace, spec: JobSpec, checkpoint: str) -> Backlog:
     """
     if isinstance(spec.source, FileSource):
         return FileBacklog(workspace, spec.source, checkpoint)
+    if isinstance(spec.source, KafkaSource):
+        return KafkaBacklog()
     return DeltaBacklog(workspace, spec.source)
 
 
@@ -63,7 +72,7 @@ class FileBacklog:
         self._folder = workspace.source_path(source.path)
         self._log = f"{checkpoint}/sources/0"
 
-    def after(self, start: str | None, end: str | None) -> SourceProgress | None:
+    def after(self, start: str | None, end: str | None, *_: object) -> SourceProgress | None:
         """See :class:`Backlog`."""
         last = _field(end, "logOffset")
         if last is None:
@@ -123,7 +132,7 @@ class DeltaBacklog:
         self._table = f"tables/{source.table}"
         self._adds: dict[int, bool] = {}
 
-    def after(self, start: str | None, end: str | None) -> SourceProgress | None:
+    def after(self, start: str | None, end: str | None, *_: object) -> SourceProgress | None:
         """See :class:`Backlog`."""
         # The offset names the version to go on with: Delta steps to the next one behind a version's last file.
         next_version = _field(end, "reservoirVersion")
@@ -143,6 +152,37 @@ class DeltaBacklog:
             adds = (action["add"] for action in log.actions(version) if "add" in action)
             self._adds[version] = any(add.get("dataChange", True) for add in adds)
         return self._adds[version]
+
+
+class KafkaBacklog:
+    """Offsets of a topic's partitions. Of a compacted topic, or one with transactions, there are more than records."""
+
+    def after(
+        self, start: str | None, end: str | None, latest: str | None = None, rows: int = 0
+    ) -> SourceProgress | None:
+        """See :class:`Backlog`."""
+        began, ended, there = _offsets(start), _offsets(end), _offsets(latest)
+        if ended is None:
+            return None
+        taken = rows
+        if began is not None:
+            # A partition that was added since is read from its beginning. Of a first batch nobody says where it began.
+            taken = sum(offset - began.get(partition, 0) for partition, offset in ended.items())
+        if there is None:
+            return SourceProgress(unit="offsets", taken=taken, pending=None)
+        pending = sum(max(offset - ended.get(partition, 0), 0) for partition, offset in there.items())
+        return SourceProgress(unit="offsets", taken=taken, pending=pending)
+
+
+def _offsets(text: str | None) -> dict[tuple[str, str], int] | None:
+    """Read ``{"topic": {"partition": offset}}``."""
+    try:
+        topics = json.loads(text) if text else None
+        if topics is None:
+            return None
+        return {(topic, number): int(at) for topic, found in topics.items() for number, at in found.items()}
+    except (ValueError, AttributeError):
+        return None
 
 
 def _field(offset: str | None, name: str) -> int | None:

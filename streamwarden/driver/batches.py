@@ -16,7 +16,7 @@ from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.module import split_outputs
 from streamwarden.driver.sink import DeltaSink, Written
 
-__all__ = ["BatchCounts", "BatchWriter"]
+__all__ = ["BatchCounts", "BatchWriter", "release"]
 
 _KEPT = 100
 
@@ -132,7 +132,7 @@ class BatchWriter:
             self._guard()
             sink_ms = round((time.monotonic() - commits_from[0]) * 1000) if commits_from else 0
         finally:
-            _release(kept)
+            release(kept)
         main = self._spec.sinks[0].output
         self._counts[batch_id] = BatchCounts(
             computed=sum(done.arrived for done in written.values()),
@@ -144,7 +144,7 @@ class BatchWriter:
         self._counts.pop(batch_id - _KEPT, None)
 
 
-def _release(kept: DataFrame) -> None:
+def release(kept: DataFrame) -> None:
     """Free the blocks of a local checkpoint now, and not when the JVM happens to collect its garbage."""
     plan: Any = kept._jdf.queryExecution().analyzed()
     plan.rdd().unpersist(False)

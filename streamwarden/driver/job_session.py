@@ -7,7 +7,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from streamwarden.control.profile import Profile
-from streamwarden.control.spec import JobSpec
+from streamwarden.control.spec import JobSpec, KafkaSource
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.logs import write_log4j
 from streamwarden.spark.session import build_session
@@ -41,6 +41,7 @@ def start_session(workspace: Workspace, spec: JobSpec, incarnation: str) -> Spar
         settings=_settings(profile, spec),
         java_options=f"{write_log4j(logs, profile.logs)} {_ends_itself(logs)} {_temporary(scratch)}",
         s3=workspace.s3,
+        kafka=isinstance(spec.source, KafkaSource),
     )
 
 

@@ -84,7 +84,7 @@ METRICS: dict[str, Kind] = {
     "streamwarden.watermark.time": Kind("gauge", "s", "The watermark, in Unix time"),
     "streamwarden.watermark.lag": Kind("gauge", "s", "Newest event time seen, less the watermark"),
     "streamwarden.source.pending": Kind(
-        "gauge", "{unit}", "Files, or versions of a Delta table, not yet read", ("unit",)
+        "gauge", "{unit}", "Files, versions of a Delta table, or offsets of a Kafka topic, not yet read", ("unit",)
     ),
     "streamwarden.state.rows": Kind("gauge", "{row}", "Rows of state", _BY_OPERATOR),
     "streamwarden.state.memory": Kind("gauge", "By", "Memory that state uses", _BY_OPERATOR),

@@ -139,7 +139,7 @@ def _source(progress: StreamingQueryProgress, backlog: Backlog) -> SourceProgres
     if source is None:
         return None
     try:
-        return backlog.after(source.startOffset, source.endOffset)
+        return backlog.after(source.startOffset, source.endOffset, source.latestOffset, source.numInputRows)
     except (OSError, StreamwardenError, ValueError):
         # How much is left is worth a warning, and not the batch's whole report.
         _log.warning("batch %d: can't tell what is left of the source", progress.batchId, exc_info=True)
@@ -179,6 +179,8 @@ class ProgressListener(StreamingQueryListener):
         Tells how many tries the batch took that has just been committed.
     backlog
         Measures the source.
+    after
+        Batches up to this one are not this generation's: a query that was started ahead has run the last of them again.
     files
         Whether the source's rows are files.
     """
@@ -195,6 +197,7 @@ class ProgressListener(StreamingQueryListener):
         tries: Callable[[], int],
         backlog: Backlog,
         *,
+        after: int | None = None,
         files: bool,
     ) -> None:
         self._documents = documents
@@ -206,6 +209,7 @@ class ProgressListener(StreamingQueryListener):
         self._idle = idle
         self._tries = tries
         self._backlog = backlog
+        self._after = -1 if after is None else after
         self._files = files
         self._recent: list[BatchProgress] = []
         self._lock = threading.Lock()
@@ -238,7 +242,7 @@ class ProgressListener(StreamingQueryListener):
         # Spark also sends events for triggers that found nothing to do, under the id of the batch that comes next.
         if "addBatch" not in event.durationMs:
             return
-        if self._recent and event.batchId <= self._recent[-1].batch:
+        if event.batchId <= (self._recent[-1].batch if self._recent else self._after):
             return
         if not self._checkpoint.is_committed(event.batchId):
             return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from typing import Protocol
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
@@ -12,17 +14,26 @@ from pyspark.sql.streaming.query import StreamingQuery
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.durations import format_duration
 from streamwarden.control.spec import JobSpec
-from streamwarden.driver.batches import BatchWriter
 from streamwarden.driver.causes import Failure
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["BatchError", "RunningQuery"]
+__all__ = ["BatchError", "RunningQuery", "Writer"]
 
 _log = logging.getLogger(__name__)
 
 
 class BatchError(Exception):
     """What Spark is told of a failed batch: that it failed. What failed it is kept on this side."""
+
+
+class Writer(Protocol):
+    """Writes a query's batches; see :class:`~streamwarden.driver.batches.BatchWriter`."""
+
+    hurry: threading.Event
+    in_flight: int | None
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Write one."""
 
 
 class RunningQuery:
@@ -46,7 +57,7 @@ class RunningQuery:
         self,
         spec: JobSpec,
         rows: DataFrame,
-        writer: BatchWriter,
+        writer: Writer,
         checkpoint_path: str,
         checkpoint: CheckpointReader,
     ) -> None:
@@ -68,6 +79,17 @@ class RunningQuery:
         if self._failure is not None:
             return self._failure
         return Failure.of(self._query.exception() or StreamingQueryException("the query ended without an exception"))
+
+    def write_by(self, writer: Writer) -> None:
+        """Let another one write the batches that come."""
+        self._writer = writer
+
+    def state_rows(self, batch_id: int) -> list[int] | None:
+        """Return the rows of each operator's state after a batch; None if Spark has not told of it, or not any more."""
+        for progress in self._query.recentProgress:
+            if progress.batchId == batch_id and "addBatch" in progress.durationMs:
+                return [operator.numRowsTotal for operator in progress.stateOperators]
+        return None
 
     def abandon(self) -> None:
         """Interrupt it wherever it is. What is left is what a crash leaves: the next start finishes it."""

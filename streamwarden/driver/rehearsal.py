@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.delta_log import DeltaLog
-from streamwarden.control.spec import DeltaSource, JobSpec
+from streamwarden.control.spec import DeltaSource, JobSpec, KafkaSource, Source
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.batches import BatchWriter
 from streamwarden.driver.job_api import StreamingJob
@@ -36,6 +36,9 @@ _BATCHES = 3
 _SECONDS = 30.0
 """Until a rehearsal is over, wherever it stands: of a source whose commits are large one batch may take minutes."""
 
+_RECORDS = 1000
+"""A batch of Kafka's. 1000: enough to be computed like a large one, and a moment's work."""
+
 _INTERVAL = timedelta(seconds=1)
 """Short, and long enough for it to be stopped between two batches."""
 
@@ -48,8 +51,8 @@ def rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, module:
 
     A JVM's first batch takes three times as long as its second: classes are loaded and compiled, queries planned. A
     driver that stands by has the time for it; its job, once it is stopped, has not. Of the job the newest rows of its
-    source are read, a file or a commit a batch, and nothing is written. A rehearsal that fails is told in the log and
-    hinders nothing. On a cluster there is none, nor where the source has nothing.
+    source are read, a file or a commit a batch (of a topic the oldest), and nothing is written. A rehearsal that fails
+    is told in the log and hinders nothing. On a cluster there is none, nor where the source has nothing.
 
     Parameters
     ----------
@@ -67,7 +70,7 @@ def rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, module:
     # S3's refuses local folders.
     own.conf.set(_FILE_MANAGER, BASE[_FILE_MANAGER])
     try:
-        if missing_source(workspace, spec) is not None:
+        if missing_source(session, workspace, spec) is not None:
             return
         with tempfile.TemporaryDirectory(prefix="streamwarden-rehearsal-") as name:
             folder = Path(name)
@@ -90,7 +93,7 @@ def _run(session: SparkSession, workspace: Workspace, spec: JobSpec, module: Str
     small = spec.model_copy(
         update={
             "name": f"{spec.name} rehearsal",
-            "source": spec.source.model_copy(update={"max_files_per_batch": 1}),
+            "source": spec.source.model_copy(update=_little(spec.source)),
             "trigger": spec.trigger.model_copy(update={"interval": _INTERVAL}),
         }
     )
@@ -107,6 +110,10 @@ def _run(session: SparkSession, workspace: Workspace, spec: JobSpec, module: Str
         time.sleep(_POLL_S)
     query.stop()
     return True
+
+
+def _little(source: Source) -> dict[str, int]:
+    return {"max_offsets_per_batch": _RECORDS} if isinstance(source, KafkaSource) else {"max_files_per_batch": 1}
 
 
 def _newest(session: SparkSession, workspace: Workspace, spec: JobSpec) -> DataFrame:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from pyspark.sql import DataFrame, SparkSession
 
 from streamwarden.control.spec import JobSpec
@@ -10,7 +12,7 @@ from streamwarden.driver.causes import headline
 from streamwarden.driver.module import load_module, settings_for
 from streamwarden.driver.source import open_source
 
-__all__ = ["Replay"]
+__all__ = ["Replay", "write_nowhere"]
 
 
 class Replay:
@@ -28,7 +30,13 @@ class Replay:
         self._session = session
         self._workspace = workspace
         self._spec = spec
-        self._rows: DataFrame | None = None
+
+    @functools.cached_property
+    def rows(self) -> DataFrame:
+        """The job's streaming DataFrame, of which several queries can be started."""
+        module = load_module(self._spec)
+        source = open_source(self._session, self._workspace, self._spec)
+        return module.transform(source, settings_for(self._spec, module))
 
     def __call__(self, checkpoint: str) -> list[int]:
         """Finish the batch that was begun in a checkpoint, by its URI; return the rows of each operator's state.
@@ -40,17 +48,13 @@ class Replay:
         pyspark.errors.StreamingQueryException
             What the batch failed by.
         """
-        if self._rows is None:
-            module = load_module(self._spec)
-            source = open_source(self._session, self._workspace, self._spec)
-            self._rows = module.transform(source, settings_for(self._spec, module))
         query = (
-            self._rows.writeStream.queryName(f"{self._spec.name} replay")
+            self.rows.writeStream.queryName(f"{self._spec.name} replay")
             .outputMode("update")
             .option("checkpointLocation", checkpoint)
             # Of one batch, which is the one begun; `availableNow` would go on behind it.
             .trigger(once=True)
-            .foreachBatch(_nowhere)
+            .foreachBatch(write_nowhere)
             .start()
         )
         query.awaitTermination()
@@ -58,7 +62,8 @@ class Replay:
         return [operator.numRowsTotal for operator in last.stateOperators] if last is not None else []
 
 
-def _nowhere(batch: DataFrame, _: int) -> None:
+def write_nowhere(batch: DataFrame, _: int) -> None:
+    """Compute a batch's rows, and with them its state, and keep none of them."""
     try:
         # All of it, whatever it is: state is written by the way.
         batch.write.format("noop").mode("overwrite").save()

@@ -11,7 +11,7 @@ import time
 import traceback
 from datetime import datetime, timedelta
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pyspark
@@ -49,6 +49,7 @@ from streamwarden.driver.backlog import backlog_of
 from streamwarden.driver.batches import BatchWriter
 from streamwarden.driver.causes import Cause, Failure, explain, headline, shortened
 from streamwarden.driver.export import Export, open_export
+from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.job_session import PROVIDERS, start_session
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.metrics import DriverMetrics, DriverView
@@ -61,6 +62,9 @@ from streamwarden.driver.sink import DeltaSink
 from streamwarden.driver.source import missing_source, open_source
 from streamwarden.errors import CATALOGUE, StreamwardenError
 from streamwarden.storage import Conflict
+
+if TYPE_CHECKING:
+    from streamwarden.driver.standby import Prepared
 
 __all__ = ["Driver"]
 
@@ -97,8 +101,8 @@ class Driver:
         The id of this process's run.
     records
         The context of log records, to be told of the batch in flight.
-    session
-        One with the job's settings, of a driver that stood by; default a new one.
+    prepared
+        Of a driver that stood by; default a new session.
     """
 
     def __init__(
@@ -108,7 +112,7 @@ class Driver:
         incarnation: str,
         records: RecordContext,
         *,
-        session: SparkSession | None = None,
+        prepared: Prepared | None = None,
     ) -> None:
         self._workspace = workspace
         self._records = records
@@ -135,7 +139,8 @@ class Driver:
         self._stop_requests: list[str] = []
         self._fatal: StreamwardenError | None = None
         self._ended = threading.Event()
-        self._prepared = session
+        self._prepared = prepared.session if prepared is not None else None
+        self._ahead = prepared.ahead if prepared is not None else None
         self._session: SparkSession | None = None
         self._job_file: str | None = None
         self._places = Places()
@@ -188,12 +193,13 @@ class Driver:
             "streamwarden": __version__,
             "job": str(module.VERSION),
         }
-        settings = settings_for(spec, module)
+        # Refused before Spark starts.
+        settings_for(spec, module)
         checkpoint = CheckpointReader(self._workspace.storage, reference.path)
         _check_fixed(spec, checkpoint)
         self._batch = checkpoint.last_commit()
         session = self._open_session(spec)
-        self._await_source(spec)
+        self._await_source(session, spec)
         if self._stop.is_set():
             return
         for sink in spec.sinks:
@@ -219,21 +225,16 @@ class Driver:
                 self._idled,
                 lambda: self._failures + 1,
                 backlog_of(self._workspace, spec, reference.path),
+                after=reference.base_batch,
                 files=isinstance(spec.source, FileSource),
             )
         )
-        path = self._workspace.uri(reference.path)
         while True:
             failure: Failure | None
             try:
-                source = open_source(session, self._workspace, spec)
-                rows = module.transform(source, settings)
-                if session.conf.get("spark.sql.streaming.noDataMicroBatches.enabled") == "true":
-                    self._guard()
-                    owed = begin_no_data_batch(self._workspace.storage, reference.path)
-                    if owed is not None:
-                        _log.info("batch %d is begun without input: the one before moved the watermark", owed)
-                query = RunningQuery(spec, rows, writer, path, checkpoint)
+                query = self._query_ahead(reference, writer) or self._start_query(
+                    session, spec, module, reference, writer, checkpoint
+                )
             except StreamwardenError as error:
                 if not error.retryable:
                     raise
@@ -256,6 +257,34 @@ class Driver:
             self._survive(spec, failure)
             if self._stop.is_set():
                 return
+
+    def _start_query(
+        self,
+        session: SparkSession,
+        spec: JobSpec,
+        module: StreamingJob,
+        reference: CheckpointRef,
+        writer: BatchWriter,
+        checkpoint: CheckpointReader,
+    ) -> RunningQuery:
+        source = open_source(session, self._workspace, spec)
+        rows = module.transform(source, settings_for(spec, module))
+        if session.conf.get("spark.sql.streaming.noDataMicroBatches.enabled") == "true":
+            self._guard()
+            owed = begin_no_data_batch(self._workspace.storage, reference.path)
+            if owed is not None:
+                _log.info("batch %d is begun without input: the one before moved the watermark", owed)
+        return RunningQuery(spec, rows, writer, self._workspace.uri(reference.path), checkpoint)
+
+    def _query_ahead(self, reference: CheckpointRef, writer: BatchWriter) -> RunningQuery | None:
+        """Return the query that was started before the lease was taken, once, if it is the one to run."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        if ahead.checkpoint != reference.path:
+            ahead.drop()
+            return None
+        return ahead.release(writer, self._author)
 
     def _watch(self, query: RunningQuery) -> Failure | None:
         """Wait; return None once a stop was asked for, or what ended the query."""
@@ -335,13 +364,16 @@ class Driver:
     def _open_session(self, spec: JobSpec) -> SparkSession:
         self._session = self._prepared or start_session(self._workspace, spec, self._incarnation)
         # Each version of a table says in its history who wrote it.
-        who = json.dumps({"incarnation": self._incarnation, "epoch": self._epoch})
-        self._session.conf.set(AUTHOR, who)
+        self._session.conf.set(AUTHOR, self._author)
         jvm = _jvm_of(self._process)
         if jvm is not None:
             # A killed driver's JVM lives on for a moment; its successor waits for it to be gone.
             self._lease.renew(jvm=jvm)
         return self._session
+
+    @property
+    def _author(self) -> str:
+        return json.dumps({"incarnation": self._incarnation, "epoch": self._epoch})
 
     def _open_metrics(self) -> None:
         self._export = open_export(self._workspace.profile.metrics, self._job, self._incarnation)
@@ -366,8 +398,8 @@ class Driver:
             self._recorder = BatchRecorder(self._workspace, self._job, self._incarnation, self._generation, spec)
             self._recorder.start()
 
-    def _await_source(self, spec: JobSpec) -> None:
-        while (missing := missing_source(self._workspace, spec)) is not None:
+    def _await_source(self, session: SparkSession, spec: JobSpec) -> None:
+        while (missing := missing_source(session, self._workspace, spec)) is not None:
             if self._state is not DriverState.WAITING:
                 self._say(DriverState.WAITING, missing)
             if self._stop.wait(0.5):
@@ -495,6 +527,8 @@ class Driver:
         )
 
     def _finish(self, error: ErrorInfo | None) -> None:
+        if self._ahead is not None:
+            self._ahead.drop()
         if self._session is not None:
             # Before the lease goes back: until then nobody else may write.
             _end_jvm(self._session)
@@ -543,8 +577,11 @@ def _check_fixed(spec: JobSpec, checkpoint: CheckpointReader) -> None:
 
 
 def _places(workspace: Workspace, spec: JobSpec) -> Places:
-    source = spec.source
-    read = workspace.table(source.table) if isinstance(source, DeltaSource) else workspace.source_path(source.path)
+    source, read = spec.source, ""
+    if isinstance(source, DeltaSource):
+        read = workspace.table(source.table)
+    elif isinstance(source, FileSource):
+        read = workspace.source_path(source.path)
     return Places(read, tuple(workspace.table(sink.table) for sink in spec.sinks))
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from streamwarden.control.delta_log import DeltaLog
-from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
+from streamwarden.control.spec import DeltaSource, FileSource, JobSpec, KafkaSource
 from streamwarden.control.workspace import Workspace
+from streamwarden.driver.kafka import client_properties, missing_topic
 
 __all__ = ["missing_source", "open_source"]
 
@@ -16,11 +17,14 @@ __all__ = ["missing_source", "open_source"]
 _BINARY_FILE = "path string, modificationTime timestamp, length bigint, content binary"
 
 
-def missing_source(workspace: Workspace, spec: JobSpec) -> str | None:
+def missing_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -> str | None:
     """Say what a job still waits for before its source can be opened, or None.
 
-    A table that another job will make is waited for: jobs may be deployed in any order. A local folder is made.
+    A table that another job will make is waited for: jobs may be deployed in any order. So is a topic. A local folder
+    is made.
     """
+    if isinstance(spec.source, KafkaSource):
+        return missing_topic(session, spec.source)
     if isinstance(spec.source, DeltaSource):
         # Looked for without Delta: asked while a table is being made, Delta remembers that there is none.
         if DeltaLog(workspace.files, f"tables/{spec.source.table}").latest is None:
@@ -35,7 +39,7 @@ def missing_source(workspace: Workspace, spec: JobSpec) -> str | None:
 def open_source(
     session: SparkSession, workspace: Workspace, spec: JobSpec, *, since_version: int | None = None
 ) -> DataFrame:
-    """Open the source: files as rows of Spark's ``binaryFile`` format, or the rows appended to a Delta table.
+    """Open the source: files as rows of Spark's ``binaryFile`` format, rows appended to a Delta table, Kafka's records.
 
     Parameters
     ----------
@@ -49,7 +53,25 @@ def open_source(
             .option("maxFilesPerTrigger", spec.source.max_files_per_batch)
             .load(workspace.source_path(spec.source.path))
         )
+    if isinstance(spec.source, KafkaSource):
+        return _open_topic(session, spec.name, spec.source)
     reader = session.readStream.format("delta").option("maxFilesPerTrigger", spec.source.max_files_per_batch)
     if since_version is not None:
         reader = reader.option("startingVersion", since_version)
     return reader.load(workspace.table(spec.source.table))
+
+
+def _open_topic(session: SparkSession, job: str, source: KafkaSource) -> DataFrame:
+    # failOnDataLoss stays on: records that the topic has dropped are told, and not passed over.
+    reader = (
+        session.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", source.bootstrap_servers)
+        .option("subscribe", source.topic)
+        .option("startingOffsets", source.starting_offsets)
+        .option("maxOffsetsPerTrigger", source.max_offsets_per_batch)
+        # So that its consumers are known by the job, to whoever looks at the servers. Spark commits no offsets there.
+        .option("groupIdPrefix", f"streamwarden-{job}")
+    )
+    for name, value in client_properties().items():
+        reader = reader.option(f"kafka.{name}", value)
+    return reader.load()

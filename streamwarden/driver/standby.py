@@ -4,9 +4,10 @@ It reads a JSON command a line and answers each with a line: ``{"do": "prepare",
 first one, after which it rehearses the job, work on its state included or not;
 ``{"do": "digest", "checkpoint": KEY, "batch": N, "partitions": P}``; ``{"do": "repartition", "checkpoint": KEY,
 "partitions": P}``; ``{"do": "replay", "checkpoint": KEY}``, which finishes the batch that was begun there and writes
-its rows nowhere; and at last ``{"do": "run"}``, from which on it is a driver like any other. Without that it ends with
-its input: whoever started it is gone. Until then it holds no lease, and writes nothing but the checkpoint that it is
-given, and a rehearsal's rows in a temporary folder.
+its rows nowhere; ``{"do": "start ahead", "checkpoint": KEY}``, which does so by the query that will be the job's; and
+at last ``{"do": "run"}``, from which on it is a driver like any other. Without that it ends with its input: whoever
+started it is gone. Until then it holds no lease, and writes nothing but the checkpoint that it is given, and a
+rehearsal's rows in a temporary folder.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.workspace import Workspace
+from streamwarden.driver.ahead import QueryAhead
 from streamwarden.driver.causes import headline
 from streamwarden.driver.job_session import start_session
 from streamwarden.driver.module import load_module
@@ -29,11 +32,27 @@ from streamwarden.driver.replay import Replay
 from streamwarden.driver.state_digest import state_digests
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["stand_by"]
+__all__ = ["Prepared", "stand_by"]
 
 
-def stand_by(workspace: Workspace, incarnation: str, output: int) -> SparkSession | None:
-    """Answer commands until this driver is to run; return its session, or None if it is not to run at all.
+@dataclass
+class Prepared:
+    """What a driver that stood by has ready.
+
+    Parameters
+    ----------
+    session
+        With the job's settings.
+    ahead
+        The query that was started for it, if one was.
+    """
+
+    session: SparkSession
+    ahead: QueryAhead | None = None
+
+
+def stand_by(workspace: Workspace, incarnation: str, output: int) -> Prepared | None:
+    """Answer commands until this driver is to run; return what it has ready, or None if it is not to run at all.
 
     Parameters
     ----------
@@ -46,39 +65,61 @@ def stand_by(workspace: Workspace, incarnation: str, output: int) -> SparkSessio
         answers.write(json.dumps(value) + "\n")
         answers.flush()
 
-    session: SparkSession | None = None
-    replay: Replay | None = None
+    standby: _Standby | None = None
     for line in sys.stdin:
         command = json.loads(line)
         if command["do"] == "prepare":
-            spec = JobSpec.model_validate(command["spec"])
-            session = start_session(workspace, spec, incarnation)
-            replay = Replay(session, workspace, spec)
-            rehearse(session, workspace, spec, load_module(spec), state=command["state"])
+            standby = _Standby(workspace, JobSpec.model_validate(command["spec"]), incarnation)
+            standby.rehearse(state=command["state"])
             answer({"ready": True})
         elif command["do"] == "run":
             answer({"running": True})
             answers.close()
-            return session
+            return standby.prepared if standby is not None else None
         else:
-            assert session is not None and replay is not None
-            answer(_perform(session, workspace, replay, command))
-    if session is not None:
-        session.stop()
+            assert standby is not None
+            answer(standby.perform(command))
+    if standby is not None:
+        standby.end()
     return None
 
 
-def _perform(session: SparkSession, workspace: Workspace, replay: Replay, command: dict[str, Any]) -> dict[str, Any]:
-    path = workspace.uri(command["checkpoint"])
-    try:
-        if command["do"] == "repartition":
-            repartition(session, path, command["partitions"])
-            return {"done": True}
-        if command["do"] == "replay":
-            return {"rows": replay(path)}
-        return {"digests": state_digests(session, path, command["batch"], command["partitions"])}
-    except StreamwardenError as error:
-        return {"code": error.code, "what": error.what}
-    except Exception as error:
-        # Whatever it is, whoever asked has a job to put back where it was.
-        return {"code": "RESCALE_FAILED", "what": headline(error)}
+class _Standby:
+    def __init__(self, workspace: Workspace, spec: JobSpec, incarnation: str) -> None:
+        self._workspace = workspace
+        self._spec = spec
+        self._session = start_session(workspace, spec, incarnation)
+        self._replay = Replay(self._session, workspace, spec)
+        self.prepared = Prepared(self._session)
+
+    def rehearse(self, *, state: bool) -> None:
+        rehearse(self._session, self._workspace, self._spec, load_module(self._spec), state=state)
+
+    def perform(self, command: dict[str, Any]) -> dict[str, Any]:
+        path = self._workspace.uri(command["checkpoint"])
+        try:
+            match command["do"]:
+                case "repartition":
+                    repartition(self._session, path, command["partitions"])
+                    return {"done": True}
+                case "replay":
+                    return {"rows": self._replay(path)}
+                case "start ahead":
+                    return {"rows": self._start_ahead(command["checkpoint"])}
+                case _:
+                    digests = state_digests(self._session, path, command["batch"], command["partitions"])
+                    return {"digests": digests}
+        except StreamwardenError as error:
+            return {"code": error.code, "what": error.what}
+        except Exception as error:
+            # Whatever it is, whoever asked has a job to put back where it was.
+            return {"code": "RESCALE_FAILED", "what": headline(error)}
+
+    def end(self) -> None:
+        if self.prepared.ahead is not None:
+            self.prepared.ahead.drop()
+        self._session.stop()
+
+    def _start_ahead(self, checkpoint: str) -> list[int] | None:
+        self.prepared.ahead = QueryAhead(self._session, self._workspace, self._spec, self._replay.rows, checkpoint)
+        return self.prepared.ahead.rows()

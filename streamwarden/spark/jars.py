@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -30,7 +31,7 @@ MIRROR_ENV = "STREAMWARDEN_MAVEN_REPO"
 
 @dataclass(frozen=True)
 class Jar:
-    """One pinned jar: Maven coordinates and SHA-256, and what it is for: ``s3``, or nothing where all need it."""
+    """One pinned jar: Maven coordinates and SHA-256, and what it is for: ``s3``, ``kafka``, or nothing: all need it."""
 
     group: str
     artifact: str
@@ -44,10 +45,13 @@ class Jar:
         return f"{self.artifact}-{self.version}.jar"
 
 
+_PINS = Path(__file__).with_name("jars.toml")
+
+
 @cache
-def pinned() -> tuple[Jar, ...]:
-    """Return the jars of ``jars.toml``."""
-    table = tomllib.loads(Path(__file__).with_name("jars.toml").read_text(encoding="utf-8"))
+def pinned(pins: Path = _PINS) -> tuple[Jar, ...]:
+    """Return the jars that a file pins."""
+    table = tomllib.loads(pins.read_text(encoding="utf-8"))
     return tuple(Jar(**row) for row in table["jar"])
 
 
@@ -95,8 +99,15 @@ def find_java() -> str:
     return java
 
 
-def fetch() -> list[Path]:
+def fetch(jars: Sequence[Jar] | None = None, folder: Path | None = None) -> list[Path]:
     """Fetch the jars that are missing, check all of them, and return their paths.
+
+    Parameters
+    ----------
+    jars
+        Default those of ``jars.toml``.
+    folder
+        Default :func:`jar_dir`.
 
     Raises
     ------
@@ -105,9 +116,10 @@ def fetch() -> list[Path]:
         left in the folder; one that was there before is left for its owner to look at.
     """
     java = find_java()
-    folder = jar_dir()
+    folder = folder or jar_dir()
+    jars = jars if jars is not None else pinned()
     missing = []
-    for jar in pinned():
+    for jar in jars:
         path = folder / jar.file_name
         if path.is_file():
             _check(path, jar)
@@ -122,7 +134,7 @@ def fetch() -> list[Path]:
                 arrived = Path(work) / "out" / jar.file_name
                 _check(arrived, jar)
                 arrived.replace(folder / jar.file_name)
-    return [folder / jar.file_name for jar in pinned()]
+    return [folder / jar.file_name for jar in jars]
 
 
 def _check(path: Path, jar: Jar) -> None:

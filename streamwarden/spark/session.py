@@ -50,6 +50,7 @@ def build_session(
     settings: Mapping[str, str] | None = None,
     java_options: str = "",
     s3: S3Server | None = None,
+    kafka: bool = False,
     archived: bool = True,
 ) -> SparkSession:
     """Start a JVM, or reuse this process's one, with a session that reads and writes Delta.
@@ -69,6 +70,9 @@ def build_session(
     s3
         The S3 server that ``s3a://`` addresses are on; without it they can't be read. Its jars load only then: a
         session on local disk starts no slower for them.
+    kafka
+        Whether it is to read Kafka. Its jars are added to a session and not to the class path, for which there is an
+        archive of classes.
     archived
         Whether the JVM may take its classes from the archive that set-up made. Only a local one can: the class path of
         a cluster's is not known.
@@ -81,6 +85,7 @@ def build_session(
     find_java()
     quick_py4j.install()
     jars = require("s3") if s3 is not None else require()
+    added = [path for path in require("kafka") if path not in jars] if kafka else []
     # PySpark starts Python workers by these; without them transformWithState's driver-side worker takes any `python3`.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -90,7 +95,9 @@ def build_session(
         # On the class path as they lie: spark.jars would copy them at every start.
         merged["spark.driver.extraClassPath"] = os.pathsep.join(str(path) for path in jars)
     else:
-        merged["spark.jars"] = ",".join(path.as_uri() for path in jars)
+        added = [*jars, *added]
+    if added:
+        merged["spark.jars"] = ",".join(path.as_uri() for path in added)
     merged["spark.driver.memory"] = memory
     merged["spark.executor.memory"] = memory
     # A small heap collects faster without parallel threads than with them; two-core machines have none to spare.

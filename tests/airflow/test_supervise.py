@@ -308,6 +308,38 @@ def test_release_stops_what_no_trigger_stopped(place: Place, state: str | None, 
         place.until(lambda now: now.phase is Phase.STOPPED)
 
 
+def test_marked_while_it_is_down_is_suspended_at_once_and_the_next_run_deploys(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, first = Run(), place.deploy()
+    trigger = deferred(lambda: supervise(place).execute(old.context()), old)
+    fired(trigger, within=0.5)
+    os.kill(pid_of(first), signal.SIGKILL)
+    place.until(lambda seen: seen.phase is Phase.DEAD)
+    set_state(monkeypatch, old, "failed")
+    old.states["supervise"] = "failed"
+    ReleaseOperator(task_id="release", job="lamp", **place.place()).execute(old.context("release"))
+    desired = place.seen().desired
+    assert desired is not None and desired.state == "suspended"
+    # The next run is asked for, and only then does the triggerer come to the old one's trigger.
+    asked_for = Run(run_id="manual__2").context("deploy")
+    asyncio.run(trigger.on_kill())
+    done = DeployOperator(task_id="deploy", job="lamp", **place.place()).execute(asked_for)
+    assert done["launched"] and done["incarnation"] != first.incarnation
+
+
+def test_release_leaves_a_job_that_failed_for_good_as_it_is(place: Place) -> None:
+    run = Run()
+    place.write_job(standin_fail="CONFIG_INVALID", standin_after=5)
+    place.deploy()
+    deferred(lambda: supervise(place).execute(run.context()), run)
+    place.until(lambda seen: seen.phase is Phase.FAILED)
+    run.states["supervise"] = "failed"
+    ReleaseOperator(task_id="release", job="lamp", **place.place()).execute(run.context("release"))
+    desired = place.seen().desired
+    assert desired is not None and desired.state == "running"
+
+
 def test_release_leaves_another_runs_driver_alone(place: Place) -> None:
     old, new = Run(states={"supervise": "failed"}), Run(run_id="manual__2")
     place.deploy()

@@ -119,6 +119,7 @@ class Injector:
         except (ChaosError, StreamwardenError, psutil.Error, OSError) as error:
             if not self.world.over.is_set():
                 record.wrong.append(f"{type(error).__name__}: {error} ({self._state(fault.job)})")
+                self._bring_back(fault.job)
         record.ended = time.time()
         return record
 
@@ -549,6 +550,15 @@ class Injector:
             raise ChaosError(f"{job} did not stop: {world.seen(job).phase}")
         own = world.runs[job]
         world.until(lambda: world.run_state(f"job_{job}", own) in ("success", "failed"), 120, f"the run of {job}")
+
+    def _bring_back(self, job: str) -> None:
+        """Start a job anew that a fault has left to nobody: that is on record, and the other faults are tried still."""
+        with contextlib.suppress(ChaosError, StreamwardenError, psutil.Error, OSError):
+            if not self.world.supervisions(job):
+                began = time.time()
+                self.world.mean_all(job)
+                self.world.trigger(job)
+                self._await_supervised([job], began, DEADLINE_S)
 
     def _state(self, job: str) -> str:
         with contextlib.suppress(Exception):

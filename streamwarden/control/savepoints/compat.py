@@ -19,7 +19,7 @@ from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.documents import CheckpointRef, JobDocuments, OutputStart
 from streamwarden.control.savepoints.closure import StateFileMissing, closure
 from streamwarden.control.savepoints.manifest import Manifest
-from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
+from streamwarden.control.spec import DeltaSource, FileSource, JobSpec, KafkaSource, Source
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -257,13 +257,16 @@ def _names(operators: list[tuple[int, str]]) -> str:
     return ", ".join(f"{number} {name}" for number, name in operators) or "none"
 
 
-def _other_source(then: FileSource | DeltaSource, now: FileSource | DeltaSource) -> Iterator[StreamwardenError]:
+def _other_source(then: Source, now: Source) -> Iterator[StreamwardenError]:
     if isinstance(then, DeltaSource) and isinstance(now, DeltaSource):
         if then.table != now.table:
             yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"table {now.table}, then {then.table}")
     elif isinstance(then, FileSource) and isinstance(now, FileSource):
         if then.path != now.path:
             yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"folder {now.path}, then {then.path}")
+    elif isinstance(then, KafkaSource) and isinstance(now, KafkaSource):
+        if then.topic != now.topic:
+            yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"topic {now.topic}, then {then.topic}")
     else:
         yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"{now.kind}, then {then.kind}")
 
@@ -277,6 +280,9 @@ def _source(
     elif isinstance(spec.source, DeltaSource):
         if manifest.sources and manifest.sources[0]:
             yield from _delta_source(DeltaLog(workspace.files, f"tables/{spec.source.table}"), manifest.sources[0])
+    elif isinstance(spec.source, KafkaSource):
+        # Whether the topic has its records still, only its servers know: Spark tells when it reads them.
+        return
     elif current is not None and manifest.sources and manifest.sources[0]:
         position = json.loads(manifest.sources[0])
         gone = [path for path in _files_after(workspace, current, int(position["logOffset"])) if not _exists(path)]

@@ -28,6 +28,8 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 MEMORY = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 MAJOR, MINOR = (int(part) for part in version("pyspark").split(".")[:2])
 
+KAFKA = {"kind": "kafka", "topic": "trips", "bootstrap_servers": "one:9092"}
+
 Change = Callable[[dict[str, Any]], None]
 
 
@@ -192,12 +194,19 @@ def test_a_stateless_job_may_change_partitions_and_backend(workspace: Workspace)
         ({"kind": "files", "path": "landing"}, {"kind": "delta", "table": "trips"}),
         ({"kind": "delta", "table": "trips"}, {"kind": "files", "path": "landing"}),
         ({"kind": "delta", "table": "trips"}, {"kind": "delta", "table": "rides"}),
+        ({"kind": "delta", "table": "trips"}, KAFKA),
+        (KAFKA, {**KAFKA, "topic": "rides"}),
     ],
 )
 def test_another_source_does_not_fit(
     workspace: Workspace, made: Made, then: dict[str, Any], now: dict[str, Any]
 ) -> None:
     assert codes(workspace, of(made, spec=spec(source=then)), spec(source=now)) == ["RESTORE_SOURCE_CHANGED"]
+
+
+def test_a_topic_by_another_address_fits(workspace: Workspace, made: Made) -> None:
+    found = of(made, spec=spec(source=KAFKA), sources=['{"trips":{"0":12}}'])
+    assert codes(workspace, found, spec(source={**KAFKA, "bootstrap_servers": "two:9092"})) == []
 
 
 def test_another_pace_of_the_same_source_fits(workspace: Workspace, made: Made) -> None:

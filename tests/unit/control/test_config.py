@@ -25,6 +25,7 @@ SOUND: dict[str, Any] = {
     "sinks": [{"table": "windows", "mode": "upsert", "keys": ["a"], "final_when_passed": "b"}],
     "watermark": "2h",
 }
+KAFKA = {"kind": "kafka", "topic": "trips", "bootstrap_servers": "one:9092, [::1]:9093"}
 
 
 def _write(folder: Path, content: Any, name: str = "windows") -> None:
@@ -66,7 +67,11 @@ def test_a_sound_job_loads_with_defaults(tmp_path: Path) -> None:
         ({"resources": {"memory": "465m"}}, "resources.memory", "less than 466m"),
         ({"source": {"kind": "delta", "table": "windows"}}, "", "read what it writes"),
         ({"source": {"kind": "delta", "path": "x"}}, "source.table", "required"),
-        ({"source": {"kind": "kafka"}}, "source", "kafka"),
+        ({"source": {"kind": "pulsar"}}, "source", "kafka"),
+        ({"source": {"kind": "kafka", "topic": "trips"}}, "source.bootstrap_servers", "required"),
+        ({"source": {**KAFKA, "topic": "all of them"}}, "source.topic", "is no topic"),
+        ({"source": {**KAFKA, "bootstrap_servers": "one:9092,two"}}, "source.bootstrap_servers", "'two' is no address"),
+        ({"source": {**KAFKA, "starting_offsets": "newest"}}, "source.starting_offsets", "latest"),
         ({"sinks": [{"table": "w", "mode": "upsert"}]}, "sinks.0", "needs keys"),
         ({"sinks": [{"table": "w", "mode": "append", "final_when_passed": "b"}]}, "sinks.0", "mode upsert"),
         ({"sinks": [{"table": "w", "mode": "append", "first_by": ["b"]}]}, "sinks.0", "first_by"),
@@ -114,9 +119,11 @@ def test_an_unknown_job_says_which_there_are(tmp_path: Path) -> None:
     assert caught.value.code == "JOB_UNKNOWN" and "windows" in caught.value.what
 
 
-@pytest.mark.parametrize("backend", ["rocksdb", "memory"])
-def test_a_spec_survives_being_written_as_json(tmp_path: Path, backend: str) -> None:
-    _write(tmp_path, {**SOUND, "state": {"backend": backend}})
+@pytest.mark.parametrize(
+    "change", [{"state": {"backend": "rocksdb"}}, {"state": {"backend": "memory"}}, {"source": KAFKA}]
+)
+def test_a_spec_survives_being_written_as_json(tmp_path: Path, change: dict[str, Any]) -> None:
+    _write(tmp_path, {**SOUND, **change})
     spec = load_job("windows", config=tmp_path)
     again = JobSpec.model_validate_json(spec.model_dump_json())
     assert again == spec and again.digest() == spec.digest()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamwarden.control.follow import Follower
+from streamwarden.control.follow import Follower, pays_to_start_ahead
 from streamwarden.control.rescale import _Rescale
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
@@ -117,3 +117,23 @@ def test_a_copy_that_gets_no_nearer_is_given_up(
     monkeypatch.setattr("streamwarden.control.rescale.time.monotonic", lambda: 10.0 * len(done))
     assert work._follow(following, None, None, again=again_s) is near  # type: ignore[arg-type]
     assert len(done) == replays
+
+
+@pytest.mark.parametrize(
+    ("now", "interval", "replay", "ahead"),
+    [
+        # Whatever the clock says, the next multiple of 5 s is nearer than the replay and another start.
+        (100.0, 5.0, 2.6, True),
+        (104.9, 5.0, 2.6, True),
+        # A minute's is near for its last seconds only.
+        (120.0, 60.0, 3.0, False),
+        (173.0, 60.0, 3.0, False),
+        (174.5, 60.0, 3.0, True),
+        # Nothing was replayed: nothing is known.
+        (174.5, 60.0, 0.0, False),
+    ],
+)
+def test_a_query_is_started_ahead_if_its_second_batch_does_not_wait_for_the_clock(
+    now: float, interval: float, replay: float, ahead: bool
+) -> None:
+    assert pays_to_start_ahead(now, interval, replay) is ahead

@@ -51,6 +51,15 @@ OTHER_KIND = """[STREAM_FAILED] Query [id = f5, runId = 56] terminated with exce
 Did not find value which can be converted into long SQLSTATE: XXKST"""
 LOG_GONE = """[STREAM_FAILED] Query [id = 6f, runId = 6f] terminated with exception: \
 [DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE] If you never deleted it, it's likely your query is lagging behind."""
+TOPIC = """An error occurred while calling o290.localCheckpoint.
+: org.apache.spark.sql.kafka010.KafkaIllegalStateException: Some data may have been lost because they are not \
+available in Kafka any more;
+either the data was aged out by Kafka or the topic may have been deleted before all the data in the
+topic was processed.
+If you don't want your streaming query to fail on such cases, set the source option failOnDataLoss to false.
+Reason: Could not read records in offset [400, 600) for topic partition trips-0
+with consumer group streamwarden-records-e62704f3-executor.
+\tat org.apache.spark.sql.kafka010.KafkaExceptions$.couldNotReadOffsetRange(KafkaExceptions.scala:94)"""
 DATA_GONE = f"""{CALL}: org.apache.spark.SparkException: [FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while \
 reading file file:/data/tables/facts/part-00000-1a3e-c000.snappy.parquet. File does not exist. It is possible the \
 underlying files have been updated.
@@ -85,6 +94,7 @@ to table delta.`file:/data/tables/counted` committed at version 115."""
         (OTHER_TABLE, "SOURCE_REPLACED", "unexpected Delta table"),
         (OTHER_KIND, "SOURCE_REPLACED", "No usable value for logOffset"),
         (LOG_GONE, "SOURCE_DATA_GONE", "lagging behind"),
+        (TOPIC, "SOURCE_DATA_GONE", "Could not read records in offset [400, 600) for topic partition trips-0"),
         (DATA_GONE, "SOURCE_DATA_GONE", "part-00000-1a3e"),
         (DATA_GONE.replace("facts", "counted"), "OUTPUT_DATA_GONE", "tables/counted/part-00000-1a3e"),
         (HEAP, "OUT_OF_MEMORY", "java.lang.OutOfMemoryError: Java heap space"),

@@ -11,7 +11,7 @@ import yaml
 from streamwarden.control.documents import SourceProgress
 from streamwarden.control.spec import DeltaSource, FileSource
 from streamwarden.control.workspace import Workspace, open_workspace
-from streamwarden.driver.backlog import DeltaBacklog, FileBacklog
+from streamwarden.driver.backlog import DeltaBacklog, FileBacklog, KafkaBacklog
 
 pytestmark = pytest.mark.unit
 
@@ -111,3 +111,22 @@ def test_versions_left_are_those_that_bring_rows(workspace: Workspace) -> None:
     # Half of version 3 is read: it is pending as long as its last file is.
     assert backlog.after(at(3), at(3, index=5)) == SourceProgress(unit="versions", taken=1, pending=1)
     assert backlog.after(at(3, index=5), at(4)) == SourceProgress(unit="versions", taken=1, pending=0)
+
+
+def topic(*offsets: int) -> str:
+    return json.dumps({"trips": dict(enumerate(offsets))})
+
+
+def test_offsets_left_are_those_that_were_there_when_a_batch_was_planned() -> None:
+    backlog = KafkaBacklog()
+    # Of a first batch, from the topic's beginning, only the rows are known.
+    assert backlog.after(None, topic(40, 30), topic(90, 30), 50) == SourceProgress(unit="offsets", taken=50, pending=50)
+    assert backlog.after(topic(40, 30), topic(60, 35), topic(61, 37)) == SourceProgress(
+        unit="offsets", taken=25, pending=3
+    )
+    # A partition that was added since.
+    assert backlog.after(topic(60, 35), topic(60, 35, 5), topic(60, 35, 7)) == SourceProgress(
+        unit="offsets", taken=5, pending=2
+    )
+    assert backlog.after(topic(1), topic(2)) == SourceProgress(unit="offsets", taken=1, pending=None)
+    assert backlog.after(None, None, None) is None

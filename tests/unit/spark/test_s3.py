@@ -14,10 +14,11 @@ from streamwarden.storage import S3Location
 pytestmark = pytest.mark.unit
 
 
-def test_a_session_on_disk_loads_none_of_the_jars_for_s3() -> None:
-    plain, with_s3 = require(), require("s3")
-    assert len(plain) == 2 and set(plain) < set(with_s3)
-    assert {jar.use for jar in pinned()} == {"", "s3"} and len(with_s3) == len(pinned())
+def test_a_session_on_disk_loads_none_of_the_jars_for_s3_or_kafka() -> None:
+    plain, with_s3, with_kafka = require(), require("s3"), require("kafka")
+    assert len(plain) == 2 and set(with_s3) & set(with_kafka) == set(plain) < set(with_s3)
+    assert {jar.use for jar in pinned()} == {"", "s3", "kafka"}
+    assert len(require("s3", "kafka")) == len(pinned()) and set(with_kafka) > set(plain)
 
 
 def test_no_pinned_jar_repeats_one_of_pysparks() -> None:

@@ -1,0 +1,138 @@
+"""A job's query that is started before its driver may write: it computes, and holds its first new batch until then.
+
+The start of a query, the load of its state stores and a batch that the job has written already are over when the driver
+takes the lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from pyspark.sql import DataFrame, SparkSession
+
+from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.no_data_batch import begin_no_data_batch
+from streamwarden.control.spec import JobSpec
+from streamwarden.control.workspace import Workspace
+from streamwarden.driver.batches import BatchWriter, release
+from streamwarden.driver.outputs import AUTHOR
+from streamwarden.driver.query import RunningQuery
+from streamwarden.driver.replay import write_nowhere
+
+__all__ = ["QueryAhead"]
+
+_log = logging.getLogger(__name__)
+
+_POLL_S = 0.02
+
+
+class _Held:
+    """Stands for the writer of a query's batches until there is one.
+
+    Parameters
+    ----------
+    written
+        The last batch that the job has written already. Up to it rows are computed for their state, and not written.
+    """
+
+    def __init__(self, written: int | None) -> None:
+        self._written = -1 if written is None else written
+        self._writer: BatchWriter | None = None
+        self._author = ""
+        self._decided = threading.Event()
+        self.hurry = threading.Event()
+        self.in_flight: int | None = None
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        if batch_id <= self._written:
+            write_nowhere(batch, batch_id)
+            return
+        # Computed while the job is handed over; the writer reads what is kept.
+        kept = batch.localCheckpoint(eager=True)
+        try:
+            self._decided.wait()
+            if self._writer is None:
+                raise RuntimeError("this query is not to write")
+            # A query has a session of its own from its start on.
+            batch.sparkSession.conf.set(AUTHOR, self._author)
+            self._writer(kept, batch_id)
+        finally:
+            release(kept)
+
+    def give(self, writer: BatchWriter | None, author: str) -> None:
+        self._writer, self._author = writer, author
+        self._decided.set()
+
+
+class QueryAhead:
+    """A query on a checkpoint that will be the job's, of a driver that stands by.
+
+    Until it is released, it writes nothing but what Spark writes into that checkpoint.
+
+    Parameters
+    ----------
+    session
+        One with the job's settings.
+    workspace, spec
+        The job.
+    rows
+        Its streaming DataFrame.
+    checkpoint
+        The checkpoint's folder, relative to the storage's root. A batch that was begun there is one that the job has
+        written already.
+    """
+
+    def __init__(
+        self, session: SparkSession, workspace: Workspace, spec: JobSpec, rows: DataFrame, checkpoint: str
+    ) -> None:
+        self.checkpoint = checkpoint
+        self._reader = CheckpointReader(workspace.storage, checkpoint)
+        begun = self._reader.last_offset()
+        self._begun = begun if begun != self._reader.last_commit() else None
+        if session.conf.get("spark.sql.streaming.noDataMicroBatches.enabled") == "true":
+            begin_no_data_batch(workspace.storage, checkpoint)
+        self._held = _Held(begun)
+        self._query = RunningQuery(spec, rows, self._held, workspace.uri(checkpoint), self._reader)
+
+    def rows(self) -> list[int] | None:
+        """Wait for the batch that was begun; return the rows of each operator's state after it. None: there was none.
+
+        Raises
+        ------
+        Exception
+            What the batch failed by.
+        """
+        if self._begun is None:
+            return None
+        while True:
+            failure = self._query.failure()
+            if failure is not None:
+                raise failure.error
+            rows = self._query.state_rows(self._begun)
+            if rows is not None and self._reader.is_committed(self._begun):
+                return rows
+            time.sleep(_POLL_S)
+
+    def release(self, writer: BatchWriter, author: str) -> RunningQuery:
+        """Let it write, by the driver that holds the lease; return it.
+
+        Parameters
+        ----------
+        author
+            For each table's history; see :data:`~streamwarden.driver.outputs.AUTHOR`.
+        """
+        self._query.write_by(writer)
+        self._held.give(writer, author)
+        _log.info("the query that was started ahead writes from now on")
+        return self._query
+
+    def drop(self) -> None:
+        """End it. The batch that it holds is left begun."""
+        self._held.give(None, "")
+        try:
+            self._query.abandon()
+        except Exception:
+            # The JVM may be gone, and the query with it.
+            _log.warning("the query that was started ahead did not end in order", exc_info=True)

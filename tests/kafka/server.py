@@ -1,0 +1,123 @@
+"""A real Kafka server for tests: one KRaft node, on free ports of the loopback interface, that wants a password."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.cimpl import Producer, TopicPartition
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from streamwarden.spark.jars import find_java
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+JARS = REPOSITORY / ".tools" / "kafka"
+USER = "streamwarden"
+
+
+class KafkaServer:
+    """A server that can be stopped and started again: same port, same password, same records."""
+
+    def __init__(self, folder: Path) -> None:
+        self.password = secrets.token_hex(16)
+        self._log = folder / "server.log"
+        self._settings = folder / "server.properties"
+        self._process: subprocess.Popen[bytes] | None = None
+        clients, controller = _free_port(), _free_port()
+        self.address = f"127.0.0.1:{clients}"
+        self._settings.write_text(
+            f"""\
+process.roles=broker,controller
+node.id=1
+listeners=SASL_PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=SASL_PLAINTEXT://{self.address}
+controller.listener.names=CONTROLLER
+controller.quorum.bootstrap.servers=127.0.0.1:{controller}
+inter.broker.listener.name=SASL_PLAINTEXT
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT
+sasl.enabled.mechanisms=PLAIN
+sasl.mechanism.inter.broker.protocol=PLAIN
+listener.name.sasl_plaintext.plain.sasl.jaas.config={self.jaas[:-1]} user_{USER}="{self.password}";
+log.dirs={folder / "data"}
+auto.create.topics.enable=false
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+group.initial.rebalance.delay.ms=0
+"""
+        )
+        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        made = self._java("kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(self._settings))
+        assert made.wait(120) == 0, self._log.read_text()[-2000:]
+
+    @property
+    def jaas(self) -> str:
+        """What a client of Java logs in with."""
+        module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        return f'{module} required username="{USER}" password="{self.password}";'
+
+    @property
+    def _client(self) -> dict[str, str]:
+        return {
+            "bootstrap.servers": self.address,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": USER,
+            "sasl.password": self.password,
+            # A line for each failed connection, many a second.
+            "log_level": "0",
+        }
+
+    def start(self) -> None:
+        self._process = self._java("kafka.Kafka", str(self._settings))
+        self._await_answer()
+
+    @retry(
+        retry=retry_if_exception_type(KafkaException), wait=wait_fixed(0.5), stop=stop_after_delay(120), reraise=True
+    )
+    def _await_answer(self) -> None:
+        assert self._process is not None and self._process.poll() is None, self._log.read_text()[-2000:]
+        AdminClient(self._client).list_topics(timeout=2)
+
+    def kill(self) -> None:
+        """End it in the middle of whatever it does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def create(self, topic: str, partitions: int) -> None:
+        # Kept until the answer is there: it takes its requests along.
+        admin = AdminClient(self._client)
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+
+    def send(self, topic: str, records: list[tuple[str, str]]) -> None:
+        """Send records, each a key and a value, and wait until all are there."""
+        lost: list[KafkaError] = []
+        producer = Producer({**self._client, "linger.ms": 5, "acks": "all"})
+        for key, value in records:
+            producer.produce(topic, value, key, on_delivery=lambda error, _: lost.append(error) if error else None)
+        assert producer.flush(60) == 0 and not lost, lost
+
+    def drop(self, topic: str, partition: int, before: int) -> None:
+        """Remove a partition's records before an offset, as its retention does."""
+        where = TopicPartition(topic, partition, before)
+        admin = AdminClient(self._client)
+        admin.delete_records([where])[where].result(30)
+
+    def _java(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [find_java(), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{JARS}/*", program]
+        with self._log.open("ab") as log:
+            return subprocess.Popen([*command, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
