@@ -85,18 +85,21 @@ def test_what_was_begun_is_finished_unwritten_and_the_next_batch_waits_for_its_w
     time.sleep(HELD_S)
     assert (reader.last_commit(), _version(workspace, spec)) == (2, version)
 
+    # As if it had never been interrupted: to the no-data batch that makes the last windows final.
+    module = load_module(spec)
+    straight = delta_tables(spark, workspace.root / "straight", spec, module, workspace.root / STRAIGHT)
+    rows = module.transform(open_source(spark, workspace, spec), settings_for(spec, module))
+    run(rows, straight, workspace.root / STRAIGHT).awaitTermination()
+    last = CheckpointReader(workspace.storage, STRAIGHT).last_commit()
+    assert last is not None and last >= COMMITS - 1
+
     query = ahead.release(_writer(spark, workspace, spec), "who writes")
-    _wait(lambda: (reader.last_commit() or 0) >= COMMITS - 1)
+    _wait(lambda: reader.last_commit() == last)
     query.stop()
     table = DeltaTable(workspace.table(_table(spec)))
     written = [one for one in table.history() if one["version"] > version]
     assert written and {one.get("userMetadata") for one in written} == {"who writes"}
 
-    # As if it had never been interrupted.
-    module = load_module(spec)
-    straight = delta_tables(spark, workspace.root / "straight", spec, module, workspace.root / STRAIGHT)
-    rows = module.transform(open_source(spark, workspace, spec), settings_for(spec, module))
-    run(rows, straight, workspace.root / STRAIGHT).awaitTermination()
     keys = [(key, "ascending") for key in spec.sinks[0].keys]
     found = [
         read_table(path).sort_by(keys)
