@@ -55,11 +55,13 @@ up: setup ## Airflow with its UI on loopback, until `make down`
 down: setup ## Stop what `make up` started, jobs included
 	@$(BIN)/python -m streamwarden.airflow down
 
-# Two at a time: much of the time a test waits for what it started. By file, so that a file's fixtures are made once.
+# Two at a time: much of the time a test waits for what it started. By file, so that a file's fixtures are made once, and
+# in the order of folders: the quick ones of tests/unit fill the end, where a file of minutes would leave one core idle.
 TESTS_AT_ONCE ?= 2
 
 test: setup s3-server kafka-server ## The tests, but for the long ones (TRIPS=file.parquet: with the real trips of its folder; TESTS_AT_ONCE=n)
-	@$(BIN)/pytest -n $(TESTS_AT_ONCE) --dist loadfile -m "not long"
+	@$(BIN)/pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder \
+		--durations 25 --durations-min 20 -m "not long"
 
 test-long: setup s3-server kafka-server ## Long random sequences, kills and load, one at a time (STREAMWARDEN_TEST_ACTIONS, _KILLS, _TAKES, _SEED)
 	@$(BIN)/pytest -s -m long
