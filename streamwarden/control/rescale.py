@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from typing import Any, Literal, NoReturn
 
@@ -17,22 +17,21 @@ from streamwarden.control.documents import (
     ErrorInfo,
     JobDocuments,
     Operation,
+    Step,
     Supervision,
     Width,
     utc_now,
 )
-from streamwarden.control.follow import Follower, pays_to_start_ahead
 from streamwarden.control.going_back import outputs_before
 from streamwarden.control.health.rules import Level
 from streamwarden.control.job_operation import JobOperation
 from streamwarden.control.operation import active_operation, begin
 from streamwarden.control.parallelism import decide, put_back, widened
 from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
-from streamwarden.control.savepoints.closure import repartitioned
-from streamwarden.control.savepoints.fresh import fresh_checkpoint
 from streamwarden.control.savepoints.manifest import Manifest, Origin
 from streamwarden.control.savepoints.take import Report
 from streamwarden.control.standby import Standby, standby
+from streamwarden.control.state_copy import StateCopy
 from streamwarden.control.supervision import START_TIMEOUT, Observation, Phase, assess, observe, record_decision
 from streamwarden.control.supervision import decide as judge
 from streamwarden.control.workspace import Workspace
@@ -45,19 +44,6 @@ OnTimeout = Literal["roll back", "hold"]
 
 Way = Literal["fast", "plain"]
 """How the state is repartitioned: while the job runs on, or after it was stopped."""
-
-_FOLLOW_S = 900.0
-"""How long a copy may take to catch up with the job. A quarter of an hour; then the job is stopped first."""
-
-_TRIED = 10
-"""Batches replayed after which the copy must be nearer than before them. 10: the job is not away meanwhile, and with 6
-the noise of a busy machine has ended what was gaining by one batch in four."""
-
-_OUTRUN = 3
-"""Batches replayed in which the job may not commit twice as many: its copy will not come nearer."""
-
-_WORK_S = 3600.0
-"""How long Spark may take to repartition, or to digest. An hour: ten million keys take some minutes."""
 
 _POLL_S = 0.25
 
@@ -145,9 +131,6 @@ def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
 
 
 class _Rescale(JobOperation):
-    _replay_s = 0.0
-    """What the last replayed batch took, with the start of its query, seconds."""
-
     def run(self) -> Operation:
         failure = self._plan.get("failure")
         if failure is not None:
@@ -201,8 +184,10 @@ class _Rescale(JobOperation):
                 reference = self._prepare_ahead(planned, spare)
             if reference is None:
                 self._stop(between=planned.repartitions)
-                made = self._save()
-                reference = self._repartition(spare, made, planned.to.partitions) if planned.repartitions else None
+                if planned.repartitions:
+                    reference = self._copy(planned, spare).reference
+                else:
+                    self._save()
             self._switch(planned, reference)
         except Exception as error:
             self._go_on(error)
@@ -232,77 +217,20 @@ class _Rescale(JobOperation):
 
         Return None, with the job running, if the copy does not catch up with it.
         """
-        before = self._documents.checkpoint.read()
-        assert before is not None
-        made = self._save()
-        partitions = planned.to.partitions
-        started = time.monotonic()
-        reference = self._repartition(spare, made, partitions)
-        again = time.monotonic() - started
-        assert reference.base_batch is not None
-        shift = reference.base_batch - made.batch
-        follower = Follower(self._workspace, before.path, reference.path, shift=shift, partitions=partitions)
+        copy = self._copy(planned, spare)
         with self._step("follow") as step:
-            first = follower.batch
-            near = self._follow(follower, spare, reference, again=again)
-            step.detail = f"batches {first + 1} to {follower.batch}, {follower.behind} behind"
-            if not near:
+            first = copy.batch
+            pays = copy.follow()
+            step.detail = f"batches {first + 1} to {copy.batch}, {copy.behind} behind"
+            if not pays:
                 step.detail += ": the job is faster than its copy, and is stopped first"
                 return None
         self._stop(between=True)
         with self._step("follow to the end") as step:
-            first = follower.batch
-            while follower.behind > 1:
-                self._replay(follower, spare, reference)
-            interval = self._desired_before.spec.trigger.interval
-            ahead = pays_to_start_ahead(time.time(), interval.total_seconds(), self._replay_s)
-            if ahead:
-                self._start_ahead(follower, spare, reference)
-            elif follower.behind > 0:
-                self._replay(follower, spare, reference)
-            step.detail = f"batches {first + 1} to {follower.batch}{', by the new query' if ahead else ''}"
-        return reference.model_copy(update={"base_batch": follower.batch + shift})
-
-    def _follow(self, follower: Follower, spare: Standby, reference: CheckpointRef, *, again: float) -> bool:
-        """Replay until the copy stands where the job stands, or gets no nearer.
-
-        Return whether what is left then is replayed sooner than the state repartitioned `again`, which takes so many
-        seconds: one of them comes after the stop.
-        """
-        deadline = time.monotonic() + _FOLLOW_S
-        behind: list[int] = []
-        while (now := follower.behind) > 0:
-            outrun = len(behind) >= _OUTRUN and now - behind[-_OUTRUN] >= _OUTRUN
-            gaining = len(behind) < _TRIED or now < behind[-_TRIED]
-            if outrun or not gaining or time.monotonic() >= deadline:
-                # With the batch in flight.
-                return (now + 1) * self._replay_s <= again
-            behind.append(now)
-            started = time.monotonic()
-            self._replay(follower, spare, reference)
-            self._replay_s = time.monotonic() - started
-        return True
-
-    def _replay(self, follower: Follower, spare: Standby, reference: CheckpointRef) -> None:
-        batch = follower.begin()
-        rows = spare.replay(reference.path, timeout=_WORK_S, say=self._heed)
-        self._check_replayed(follower, batch, rows)
-
-    def _start_ahead(self, follower: Follower, spare: Standby, reference: CheckpointRef) -> None:
-        """Start the job's query on the copy, with the last batch to replay; it writes when the job is the driver's."""
-        batch = follower.begin() if follower.behind > 0 else None
-        rows = spare.start_ahead(reference.path, timeout=_WORK_S, say=self._heed)
-        if batch is not None:
-            self._check_replayed(follower, batch, rows or [])
-
-    def _check_replayed(self, follower: Follower, batch: int, rows: list[int]) -> None:
-        follower.check(batch)
-        progress = observe(self._workspace, self._job).progress
-        known = next((one for one in (progress.recent if progress else []) if one.batch == batch), None)
-        if known is not None and [one.rows for one in known.operators] != rows:
-            what = f"{[one.rows for one in known.operators]} rows of state after batch {batch}, {rows} in the copy"
-            raise StreamwardenError("RESCALE_STATE_DIFFERS", f"{self._job}: {what}")
-        self._say(f"batch {batch} replayed, {follower.behind} behind")
+            first = copy.batch
+            ahead = copy.follow_to_end(self._desired_before.spec.trigger.interval.total_seconds())
+            step.detail = f"batches {first + 1} to {copy.batch}{', by the new query' if ahead else ''}"
+        return copy.reference
 
     def _stop(self, *, between: bool) -> None:
         self.handle.plan(stopping=True)
@@ -342,59 +270,20 @@ class _Rescale(JobOperation):
             step.detail = f"{made.id} at batch {made.batch}"
             return made
 
-    def _repartition(self, spare: Standby, made: Manifest, partitions: int) -> CheckpointRef:
-        current = self._documents.checkpoint.read()
-        assert current is not None
-        with self._step("copy") as step:
-            # Used up before it is used: a killed try's Spark may still write into its copy when the next one begins.
-            taken = max(current.generation, current.highest) + 1
-            self._documents.checkpoint.write(current.model_copy(update={"highest": taken}))
-            fresh = fresh_checkpoint(
-                self._workspace,
-                self._job,
-                made,
-                current,
-                outputs=[],
-                operation=self.handle.id,
-                reason=f"rescaled to {partitions} partitions, from savepoint {made.id}",
-                report=self._report,
-            )
-            step.detail = f"{fresh.path}: {len(made.files)} files, {made.bytes} bytes"
-        with self._step("digest before") as step:
-            was = self._plan["was"]["partitions"]
-            before = spare.digests(fresh.path, made.batch, was, timeout=_WORK_S, say=self._heed)
-            self._compare_rows(made, before)
-            step.detail = _rows(before)
-        with self._step("repartition") as step:
-            spare.repartition(fresh.path, partitions, timeout=_WORK_S, say=self._heed)
-            self._correct_metadata(fresh, made, partitions)
-            batch = CheckpointReader(self._workspace.storage, fresh.path).last_commit()
-            if batch != made.batch + 1:
-                raise StreamwardenError("RESCALE_FAILED", f"batch {made.batch + 1} is expected, and {batch} is there")
-            step.detail = f"{partitions} partitions, as batch {batch}"
-        with self._step("digest after") as step:
-            after = spare.digests(fresh.path, batch, partitions, timeout=_WORK_S, say=self._heed)
-            if before != after:
-                differing = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-                raise StreamwardenError("RESCALE_STATE_DIFFERS", f"{self._job}: {', '.join(differing)}")
-            step.detail = f"the same: {_rows(after)}"
-        return fresh.model_copy(update={"base_batch": batch})
-
-    def _compare_rows(self, made: Manifest, digests: dict[str, str]) -> None:
-        """Compare with what the query itself last said, for operators whose state is one table."""
-        for operator in made.operators:
-            counted = [_count(one) for name, one in digests.items() if name.split("/")[0] == str(operator.id)]
-            if len(counted) == 1 and operator.rows is not None and counted != [operator.rows]:
-                what = f"operator {operator.id} had {operator.rows} rows, and {counted[0]} are read back"
-                raise StreamwardenError("RESCALE_STATE_DIFFERS", f"{self._job}: {what}")
-
-    def _correct_metadata(self, fresh: CheckpointRef, made: Manifest, partitions: int) -> None:
-        files = self._workspace.files
-        for operator in made.operators:
-            key = f"{fresh.path}/state/{operator.id}/_metadata/metadata"
-            with suppress(FileNotFoundError):
-                # Those of version 2, a file a change, Spark writes itself.
-                files.write(key, repartitioned(files.read(key), partitions))
+    def _copy(self, planned: RescalePlan, spare: Standby) -> StateCopy:
+        return StateCopy(
+            self._workspace,
+            self._job,
+            self.handle.id,
+            self._save(),
+            was=planned.was.partitions,
+            partitions=planned.to.partitions,
+            spare=spare,
+            step=self._step,
+            heed=self._heed,
+            say=self._say,
+            report=self._report,
+        )
 
     def _switch(self, planned: RescalePlan, reference: CheckpointRef | None) -> None:
         with self._step("switch") as step:
@@ -632,7 +521,7 @@ class _Rescale(JobOperation):
         health = assess(seen, memory, judge(seen, memory))
         return [one for one in health.findings if one.level is Level.CRITICAL and one.rule != "restarts"]
 
-    def _step(self, name: str) -> Any:
+    def _step(self, name: str) -> AbstractContextManager[Step]:
         self._heed()
         return self.handle.step(name)
 
@@ -658,14 +547,6 @@ class _Rescale(JobOperation):
 
 def _pending(batch: BatchProgress | None) -> int | None:
     return batch.source.pending if batch is not None and batch.source is not None else None
-
-
-def _count(digest: str) -> int:
-    return int(digest.split(":")[0], 16)
-
-
-def _rows(digests: dict[str, str]) -> str:
-    return ", ".join(f"{name} {_count(digest)} rows" for name, digest in sorted(digests.items()))
 
 
 def _words(error: Exception) -> str:

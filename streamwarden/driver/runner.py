@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import signal
-import subprocess
 import threading
 import time
 import traceback
 from datetime import datetime, timedelta
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import psutil
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
@@ -40,7 +38,7 @@ from streamwarden.control.lease import LeaseHolder
 from streamwarden.control.no_data_batch import begin_no_data_batch
 from streamwarden.control.parallelism import widened, width_of
 from streamwarden.control.postmortem import last_words
-from streamwarden.control.processes import ProcessRef, current_process, process_of
+from streamwarden.control.processes import current_process
 from streamwarden.control.signatures import Places
 from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
 from streamwarden.control.supervision import assess, decide, observe
@@ -51,6 +49,7 @@ from streamwarden.driver.causes import Cause, Failure, explain, headline, shorte
 from streamwarden.driver.export import Export, open_export
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.job_session import PROVIDERS, start_session
+from streamwarden.driver.jvm import OUT_OF_MEMORY_EXITS, end_jvm, jvm_exit, jvm_of
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.metrics import DriverMetrics, DriverView
 from streamwarden.driver.module import load_module, settings_for
@@ -80,9 +79,6 @@ _NOT_HERE = ("OUT_OF_MEMORY", "JVM_DIED")
 
 _READ_AGAIN = ("SOURCE_SCHEMA_CHANGED",)
 """Failures that one look at the source as it is now may cure, and a second one can't."""
-
-_JVM_OUT_OF_MEMORY = (3, 52)
-"""Exit codes: of the JVM's own ExitOnOutOfMemoryError, and of Spark's handler of uncaught errors."""
 
 _CONSOLE_S = 0.5
 """Until what the JVM printed last is in console.log: a pipe and a thread away."""
@@ -325,31 +321,19 @@ class Driver:
         # Of a JVM that is gone every call says something else, and nothing that helps; its log may know.
         # Py4J has a class for what Java threw; its others say that no answer came, a call cut short among them.
         unanswered = isinstance(failure.error, OSError | Py4JError) and not isinstance(failure.error, Py4JJavaError)
-        ended = self._jvm_exit(gone=not failure.text or unanswered)
+        ended = jvm_exit(self._session, gone=not failure.text or unanswered)
         if ended is None:
             return cause
         words = last_words(self._logs)
         if words.code is None:
             time.sleep(_CONSOLE_S)
             words = last_words(self._logs)
-        if words.code == "OUT_OF_MEMORY" or ended in _JVM_OUT_OF_MEMORY:
+        if words.code == "OUT_OF_MEMORY" or ended in OUT_OF_MEMORY_EXITS:
             return Cause("OUT_OF_MEMORY", words.evidence or f"the JVM ended with code {ended}", cause.trace)
         if words.code is not None:
             return Cause(words.code, words.evidence, cause.trace)
         how = f"signal {-ended}" if ended < 0 else f"code {ended}"
         return Cause("JVM_DIED", f"the JVM ended with {how}: {words.evidence or 'its log says nothing'}", cause.trace)
-
-    def _jvm_exit(self, *, gone: bool) -> int | None:
-        """Return the exit code of this driver's JVM, or None while it runs; if it seems gone, wait a moment for it."""
-        gateway: Any = self._session.sparkContext._gateway if self._session is not None else None
-        process = getattr(gateway, "proc", None)
-        if process is None:
-            return None
-        try:
-            code: int | None = process.wait(timeout=5) if gone else process.poll()
-        except subprocess.TimeoutExpired:
-            return None
-        return code
 
     def _not_to_be_opened(self, spec: JobSpec, error: AnalysisException) -> StreamwardenError:
         failure = Failure.of(error)
@@ -365,7 +349,7 @@ class Driver:
         self._session = self._prepared or start_session(self._workspace, spec, self._incarnation)
         # Each version of a table says in its history who wrote it.
         self._session.conf.set(AUTHOR, self._author)
-        jvm = _jvm_of(self._process)
+        jvm = jvm_of(self._process)
         if jvm is not None:
             # A killed driver's JVM lives on for a moment; its successor waits for it to be gone.
             self._lease.renew(jvm=jvm)
@@ -531,7 +515,7 @@ class Driver:
             self._ahead.drop()
         if self._session is not None:
             # Before the lease goes back: until then nobody else may write.
-            _end_jvm(self._session)
+            end_jvm(self._session)
         # Before its end is written down: whoever waits for that finds every batch in the table.
         if self._recorder is not None:
             self._recorder.close(_LAST_ROWS_S)
@@ -583,27 +567,3 @@ def _places(workspace: Workspace, spec: JobSpec) -> Places:
     elif isinstance(source, FileSource):
         read = workspace.source_path(source.path)
     return Places(read, tuple(workspace.table(sink.table) for sink in spec.sinks))
-
-
-def _jvm_of(process: ProcessRef) -> ProcessRef | None:
-    for child in psutil.Process(process.pid).children(recursive=True):
-        if child.name() == "java":
-            return process_of(child.pid)
-    return None
-
-
-def _end_jvm(session: SparkSession) -> None:
-    """Stop Spark and its JVM, whatever state they are in: a JVM that died is often why the driver ends."""
-    context: Any = session.sparkContext
-    process = getattr(context._gateway, "proc", None)
-    try:
-        session.stop()
-        if process is not None:
-            # The JVM ends when its standard input does.
-            process.stdin.close()
-            process.wait(timeout=30)
-    except Exception:
-        _log.warning("Spark did not stop in order", exc_info=True)
-        if process is not None:
-            process.kill()
-            process.wait()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from streamwarden.control.follow import Follower, pays_to_start_ahead
-from streamwarden.control.rescale import _Rescale
+from streamwarden.control.state_copy import follow
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 from tests.batches import make_place
@@ -90,7 +89,7 @@ def test_what_it_cannot_follow_it_refuses(workspace: Workspace) -> None:
 @pytest.mark.parametrize(
     ("made_meanwhile", "again_s", "near", "replays"),
     [
-        # Nearer with each replay.
+        # Nearer with each replay, of ten seconds.
         ([0] * 20, 0, True, 5),
         # Slow at first, then nearer.
         ([2, 2, 1, *[0] * 20], 0, True, 10),
@@ -102,20 +101,17 @@ def test_what_it_cannot_follow_it_refuses(workspace: Workspace) -> None:
     ],
 )
 def test_a_copy_that_gets_no_nearer_is_given_up(
-    made_meanwhile: list[int], again_s: float, near: bool, replays: int, monkeypatch: pytest.MonkeyPatch
+    made_meanwhile: list[int], again_s: float, near: bool, replays: int
 ) -> None:
-    following = SimpleNamespace(behind=5)
+    copy = SimpleNamespace(behind=5)
     done: list[int] = []
 
-    def replay(*_: Any) -> None:
-        following.behind += made_meanwhile[len(done)] - 1
-        done.append(following.behind)
+    def replay() -> float:
+        copy.behind += made_meanwhile[len(done)] - 1
+        done.append(copy.behind)
+        return 10.0
 
-    work = object.__new__(_Rescale)
-    monkeypatch.setattr(work, "_replay", replay)
-    # Ten seconds a replay.
-    monkeypatch.setattr("streamwarden.control.rescale.time.monotonic", lambda: 10.0 * len(done))
-    assert work._follow(following, None, None, again=again_s) is near  # type: ignore[arg-type]
+    assert follow(copy, replay, again=again_s) is near
     assert len(done) == replays
 
 
