@@ -7,9 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from streamwarden.airflow.standalone import Standalone
+from streamwarden.console import err, out
 from streamwarden.control import operations
 from streamwarden.control.config import job_names
 from streamwarden.control.supervision import observe
@@ -18,9 +17,6 @@ from streamwarden.errors import StreamwardenError
 
 _HOME = Path(__file__).resolve().parents[2] / "var" / "airflow"
 _BY = "make down"
-
-_out = Console(highlight=False)
-_err = Console(stderr=True, highlight=False)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
             return _up(given.home, given.port, given.profile)
         return _down(given.home, keep_jobs=given.keep_jobs, timeout=given.timeout)
     except StreamwardenError as error:
-        _err.print(str(error), markup=False, style="red", soft_wrap=True)
+        err.print(str(error), markup=False, style="red", soft_wrap=True)
         return 2
 
 
@@ -57,13 +53,13 @@ def _up(home: Path, port: int, profile: str) -> int:
     running = airflow.running()
     if running and all(running.values()):
         airflow = Standalone(home=home, port=0)
-        _out.print("Airflow is up already")
+        out.print("Airflow is up already")
     else:
-        airflow.start(progress=lambda what: _out.print(f"up: {what}", markup=False))
+        airflow.start(progress=lambda what: out.print(f"up: {what}", markup=False))
         airflow.wait_for_dags([f"job_{name}" for name in job_names(workspace.config)])
-    _out.print(f"Airflow: {airflow.url}   user {airflow.user}   password {airflow.password}", markup=False)
-    _out.print(f"Tables, checkpoints and logs: {workspace.root}", markup=False)
-    _out.print("Deploy a job: trigger its DAG, job_NAME. Stop everything: make down")
+    out.print(f"Airflow: {airflow.url}   user {airflow.user}   password {airflow.password}", markup=False)
+    out.print(f"Tables, checkpoints and logs: {workspace.root}", markup=False)
+    out.print("Deploy a job: trigger its DAG, job_NAME. Stop everything: make down")
     return 0
 
 
@@ -80,7 +76,7 @@ def _down(home: Path, *, keep_jobs: bool, timeout: float) -> int:
         )
         code = _stop_jobs(workspace, timeout)
     airflow.stop()
-    _out.print("Airflow is down")
+    out.print("Airflow is down")
     return code
 
 
@@ -88,10 +84,10 @@ def _stop_jobs(workspace: Workspace, timeout: float) -> int:
     alive = [name for name in job_names(workspace.config) if observe(workspace, name).phase.alive]
     try:
         for name, seen in operations.stop_all(workspace, alive, by=_BY, timeout=timeout).items():
-            _out.print(f"{name}: {seen.phase} ({seen.reason})", markup=False)
+            out.print(f"{name}: {seen.phase} ({seen.reason})", markup=False)
     except StreamwardenError as error:
         # Airflow is to go down all the same.
-        _err.print(str(error), markup=False, style="red", soft_wrap=True)
+        err.print(str(error), markup=False, style="red", soft_wrap=True)
         return 1
     return 0
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
 import typer
-from rich.console import Console
 
+from streamwarden.console import err, out
 from streamwarden.errors import StreamwardenError
 
 __all__ = [
@@ -29,10 +29,6 @@ __all__ = [
 ]
 
 P = ParamSpec("P")
-
-# Without a terminal rich takes 80 columns, and would cut what a script or a log wants whole.
-out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-err = Console(stderr=True, highlight=False)
 
 ProfileOption = Annotated[
     str | None, typer.Option("--profile", "-p", help="File in config/profiles. [env STREAMWARDEN_PROFILE, else local]")

@@ -26,10 +26,10 @@ from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
-from rich.console import Console
 from rich.table import Table
 
 from streamwarden.airflow.standalone import Standalone
+from streamwarden.console import out
 from streamwarden.control.config import config_dir, job_names
 from streamwarden.control.documents import JobDocuments
 from streamwarden.control.processes import is_alive, kill
@@ -46,8 +46,6 @@ SPEED = 9_000
 # Later than this a trip may not come, and the watermark of zone_windows is 2 h: nothing is dropped.
 LATE_MAX = "90m"
 FILE_EVERY = "3h"
-
-_out = Console(highlight=False)
 
 
 class DemoError(StreamwardenError):
@@ -81,7 +79,7 @@ class Demo:
 
     def say(self, what: str) -> None:
         """Print a line with the time since the beginning."""
-        _out.print(f"[dim]{time.monotonic() - self.began:6.1f} s[/dim]  {what}")
+        out.print(f"[dim]{time.monotonic() - self.began:6.1f} s[/dim]  {what}")
 
     @contextmanager
     def step(self, name: str, what: str) -> Iterator[None]:
@@ -230,10 +228,10 @@ class Demo:
         }
         path = self.workspace.root / "summary.json"
         path.write_text(json.dumps(self.figures, indent=2) + "\n", encoding="utf-8")
-        _out.print(shown)
-        _out.print("steps: " + ", ".join(f"{name} {seconds} s" for name, seconds in self.steps.items()))
+        out.print(shown)
+        out.print("steps: " + ", ".join(f"{name} {seconds} s" for name, seconds in self.steps.items()))
         verdict = "[green]equal to batch[/green]" if equal else "[red]DIFFERENT from batch[/red]"
-        _out.print(f"{verdict}, in {self.figures['total_s']} s; summary: {path}; tables: {self.workspace.tables}/NAME")
+        out.print(f"{verdict}, in {self.figures['total_s']} s; summary: {path}; tables: {self.workspace.tables}/NAME")
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -329,7 +327,7 @@ def main() -> int:
         with FileLock(workspace.root.parent / "demo.lock", timeout=0):
             return _run(workspace, given.trips, given.keep, given.port)
     except Timeout:
-        _out.print("[red]another demo is running here[/red]")
+        out.print("[red]another demo is running here[/red]")
         return 2
 
 
@@ -352,14 +350,14 @@ def _run(workspace: Workspace, trips: Path | None, keep: bool, port: int) -> int
         code = 0 if demo.run() else 1
         if keep:
             kept = True
-            _out.print(f"Airflow: {airflow.url}   user {airflow.user}   password {airflow.password}", markup=False)
+            out.print(f"Airflow: {airflow.url}   user {airflow.user}   password {airflow.password}", markup=False)
             stop = f".venv/bin/python -m streamwarden.airflow down --home {root / 'airflow'}"
-            _out.print(f"It stays up until the next `make demo`, or: {stop}", markup=False, soft_wrap=True)
+            out.print(f"It stays up until the next `make demo`, or: {stop}", markup=False, soft_wrap=True)
     except StreamwardenError as error:
-        _out.print(str(error), markup=False, style="red")
-        _out.print(f"logs: {root / 'logs'}, {root / 'airflow' / 'logs'}", markup=False)
+        out.print(str(error), markup=False, style="red")
+        out.print(f"logs: {root / 'logs'}, {root / 'airflow' / 'logs'}", markup=False)
     except KeyboardInterrupt as stop:
-        _out.print(f"interrupted {stop}: stopping what was started", markup=False)
+        out.print(f"interrupted {stop}: stopping what was started", markup=False)
         code = 130
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -21,8 +21,8 @@ from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
-from rich.console import Console
 
+from streamwarden.console import out
 from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.supervision import Phase
 from streamwarden.demo.verify import read_table, verify_outputs
@@ -34,7 +34,6 @@ from tests.chaos.report import KILL_OVER_COLD_START, Goal, kill_ratios, table_of
 from tests.chaos.watch import Watcher
 from tests.chaos.world import TABLES, ChaosError, World, is_running, now_text
 
-_out = Console(highlight=False)
 _REST_S = 15.0
 
 
@@ -70,7 +69,7 @@ class Chaos:
 
     def say(self, what: str) -> None:
         """Print a line with the time since the beginning."""
-        _out.print(f"[dim]{time.monotonic() - self.began:7.1f} s[/dim]  {what}")
+        out.print(f"[dim]{time.monotonic() - self.began:7.1f} s[/dim]  {what}")
 
     def run(self) -> bool:
         """Do all of it; return whether every goal was met."""
@@ -247,26 +246,26 @@ class Chaos:
         if ratios:
             median = round(statistics.median(one["ratio"] for one in ratios.values()), 2)
             goals.append(Goal("kill9_over_cold_start", median, KILL_OVER_COLD_START))
-        _out.print(table_of(self.records))
+        out.print(table_of(self.records))
         for job, one in ratios.items():
-            _out.print(
+            out.print(
                 f"{job}: kill -9 to the next batch {one['recovery_s']} s, launched after {one['launched_after_s']} s;"
                 f" cold start {one['cold_start_s']} s from the process's launch, {one['cold_start_by_dag_s']} s from"
                 f" the DAG's trigger (medians of {one['n']:.0f})"
             )
         for name, wrong in found.items():
             for line in wrong:
-                _out.print(f"{name}: {line}", markup=False, style="red")
+                out.print(f"{name}: {line}", markup=False, style="red")
         if self.world.ended_by_itself:
             counted = dict(Counter(self.world.ended_by_itself))
-            _out.print(
+            out.print(
                 f"components of Airflow that ended because of a fault of another, and were started again: {counted}"
             )
         rows = {table: read_table(self.world.workspace, table).num_rows for table in TABLES}
-        _out.print(f"rows: {rows}; {watcher.looks} looks, at most {watcher.blind_s:.1f} s apart")
-        _out.print(f"{len(self.records)} faults in {injected_s / 60:.1f} min; log: {self._log}")
+        out.print(f"rows: {rows}; {watcher.looks} looks, at most {watcher.blind_s:.1f} s apart")
+        out.print(f"{len(self.records)} faults in {injected_s / 60:.1f} min; log: {self._log}")
         for goal in goals:
-            _out.print(str(goal), style=None if goal.met else "red", markup=False)
+            out.print(str(goal), style=None if goal.met else "red", markup=False)
         summary = {
             "seed": self.seed,
             "faults": len(self.records),
@@ -300,7 +299,7 @@ def main() -> int:
     plan = make_plan(given.faults, given.seed, [Kind(kind) for kind in given.only])
     if given.plan:
         for fault in plan:
-            _out.print(
+            out.print(
                 f"{fault.number:3} {fault.kind:22} {fault.job:14} {fault.moment}{' (calm)' if fault.calm else ''}"
             )
         return 0
@@ -311,7 +310,7 @@ def main() -> int:
         with FileLock(given.folder / "lock", timeout=0):
             return _run(Chaos(given.folder.resolve(), plan, given.seed, given.minutes))
     except Timeout:
-        _out.print("[red]another run is going on here[/red]")
+        out.print("[red]another run is going on here[/red]")
         return 2
 
 
@@ -320,10 +319,10 @@ def _run(chaos: Chaos) -> int:
     try:
         code = 0 if chaos.run() else 1
     except (StreamwardenError, ChaosError) as error:
-        _out.print(str(error), markup=False, style="red")
-        _out.print(f"logs: {chaos.world.folder}", markup=False)
+        out.print(str(error), markup=False, style="red")
+        out.print(f"logs: {chaos.world.folder}", markup=False)
     except KeyboardInterrupt as stop:
-        _out.print(f"interrupted {stop}: stopping what was started", markup=False)
+        out.print(f"interrupted {stop}: stopping what was started", markup=False)
         code = 130
     finally:
         before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
