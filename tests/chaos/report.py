@@ -41,21 +41,16 @@ class Goal:
 
 
 def table_of(records: Sequence[Record]) -> Table:
-    """Return the table by fault: how many, and times in seconds to the next batch and to being watched again."""
+    """Return the table by fault, and of all: how many, and seconds to the next batch and to being watched again."""
     shown = Table(title="Faults; seconds from the fault, what the harness held up included")
     shown.add_column("fault")
     for column in ("n", "held", "next batch: median", "worst", "watched again: median", "worst", "wrong"):
         shown.add_column(column, justify="right")
     for kind in Kind:
-        found = [record for record in records if record.fault.kind is kind]
-        if found:
-            batch = [record.recovery_s for record in found if record.recovery_s is not None]
-            watched = [record.supervised_s for record in found if record.supervised_s is not None]
-            held = [record.held_s for record in found]
-            wrong = sum(1 for record in found if record.wrong)
-            shown.add_row(
-                WORDS[kind], str(len(found)), _text(statistics.median(held)), *_pair(batch), *_pair(watched), str(wrong)
-            )
+        if found := [record for record in records if record.fault.kind is kind]:
+            shown.add_row(WORDS[kind], *_cells(found))
+    shown.add_section()
+    shown.add_row("all", *_cells(records))
     return shown
 
 
@@ -84,6 +79,14 @@ def kill_ratios(records: Iterable[Record], starts: Iterable[ColdStart]) -> dict[
                 "n": float(len(back)),
             }
     return found
+
+
+def _cells(found: Sequence[Record]) -> tuple[str, ...]:
+    batch = [record.recovery_s for record in found if record.recovery_s is not None]
+    watched = [record.supervised_s for record in found if record.supervised_s is not None]
+    held = [record.held_s for record in found]
+    wrong = sum(1 for record in found if record.wrong)
+    return (str(len(found)), *_pair(held)[:1], *_pair(batch), *_pair(watched), str(wrong))
 
 
 def _pair(values: Sequence[float]) -> tuple[str, str]:
