@@ -65,7 +65,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
 
 @pytest.fixture
 def complaints(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    return lambda: [one.message for one in caplog.records if one.name == "streamwarden.driver.rehearsal"]
+    return lambda: [one.getMessage() for one in caplog.records if one.name == "streamwarden.driver.rehearsal"]
 
 
 @pytest.mark.parametrize("job", ["ingest_trips", "zone_windows", "card_sessions"])
