@@ -14,10 +14,10 @@ import pytest
 
 from streamwarden.control import operations
 from streamwarden.control.operation import active_operation
-from streamwarden.control.supervision import observe
+from streamwarden.control.supervision import Phase, observe
 from tests.integration.conftest import REPOSITORY, Place
 from tests.integration.killing_command import BOTH, THE_DRIVER, THE_RESCALE
-from tests.integration.test_rescale import Counts, running
+from tests.integration.test_rescale import Counts
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(7200)]
 
@@ -73,8 +73,8 @@ def kill_in_rescales(place: Place, chance: random.Random, kills: list[Moment]) -
     operations.deploy(place.workspace, "counts", by="test")
     ended: Counter[str] = Counter()
     for count, (way, step, whom, after) in enumerate(kills, 1):
-        # A rescale of a job that only starts is refused: no moment of it would come.
-        running(place)
+        # A rescale of a job that only starts is refused: no moment of it would come. It may have no rows to wait for.
+        place.wait("counts", lambda seen: seen.phase is Phase.RUNNING, "the job to run")
         was = counts.partitions()
         wanted = chance.choice([width for width in WIDTHS if width != was])
         words = ["rescale", "counts", "--partitions", str(wanted), "--way", way]
