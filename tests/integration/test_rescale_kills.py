@@ -17,7 +17,7 @@ from streamwarden.control.operation import active_operation
 from streamwarden.control.supervision import Phase, observe
 from tests.integration.conftest import REPOSITORY, Place
 from tests.integration.killing_command import BOTH, THE_DRIVER, THE_RESCALE
-from tests.integration.test_rescale import Counts
+from tests.integration.test_rescale import Counts, running
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(7200)]
 
@@ -71,9 +71,10 @@ def kill_in_rescales(place: Place, chance: random.Random, kills: list[Moment]) -
     counts = Counts(place, files=10)
     counts.add(list(range(500)))
     operations.deploy(place.workspace, "counts", by="test")
+    running(place)
     ended: Counter[str] = Counter()
     for count, (way, step, whom, after) in enumerate(kills, 1):
-        # A rescale of a job that only starts is refused: no moment of it would come. It may have no rows to wait for.
+        # A rescale of a job that only starts is refused: no moment of it would come. There may be no rows left to wait for.
         place.wait("counts", lambda seen: seen.phase is Phase.RUNNING, "the job to run")
         was = counts.partitions()
         wanted = chance.choice([width for width in WIDTHS if width != was])
