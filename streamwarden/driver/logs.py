@@ -82,8 +82,9 @@ def configure_logging(folder: Path, job: str, incarnation: str, spec: LogSpec) -
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    # py4j logs every broken connection of a stopping JVM as if it were news.
+    # py4j logs every broken connection of a stopping JVM as if it were news; with the root's logger, from one module.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    handler.addFilter(lambda record: record.name != "root" or record.module != "java_gateway")
     # Where it found credentials is said at each start, and needn't be.
     logging.getLogger("botocore").setLevel(logging.WARNING)
     return context

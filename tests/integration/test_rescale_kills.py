@@ -74,7 +74,7 @@ def kill_in_rescales(place: Place, chance: random.Random, kills: list[Moment]) -
     running(place)
     ended: Counter[str] = Counter()
     for count, (way, step, whom, after) in enumerate(kills, 1):
-        # A rescale of a job that only starts is refused: no moment of it would come. There may be no rows left to wait for.
+        # A rescale of a job that only starts is refused: no moment of it would come. Rows to wait for may all be gone.
         place.wait("counts", lambda seen: seen.phase is Phase.RUNNING, "the job to run")
         was = counts.partitions()
         wanted = chance.choice([width for width in WIDTHS if width != was])

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import re
+import socketserver
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from py4j.java_gateway import GatewayClient, GatewayParameters
 
 from streamwarden.airflow.logtail import log_tail
 from streamwarden.control.log_lines import readable
@@ -75,6 +78,17 @@ def test_json_has_context_fields_and_exceptions(tmp_path: Path) -> None:
     assert (second["batch"], second["file"], second["message"]) == (12, "a.txt", 'a "quoted" ümlaut\nin two lines')
     assert third["message"] == "it failed" and third["exception"].endswith("ValueError: no such thing")
     assert "Traceback" in third["exception"] and third["level"] == "error"
+
+
+def test_broken_connections_to_the_jvm_are_not_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    configure_logging(tmp_path, "lamp", "i1", LogSpec())
+    # Closes every connection without an answer, as a JVM that stops.
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        GatewayClient(gateway_parameters=GatewayParameters(port=server.server_address[1])).send_command("c\n")
+        server.shutdown()
+    assert "while sending command" in caplog.text
+    assert not lines_of(tmp_path, "while sending command") and not lines_of(tmp_path, "py4j")
 
 
 def test_a_line_in_json_reads_as_text_does(tmp_path: Path) -> None:
