@@ -6,7 +6,9 @@ import asyncio
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -179,15 +181,38 @@ def reborn(trigger: SuperviseTrigger, run: Run) -> SuperviseTrigger:
 def fired(trigger: SuperviseTrigger, *, within: float = 120) -> dict[str, Any] | None:
     """Run a trigger until it fires and return its payload, or None if it does not."""
 
-    async def first() -> Any:
-        async for event in trigger.run():
-            return event.payload
-        return None
-
     async def bounded() -> Any:
-        return await asyncio.wait_for(first(), within)
+        return await asyncio.wait_for(_first_of(trigger), within)
 
     try:
         return asyncio.run(bounded())
     except TimeoutError:
         return None
+
+
+@contextmanager
+def watched(trigger: SuperviseTrigger) -> Iterator[list[Any]]:
+    """Run a trigger beside what is done in the block; what it fires meanwhile is in the list after it."""
+    over, fires = threading.Event(), []
+
+    async def watch() -> None:
+        first = asyncio.create_task(_first_of(trigger))
+        while not over.is_set() and not first.done():
+            await asyncio.sleep(0.05)
+        if first.done():
+            fires.append(first.result())
+        first.cancel()
+
+    watching = threading.Thread(target=lambda: asyncio.run(watch()), daemon=True)
+    watching.start()
+    try:
+        yield fires
+    finally:
+        over.set()
+        watching.join(30)
+
+
+async def _first_of(trigger: SuperviseTrigger) -> Any:
+    async for event in trigger.run():
+        return event.payload
+    return None

@@ -24,7 +24,7 @@ from streamwarden.control.savepoints.take import take
 from streamwarden.control.savepoints.verify import verify
 from streamwarden.control.supervision import Phase
 from streamwarden.errors import StreamwardenError
-from tests.airflow.conftest import REPOSITORY, Place, Run, fired, reborn
+from tests.airflow.conftest import REPOSITORY, Place, Run, reborn, watched
 from tests.airflow.test_dags import load
 
 pytestmark = pytest.mark.airflow
@@ -98,13 +98,14 @@ def test_restores_while_the_supervisor_waits(place: Place) -> None:
     with pytest.raises(TaskDeferred) as raised:
         SuperviseOperator(task_id="supervise", job="lamp", **place.place()).execute(run.context())
     trigger = reborn(raised.value.trigger, run)  # type: ignore[arg-type]
-    events: list[Any] = []
-    watching = threading.Thread(target=lambda: events.append(fired(trigger, within=6)), daemon=True)
-    watching.start()
-    task, said = restoring(place, savepoint=f"{made.id} · lamp · batch 1", reason="a bad file"), []
-    task.log.info = lambda text, *args: said.append(text % args)  # type: ignore[method-assign]
-    context = run_of().context("restore")
-    done = task.execute(context)
+    with watched(trigger) as events:
+        task, said = restoring(place, savepoint=f"{made.id} · lamp · batch 1", reason="a bad file"), []
+        task.log.info = lambda text, *args: said.append(text % args)  # type: ignore[method-assign]
+        context = run_of().context("restore")
+        done = task.execute(context)
+        # It watches the new driver now.
+        place.until(lambda now: trigger.incarnation == now.incarnation)
+    assert events == [], "the supervisor had nothing to do"
     assert done["state"] == "done" and done["savepoint"] == made.id
     assert (done["batch"], done["generation"]) == (made.batch, 2)
     assert list(done["steps"]) == [
@@ -122,10 +123,6 @@ def test_restores_while_the_supervisor_waits(place: Place) -> None:
     assert seen.desired is not None and seen.desired.note == reference(place).reason
     for name in done["steps"]:
         assert any(line.startswith(f"step {name}: ") for line in said), name
-    watching.join(10)
-    assert events == [None], "the supervisor had nothing to do"
-    # And it watches the new driver now.
-    assert trigger.incarnation == seen.incarnation
     assert active_operation(place.workspace, "lamp") is None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from streamwarden.airflow.operators import DeployOperator, SuperviseOperator
 from streamwarden.control.documents import JobDocuments, Operation
 from streamwarden.control.operation import active_operation
 from streamwarden.control.supervision import Phase
-from tests.airflow.conftest import Place, Run, fired, reborn
+from tests.airflow.conftest import Place, Run, reborn, watched
 from tests.airflow.test_restore import at_step, terminated_when
 
 pytestmark = pytest.mark.airflow
@@ -44,13 +43,14 @@ def test_a_changed_yaml_is_rolled_out_while_the_supervisor_waits(place: Place) -
     with pytest.raises(TaskDeferred) as raised:
         SuperviseOperator(task_id="supervise", job="lamp", **place.place()).execute(supervised.context())
     trigger = reborn(raised.value.trigger, supervised)  # type: ignore[arg-type]
-    events: list[Any] = []
-    watching = threading.Thread(target=lambda: events.append(fired(trigger, within=6)), daemon=True)
-    watching.start()
-    place.write_job(size=2)
-    task, context = deploying(place), run_of().context("deploy")
-    said = said_by(task, "info")
-    done = task.execute(context)
+    with watched(trigger) as events:
+        place.write_job(size=2)
+        task, context = deploying(place), run_of().context("deploy")
+        said = said_by(task, "info")
+        done = task.execute(context)
+        # It watches the new driver now.
+        place.until(lambda now: trigger.incarnation == now.incarnation)
+    assert events == [], "the supervisor had nothing to do"
     assert done["launched"] and done["effect"] == "savepoint + restart" and done["operation"] == operation(place).id
     assert done["changes"] == ["options.size"] and "options.size None -> 2: savepoint + restart" in said
     for name in ("precheck", "stop", "pre-rollout savepoint", "switch", "start", "wait for health"):
@@ -58,8 +58,6 @@ def test_a_changed_yaml_is_rolled_out_while_the_supervisor_waits(place: Place) -
     seen = place.seen()
     assert seen.phase is Phase.RUNNING and seen.incarnation == done["incarnation"] != first.incarnation
     assert context["ti"].pushed["incarnation"] == seen.incarnation
-    watching.join(10)
-    assert events == [None] and trigger.incarnation == seen.incarnation
     # Once more, as a retry would: nothing is left to do.
     again = deploying(place).execute(run_of(2).context("deploy"))
     assert not again["launched"] and again["incarnation"] == seen.incarnation and again["effect"] == "none"
