@@ -448,6 +448,11 @@ CATALOGUE: dict[str, ErrorKind] = {
         "Spark could not repartition the state",
         "Its words are above; the job runs on as before.",
     ),
+    "RESCALE_REHEARSAL_FAILED": ErrorKind(
+        "the process that was to take over ended while it rehearsed the job",
+        "Why is above, and the end of its log says more. Nothing was touched, and the job runs on as before. Out of"
+        " memory: ask for more.",
+    ),
     "RESCALE_UNHEALTHY": ErrorKind(
         "the rescaled job did not become healthy, and was rolled back",
         "The new driver's error is above; the job runs on as before. `streamwarden operations JOB` has the steps.",

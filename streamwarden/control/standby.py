@@ -78,7 +78,7 @@ class Standby:
         Raises
         ------
         StreamwardenError
-            ``RESCALE_FAILED``.
+            ``RESCALE_FAILED``, or ``RESCALE_REHEARSAL_FAILED`` if its JVM has died of the rehearsal.
         """
         if not self._ready:
             self._next(_START_S, say)
@@ -166,10 +166,7 @@ class Standby:
     def _ask(self, command: dict[str, Any], timeout: float, say: Callable[[], None]) -> dict[str, Any]:
         self.await_ready(say)
         self._send(command)
-        answer = self._next(timeout, say)
-        if "code" in answer:
-            raise StreamwardenError(answer["code"], answer["what"])
-        return answer
+        return self._next(timeout, say)
 
     def _send(self, command: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -197,8 +194,10 @@ class Standby:
                     raise StreamwardenError("RESCALE_FAILED", "its Spark process takes no more commands") from None
                 said = last_words(self._logs).evidence or f"no error in {self._logs}"
                 raise StreamwardenError("RESCALE_FAILED", f"its Spark process ended with {code}: {said}")
-            found: dict[str, Any] = json.loads(line)
-            return found
+            answer: dict[str, Any] = json.loads(line)
+            if "code" in answer:
+                raise StreamwardenError(answer["code"], answer["what"])
+            return answer
 
 
 @contextmanager

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import logging
 import subprocess
+import time
+from pathlib import Path
 from typing import Any
 
 import psutil
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from streamwarden.control.postmortem import last_words
 from streamwarden.control.processes import ProcessRef, process_of
 
-__all__ = ["OUT_OF_MEMORY_EXITS", "end_jvm", "jvm_exit", "jvm_of"]
+__all__ = ["end_jvm", "is_unanswered", "jvm_end", "jvm_of"]
 
 _log = logging.getLogger(__name__)
 
-OUT_OF_MEMORY_EXITS = (3, 52)
+_OUT_OF_MEMORY_EXITS = (3, 52)
 """Exit codes: of the JVM's own ExitOnOutOfMemoryError, and of Spark's handler of uncaught errors."""
+
+_CONSOLE_S = 0.5
+"""Until what the JVM printed last is in console.log: a pipe and a thread away."""
 
 _GONE_S = 5
 """How long a JVM that seems gone may take to be gone: it closes its sockets before it ends."""
@@ -33,24 +40,37 @@ def jvm_of(process: ProcessRef) -> ProcessRef | None:
     return None
 
 
-def jvm_exit(session: SparkSession | None, *, gone: bool) -> int | None:
-    """Return the exit code of a session's JVM, or None while it runs.
+def is_unanswered(error: BaseException) -> bool:
+    """Tell whether an error of a call to the JVM says no more than that there was no answer."""
+    # Py4J has a class for what Java threw; its others say that no answer came, a call cut short among them.
+    return isinstance(error, OSError | Py4JError) and not isinstance(error, Py4JJavaError)
+
+
+def jvm_end(session: SparkSession | None, logs: Path, *, gone: bool) -> tuple[str, str] | None:
+    """Return the code of the catalogue for how a session's JVM ended, and its last words; None while it runs.
 
     Parameters
     ----------
     session
         None: there is no JVM yet.
+    logs
+        The folder of this driver's log files.
     gone
         Whether it seems gone; then a moment is waited for it.
     """
-    process = _started(session)
-    if process is None:
+    ended = _exit_code(session, gone=gone)
+    if ended is None:
         return None
-    try:
-        code: int | None = process.wait(timeout=_GONE_S) if gone else process.poll()
-    except subprocess.TimeoutExpired:
-        return None
-    return code
+    words = last_words(logs)
+    if words.code is None:
+        time.sleep(_CONSOLE_S)
+        words = last_words(logs)
+    if words.code == "OUT_OF_MEMORY" or ended in _OUT_OF_MEMORY_EXITS:
+        return "OUT_OF_MEMORY", words.evidence or f"the JVM ended with code {ended}"
+    if words.code is not None:
+        return words.code, words.evidence
+    how = f"signal {-ended}" if ended < 0 else f"code {ended}"
+    return "JVM_DIED", f"the JVM ended with {how}: {words.evidence or 'its log says nothing'}"
 
 
 def end_jvm(session: SparkSession) -> None:
@@ -67,6 +87,17 @@ def end_jvm(session: SparkSession) -> None:
         if process is not None:
             process.kill()
             process.wait()
+
+
+def _exit_code(session: SparkSession | None, *, gone: bool) -> int | None:
+    process = _started(session)
+    if process is None:
+        return None
+    try:
+        code: int | None = process.wait(timeout=_GONE_S) if gone else process.poll()
+    except subprocess.TimeoutExpired:
+        return None
+    return code
 
 
 def _started(session: SparkSession | None) -> Any:

@@ -13,7 +13,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import pyspark
-from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
@@ -37,7 +36,6 @@ from streamwarden.control.health.rules import Health
 from streamwarden.control.lease import LeaseHolder
 from streamwarden.control.no_data_batch import begin_no_data_batch
 from streamwarden.control.parallelism import widened, width_of
-from streamwarden.control.postmortem import last_words
 from streamwarden.control.processes import current_process
 from streamwarden.control.signatures import Places
 from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
@@ -49,7 +47,7 @@ from streamwarden.driver.causes import Cause, Failure, explain, headline, shorte
 from streamwarden.driver.export import Export, open_export
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.job_session import PROVIDERS, start_session
-from streamwarden.driver.jvm import OUT_OF_MEMORY_EXITS, end_jvm, jvm_exit, jvm_of
+from streamwarden.driver.jvm import end_jvm, is_unanswered, jvm_end, jvm_of
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.metrics import DriverMetrics, DriverView
 from streamwarden.driver.module import load_module, settings_for
@@ -79,9 +77,6 @@ _NOT_HERE = ("OUT_OF_MEMORY", "JVM_DIED")
 
 _READ_AGAIN = ("SOURCE_SCHEMA_CHANGED",)
 """Failures that one look at the source as it is now may cure, and a second one can't."""
-
-_CONSOLE_S = 0.5
-"""Until what the JVM printed last is in console.log: a pipe and a thread away."""
 
 
 class Driver:
@@ -319,21 +314,9 @@ class Driver:
     def _explain(self, failure: Failure) -> Cause:
         cause = explain(failure, job_file=self._job_file, places=self._places)
         # Of a JVM that is gone every call says something else, and nothing that helps; its log may know.
-        # Py4J has a class for what Java threw; its others say that no answer came, a call cut short among them.
-        unanswered = isinstance(failure.error, OSError | Py4JError) and not isinstance(failure.error, Py4JJavaError)
-        ended = jvm_exit(self._session, gone=not failure.text or unanswered)
-        if ended is None:
-            return cause
-        words = last_words(self._logs)
-        if words.code is None:
-            time.sleep(_CONSOLE_S)
-            words = last_words(self._logs)
-        if words.code == "OUT_OF_MEMORY" or ended in OUT_OF_MEMORY_EXITS:
-            return Cause("OUT_OF_MEMORY", words.evidence or f"the JVM ended with code {ended}", cause.trace)
-        if words.code is not None:
-            return Cause(words.code, words.evidence, cause.trace)
-        how = f"signal {-ended}" if ended < 0 else f"code {ended}"
-        return Cause("JVM_DIED", f"the JVM ended with {how}: {words.evidence or 'its log says nothing'}", cause.trace)
+        gone = not failure.text or is_unanswered(failure.error)
+        ended = jvm_end(self._session, self._logs, gone=gone)
+        return cause if ended is None else Cause(*ended, cause.trace)
 
     def _not_to_be_opened(self, spec: JobSpec, error: AnalysisException) -> StreamwardenError:
         failure = Failure.of(error)

@@ -1,7 +1,7 @@
 """A driver that stands by: its session is there before the job is its own, and works on checkpoints meanwhile.
 
 It reads a JSON command a line and answers each with a line: ``{"do": "prepare", "spec": SPEC, "state": BOOL}``, the
-first one, after which it rehearses the job, work on its state included or not;
+first one, after which it rehearses the job, work on its state included or not, and ends if its JVM dies of that;
 ``{"do": "digest", "checkpoint": KEY, "batch": N, "partitions": P}``; ``{"do": "repartition", "checkpoint": KEY,
 "partitions": P}``; ``{"do": "replay", "checkpoint": KEY}``, which finishes the batch that was begun there and writes
 its rows nowhere; ``{"do": "start ahead", "checkpoint": KEY}``, which does so by the query that will be the job's; and
@@ -25,6 +25,7 @@ from streamwarden.control.workspace import Workspace
 from streamwarden.driver.ahead import QueryAhead
 from streamwarden.driver.causes import headline
 from streamwarden.driver.job_session import start_session
+from streamwarden.driver.jvm import is_unanswered, jvm_end
 from streamwarden.driver.module import load_module
 from streamwarden.driver.rehearsal import rehearse
 from streamwarden.driver.repartition import repartition
@@ -70,8 +71,10 @@ def stand_by(workspace: Workspace, incarnation: str, output: int) -> Prepared | 
         command = json.loads(line)
         if command["do"] == "prepare":
             standby = _Standby(workspace, JobSpec.model_validate(command["spec"]), incarnation)
-            standby.rehearse(state=command["state"])
-            answer({"ready": True})
+            rehearsed = standby.rehearse(state=command["state"])
+            answer(rehearsed)
+            if "code" in rehearsed:
+                return None
         elif command["do"] == "run":
             answer({"running": True})
             answers.close()
@@ -88,12 +91,19 @@ class _Standby:
     def __init__(self, workspace: Workspace, spec: JobSpec, incarnation: str) -> None:
         self._workspace = workspace
         self._spec = spec
+        self._logs = workspace.log_dir(spec.name, incarnation)
         self._session = start_session(workspace, spec, incarnation)
         self._replay = Replay(self._session, workspace, spec)
         self.prepared = Prepared(self._session)
 
-    def rehearse(self, *, state: bool) -> None:
+    def rehearse(self, *, state: bool) -> dict[str, Any]:
         rehearse(self._session, self._workspace, self._spec, load_module(self._spec), state=state)
+        try:
+            # Any call: a rehearsal that fails does not matter, one that has cost the JVM its life does.
+            _ = self._session.version
+        except Exception as error:
+            return self._failed("RESCALE_REHEARSAL_FAILED", error)
+        return {"ready": True}
 
     def perform(self, command: dict[str, Any]) -> dict[str, Any]:
         path = self._workspace.uri(command["checkpoint"])
@@ -113,12 +123,17 @@ class _Standby:
             return {"code": error.code, "what": error.what}
         except Exception as error:
             # Whatever it is, whoever asked has a job to put back where it was.
-            return {"code": "RESCALE_FAILED", "what": headline(error)}
+            return self._failed("RESCALE_FAILED", error)
 
     def end(self) -> None:
         if self.prepared.ahead is not None:
             self.prepared.ahead.drop()
         self._session.stop()
+
+    def _failed(self, code: str, error: Exception) -> dict[str, Any]:
+        ended = jvm_end(self._session, self._logs, gone=is_unanswered(error))
+        words = headline(error) if ended is None else ": ".join(ended)
+        return {"code": code, "what": f"{self._spec.name}: {words}"}
 
     def _start_ahead(self, checkpoint: str) -> list[int] | None:
         self.prepared.ahead = QueryAhead(self._session, self._workspace, self._spec, self._replay.rows, checkpoint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,30 @@ def test_what_is_unhealthy_goes_back_by_itself(place: Place) -> None:
     assert observe(place.workspace, "counts").incarnation == incarnation
 
 
-def rescale_with_rows(counts: Counts, **target: Any) -> Operation:
+def test_too_little_memory_shows_in_the_rehearsal_or_goes_back(place: Place) -> None:
+    counts = Counts(place, module="tests.integration.jobs.hungry")
+    counts.add([1, 2, 400])
+    operations.deploy(place.workspace, "counts", by=BY)
+    running(place)
+    counts.check()
+    before = observe(place.workspace, "counts").incarnation
+    with pytest.raises(StreamwardenError, match=r"RESCALE_REHEARSAL_FAILED.*OUT_OF_MEMORY.*Java heap space"):
+        counts.rescale(partitions=5, memory="512m")
+    assert observe(place.workspace, "counts").incarnation == before
+    # The rehearsal looks at the newest rows only.
+    for _ in range(3):
+        counts.add([2])
+        counts.check()
+    reference = counts.reference()
+    with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*OUT_OF_MEMORY.*Java heap space"):
+        rescale_with_rows(counts, rows=[400], partitions=5, memory="512m", way="plain")
+    assert counts.reference().path == reference.path and counts.partitions() == 2
+    assert plan(place.workspace, "counts").effect is Effect.NONE
+    counts.add([3])
+    counts.check()
+
+
+def rescale_with_rows(counts: Counts, *, rows: Sequence[int] = (9, 9), **target: Any) -> Operation:
     """Rescale, with rows that land while the savepoint is copied; for `plain`, while the driver is down."""
     landed: list[str] = []
 
@@ -214,7 +238,7 @@ def rescale_with_rows(counts: Counts, **target: Any) -> Operation:
             landed.append(step)
             reader = CheckpointReader(counts.place.workspace.storage, counts.reference().path)
             before = reader.last_commit()
-            counts.add([9, 9])
+            counts.add([*rows])
             if target.get("way") != "plain":
                 # By the driver that runs on, so that there is a batch to follow.
                 counts.place.wait("counts", lambda _: reader.last_commit() != before, "a batch meanwhile")
