@@ -85,8 +85,8 @@ def test_it_runs_the_job_leaves_nothing_and_complains_of_nothing(
     assert not complaints()
     assert set(arrived) == {sink.output for sink in spec.sinks}
     batches = arrived["main"]
-    # A fourth may have begun before it was stopped; timers make further ones, without rows, on a machine under load.
-    assert len(batches) >= 3 and batches[0] > 0 and len([rows for rows in batches if rows]) <= 4
+    # Some may have begun before it was stopped, and timers make further ones, without rows. It does not read on.
+    assert len(batches) >= 3 and batches[0] > 0 and len([rows for rows in batches if rows]) < COMMITS
     if job == "ingest_trips":
         # A file a batch.
         assert set(batches) == {ROWS}
