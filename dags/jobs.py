@@ -1,5 +1,7 @@
 """One DAG per file in config/jobs: deploy the job, then supervise it for as long as it is wanted."""
 
+import os
+
 from airflow.sdk import DAG
 
 from streamwarden.airflow.describe import dag_id_of, describe_job
@@ -17,7 +19,9 @@ for name in job_names():
         max_active_runs=1,
         tags=["streamwarden", "job"],
     ) as dag:
-        supervise = SuperviseOperator(task_id="supervise", job=name)
+        supervise = SuperviseOperator(
+            task_id="supervise", job=name, retries=int(os.environ.get("STREAMWARDEN_SUPERVISE_RETRIES") or 1000)
+        )
         # A teardown: it runs however supervise ended, and has no part in the run's state.
         release = ReleaseOperator(task_id="release", job=name).as_teardown()
         DeployOperator(task_id="deploy", job=name) >> supervise >> release

@@ -44,7 +44,7 @@ class PlaceOperator(BaseOperator):
         try:
             return open_workspace(self.profile, config=Path(self.config) if self.config else None, root=self.root)
         except StreamwardenError as error:
-            raise AirflowFailException(str(error)) from error
+            raise self.fail(error) from error
 
     def fail(self, error: StreamwardenError) -> AirflowException:
         """Return the exception to raise: a final one if starting again can't help."""

@@ -40,8 +40,9 @@ class Alert:
 
     @property
     def level(self) -> str:
-        """The worst level that a rule now has: ok if all are well again."""
-        return max((change.after for change in self.changes), key=lambda level: Level(level).rank)
+        """The worst level that a rule has after these changes: ok if all are well again."""
+        newest = {change.rule: change.after for change in self.changes}
+        return max(newest.values(), key=lambda level: Level(level).rank)
 
     @property
     def title(self) -> str:
@@ -86,12 +87,13 @@ def tell(
     list of HealthChange
         What is new.
     """
+    known = True
     try:
         notifiers = load_alerts(workspace.config).of(job)
     except StreamwardenError as error:
-        # A slip in that file must not end the supervision of a job.
+        # A slip in that file must not end the supervision of a job, nor lose what is to be told once it is mended.
         log.error("nobody is notified: %s", error)
-        notifiers = []
+        notifiers, known = [], False
     wanted = [(notifier.name, Level(notifier.level)) for notifier in notifiers]
     noted = record.note(workspace, job, health, rules=rules, notifiers=wanted)
     for change in noted:
@@ -103,7 +105,7 @@ def tell(
             changes = found.unsent.get(notifier.name, [])
             if changes:
                 _send(workspace, notifier, Alert(job, changes), context, log)
-        for gone in set(found.unsent) - {notifier.name for notifier in notifiers}:
+        for gone in set(found.unsent) - {notifier.name for notifier in notifiers} if known else ():
             # It is configured no longer.
             record.sent(workspace, job, gone, found.unsent[gone], ok=True)
     return noted

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
@@ -20,11 +20,14 @@ from streamwarden.airflow.job_operator import ALL_JOBS, InterruptibleOperator, J
 from streamwarden.airflow.logtail import describe_error, log_tail
 from streamwarden.airflow.notify import tell
 from streamwarden.airflow.operation_log import ended_operation, steps_logged
+from streamwarden.airflow.relief import is_due, relief, relief_id, relieved_by
 from streamwarden.airflow.triggers import ALERT, SuperviseTrigger
 from streamwarden.control import operations
 from streamwarden.control.config import job_names
 from streamwarden.control.documents import ErrorInfo, JobDocuments, Supervision, utc_now
 from streamwarden.control.enforce import put_down
+from streamwarden.control.health.record import unsent_due
+from streamwarden.control.health.rules import Health
 from streamwarden.control.processes import kill, process_of
 from streamwarden.control.rollout import is_same_rollout
 from streamwarden.control.supervision import (
@@ -46,6 +49,11 @@ from streamwarden.errors import StreamwardenError
 
 __all__ = ["ALL_JOBS", "CheckOperator", "DeployOperator", "ReleaseOperator", "StopOperator", "SuperviseOperator"]
 
+_GOING_ON = (Action.WAIT, Action.RESTART)
+
+_TELL_S = 300.0
+"""How long a notifier that fails is asked again when nobody supervises the job any more: five times."""
+
 
 class DeployOperator(JobOperator, InterruptibleOperator):
     """Makes a job run as its YAML says now; leaves a driver alone that does so already.
@@ -57,7 +65,8 @@ class DeployOperator(JobOperator, InterruptibleOperator):
 
     Waits a moment for the driver to say that it runs, so that an error of the configuration fails this task, with the
     driver's words. A driver that ends of what may pass by itself is the supervisor's matter. Does not supervise, and
-    does not launch if the job was stopped after this run was asked for.
+    does not launch if the job was stopped after this run was asked for. In a run that relieves another
+    (:mod:`streamwarden.airflow.relief`) it deploys nothing: nobody has asked for a change.
 
     Pushes ``incarnation`` to XCom, and ``error`` if it fails: code, what happened, what to do.
 
@@ -98,6 +107,8 @@ class DeployOperator(JobOperator, InterruptibleOperator):
             self._respect_stop(workspace, context)
             # Now, not when the supervise task starts: an ended run's late trigger must find that the job is ours.
             claim(workspace, self.job, Claim(holder=holder, attempt=0, at=utc_now()), over_own=False)
+            if (relieved := relieved_by(context)) is not None:
+                return self._attach(context, workspace, relieved)
             self._respect_earlier_end(context, workspace, by)
             with steps_logged(workspace, self.job, by, self.log), self.interruptible():
                 done = operations.deploy(
@@ -126,6 +137,12 @@ class DeployOperator(JobOperator, InterruptibleOperator):
             "changes": [change.field for change in done.changes],
             "operation": done.operation,
         }
+
+    def _attach(self, context: Context, workspace: Workspace, relieved: str) -> dict[str, Any]:
+        seen = observe(workspace, self.job)
+        self.log.info("%s is relieved; %s is %s, and is left as it is", relieved, seen.incarnation, seen.phase)
+        context["ti"].xcom_push(key="incarnation", value=seen.incarnation)
+        return {"job": self.job, "incarnation": seen.incarnation, "launched": False, "relieves": relieved}
 
     def _respect_earlier_end(self, context: Context, workspace: Workspace, by: str) -> None:
         """Fail if an earlier try went back, and was lost before it could say so: the same would stop the job again."""
@@ -186,8 +203,10 @@ class SuperviseOperator(JobOperator):
     then fails only if there is nothing to supervise. Where that task was skipped, it is skipped, too.
 
     The task's retries are not the job's failure budget: they cover Airflow's own faults over weeks (a trigger lost, a
-    triggerer upgraded, a database restarted), each of which uses one up. Hence many, with a short delay; the task is
-    final only by :class:`~airflow.sdk.exceptions.AirflowFailException`.
+    triggerer upgraded, a database restarted), each of which uses one up, and what this task itself can't read (a
+    profile with a slip, a bucket whose credentials have gone): the driver goes on meanwhile. Hence many, with a short
+    delay. Where half of them are used up, a fresh run of the DAG takes over, and the task succeeds. It is final only by
+    a verdict on the job.
 
     Parameters
     ----------
@@ -224,13 +243,35 @@ class SuperviseOperator(JobOperator):
             suspended = seen.desired is not None and seen.desired.state == "suspended"
             if cleared and (verdict.action is not Action.WAIT or suspended):
                 self.log.info("cleared while the job is %s (%s): deploying it", seen.phase, verdict.why)
-                operations.deploy(workspace, self.job, by=f"airflow:{holder}", note="supervise task cleared")
+                self._deploy(workspace, holder)
                 seen, verdict = self._look(workspace)
+            elif verdict.action in _GOING_ON and is_due(ti.try_number, ti.max_tries, self.retries or 0):
+                self._hand_over(context, workspace)
             elif verdict.action is Action.WAIT:
                 self.log.info("attached to driver %s, which is %s: %s", seen.incarnation, seen.phase, seen.reason)
             return self._act(context, workspace, seen, verdict)
         except StreamwardenError as error:
             raise self.fail(error) from error
+
+    def fail(self, error: StreamwardenError) -> AirflowException:
+        """Return the exception to raise: never a final one, as it is not the job's."""
+        return AirflowException(str(error))
+
+    def _deploy(self, workspace: Workspace, holder: str) -> None:
+        try:
+            operations.deploy(workspace, self.job, by=f"airflow:{holder}", note="supervise task cleared")
+        except StreamwardenError as error:
+            # A deploy's failure is the job's: what is not retryable is final.
+            raise super().fail(error) from error
+
+    def _hand_over(self, context: Context, workspace: Workspace) -> NoReturn:
+        ti = context["ti"]
+        fresh = relief_id(ti.run_id)
+        # Before the run is there: `release`, which comes next, leaves the driver of another run alone.
+        claim(workspace, self.job, Claim(holder=f"{ti.dag_id}/{fresh}", attempt=0, at=utc_now()))
+        self.log.info("try %d of %d: run %s takes over", ti.try_number, ti.max_tries + 1, fresh)
+        record_decision(workspace, self.job, "hand over", f"to run {fresh}: the tries of {ti.run_id} run out")
+        raise relief(ti.dag_id, ti.run_id)
 
     def _respect_upstream(self, context: Context, workspace: Workspace) -> None:
         ti, before = context["ti"], sorted(self.upstream_task_ids)
@@ -363,7 +404,11 @@ class ReleaseOperator(JobOperator):
     Normally there is nothing to do: a supervised job ends by its own stop, or because a person marked the task failed
     and the trigger stopped the driver. But a trigger hears of that only if a triggerer runs it at that moment. A job
     that was down just then is suspended: nobody starts it again. To be used as a teardown, after the supervise task.
-    Does not wait for the driver's end.
+    Does not wait for the driver's end. What it can't read, or may not stop because an operation works on the job, it
+    tries again, for hours.
+
+    A notifier that could not be told of the job's end is asked again for some minutes, unless a next run waits, which
+    will do so.
 
     Parameters
     ----------
@@ -378,7 +423,7 @@ class ReleaseOperator(JobOperator):
     ui_color = "#eeeeee"
 
     def __init__(self, *, supervise_task_id: str = "supervise", **kwargs: Any) -> None:
-        kwargs.setdefault("retries", 5)
+        kwargs.setdefault("retries", 1000)
         kwargs.setdefault("retry_delay", timedelta(seconds=10))
         super().__init__(**kwargs)
         self.supervise_task_id = supervise_task_id
@@ -393,21 +438,43 @@ class ReleaseOperator(JobOperator):
             return
         workspace = self.open()
         try:
-            seen = observe(workspace, self.job)
-            holder = current_claim(workspace, self.job)
-            if holder is None or holder.holder != holder_of(context):
-                self.log.info("supervised by %s now: left alone", holder.holder if holder else "nobody")
-            elif not seen.phase.alive and not self._awaits_restart(workspace, seen):
-                self.log.info("%s is %s: nothing to release", seen.incarnation, seen.phase)
-            else:
-                # Also of a driver that is down: the trigger may say the same much later, after the next run was asked
-                # for, and would undo that.
-                reason = f"its supervise task has ended ({state})"
-                by = f"airflow:{holder_of(context)}"
-                operations.stop(workspace, self.job, by=by, reason=reason, incarnation=seen.incarnation, timeout=None)
-                self.log.warning("driver %s, which is %s, is not to run: %s", seen.incarnation, seen.phase, reason)
+            self._release(context, workspace, state)
+            self._tell_rest(context, workspace)
         except StreamwardenError as error:
             raise self.fail(error) from error
+
+    def fail(self, error: StreamwardenError) -> AirflowException:
+        """Return the exception to raise: never a final one, as somebody's wish stands behind this."""
+        return AirflowException(str(error))
+
+    def _release(self, context: Context, workspace: Workspace, state: str) -> None:
+        seen, ti = observe(workspace, self.job), context["ti"]
+        holder = current_claim(workspace, self.job)
+        if state == "failed" and holder is not None and holder.holder == f"{ti.dag_id}/{relief_id(ti.run_id)}":
+            # Its last try was lost between the claim for that run and the asking for it.
+            raise relief(ti.dag_id, ti.run_id)
+        if holder is None or holder.holder != holder_of(context):
+            self.log.info("supervised by %s now: left alone", holder.holder if holder else "nobody")
+        elif not seen.phase.alive and not self._awaits_restart(workspace, seen):
+            self.log.info("%s is %s: nothing to release", seen.incarnation, seen.phase)
+        else:
+            # Also of a driver that is down: the trigger may say the same much later, after the next run was asked
+            # for, and would undo that.
+            reason = f"its supervise task has ended ({state})"
+            by = f"airflow:{holder_of(context)}"
+            operations.stop(workspace, self.job, by=by, reason=reason, incarnation=seen.incarnation, timeout=None)
+            self.log.warning("driver %s, which is %s, is not to run: %s", seen.incarnation, seen.phase, reason)
+
+    def _tell_rest(self, context: Context, workspace: Workspace) -> None:
+        document, ti = JobDocuments(workspace.storage, self.job).health, context["ti"]
+        deadline = time.monotonic() + _TELL_S
+        while (found := document.read()) is not None and found.unsent:
+            if unsent_due(found):
+                tell(workspace, self.job, Health(), context=context, log=self.log, rules=())  # type: ignore[arg-type]
+            elif time.monotonic() >= deadline or ti.get_dr_count(dag_id=ti.dag_id, states=["queued"]):
+                self.log.warning("not told yet: %s", ", ".join(sorted(found.unsent)))
+                return
+            time.sleep(1)
 
     def _awaits_restart(self, workspace: Workspace, seen: Observation) -> bool:
         """Tell whether a supervisor would start it again, as it won't a job that failed for good or is suspended."""

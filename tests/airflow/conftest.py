@@ -63,6 +63,7 @@ class Run:
     run_type: str = "manual"
     runs_of_job: int = 0
     job_paused: bool = False
+    conf: dict[str, Any] = field(default_factory=dict)
 
     def context(self, task: str = "supervise") -> Any:
         from airflow.sdk import timezone
@@ -80,7 +81,7 @@ class Run:
             get_dag=lambda _: SimpleNamespace(is_paused=self.job_paused),
             pushed=pushed,
         )
-        dag_run = SimpleNamespace(run_after=timezone.utcnow(), run_type=self.run_type)
+        dag_run = SimpleNamespace(run_after=timezone.utcnow(), run_type=self.run_type, conf=self.conf)
         return {"ti": ti, "dag_run": dag_run, "params": {}}
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +9,12 @@ import pytest
 import yaml
 from airflow.sdk.exceptions import AirflowFailException
 
+from streamwarden.airflow import operators
+from streamwarden.airflow.notify import Alert
+from streamwarden.airflow.operators import ReleaseOperator
 from streamwarden.control import operations
-from streamwarden.control.documents import HealthRecord, JobDocuments, utc_now
+from streamwarden.control.documents import HealthChange, HealthRecord, JobDocuments, utc_now
+from streamwarden.control.health import record
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.supervision import Phase
 from tests.airflow.conftest import Place, Run, fired
@@ -135,6 +141,78 @@ def test_a_job_that_fails_for_good_is_told_at_once(place: Place) -> None:
         operator.resume(run.context(), event)
     assert said(paths["pager"]).startswith("critical|Streamwarden: lamp: critical (driver)")
     assert "SINK_SCHEMA_MISMATCH" in said(paths["pager"])
+
+
+def failed_for_good(place: Place, paths: dict[str, Path]) -> ReleaseOperator:
+    """A job that failed for good while its notifier was away; return what comes next."""
+    run, operator = Run(), supervise(place)
+    for path in paths.values():
+        path.with_suffix(".broken").touch()
+    operations.deploy(place.workspace, "lamp", by="test")
+    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    with pytest.raises(AirflowFailException):
+        operator.resume(run.context(), event)
+    assert set(told(place).unsent) == set(paths)
+    return ReleaseOperator(task_id="release", job="lamp", **place.place())
+
+
+def test_the_page_of_a_jobs_end_comes_though_its_notifier_was_away(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "RETRY", timedelta(seconds=2))
+    place.write_job(standin_fail="SINK_SCHEMA_MISMATCH", standin_after=3)
+    paths = notify(place, "pager", level="critical")
+    release = failed_for_good(place, paths)
+    back = threading.Timer(3, paths["pager"].with_suffix(".broken").unlink)
+    back.start()
+    release.execute(Run(states={"supervise": "failed"}).context("release"))
+    assert said(paths["pager"]).startswith("critical|Streamwarden: lamp: critical (driver)")
+    assert not told(place).unsent
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_notifier_that_stays_away_holds_nobody_up_for_long(
+    place: Place, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    if not waits:
+        monkeypatch.setattr(operators, "_TELL_S", 1.0)
+    place.write_job(standin_fail="SINK_SCHEMA_MISMATCH", standin_after=3)
+    paths = notify(place, "pager", level="critical")
+    run = Run(states={"supervise": "failed"}, runs_of_job=int(waits))
+    failed_for_good(place, paths).execute(run.context("release"))
+    # For the next run.
+    assert set(told(place).unsent) == set(paths)
+
+
+def test_what_is_to_be_told_outlives_a_slip_in_alerts_yaml(place: Place) -> None:
+    place.write_job(health={**QUICK, "no_batch": {"warn": "1s", "critical": "1h"}}, standin_mute=1)
+    paths, run, operator = notify(place, "mail"), Run(), supervise(place)
+    paths["mail"].with_suffix(".broken").touch()
+    place.deploy()
+    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    deferred(lambda: operator.resume(run.context(), event), run)
+    file = place.config / "alerts.yaml"
+    content = file.read_text()
+    file.write_text("{")
+    document = JobDocuments(place.workspace.storage, "lamp").health
+    document.update(lambda found: (found or HealthRecord()).model_copy(update={"retry_at": utc_now()}))
+    deferred(lambda: operator.resume(run.context(), {"action": "alert", "rules": []}), run)
+    assert set(told(place).unsent) == {"mail"}
+    file.write_text(content)
+    paths["mail"].with_suffix(".broken").unlink()
+    deferred(lambda: operator.resume(run.context(), {"action": "alert", "rules": []}), run)
+    assert "no_batch" in said(paths["mail"]) and not told(place).unsent
+
+
+def test_an_alerts_level_is_that_of_now() -> None:
+    def change(rule: str, before: str, after: str) -> HealthChange:
+        return HealthChange(rule=rule, before=before, after=after, what=f"{rule} is {after}", at=utc_now())
+
+    # Of a notifier that was away from the beginning of an alarm to its end.
+    over = Alert("lamp", [change("driver", "ok", "critical"), change("driver", "critical", "ok")])
+    assert over.level == "ok" and over.title == "Streamwarden: lamp: well again (driver)"
+    both = Alert("lamp", [*over.changes, change("backlog", "ok", "warn")])
+    assert both.level == "warn" and "warning" in both.title
 
 
 def test_a_state_limit_suspends_the_job_with_a_savepoint(place: Place) -> None:

@@ -7,13 +7,20 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    DagRunTriggerException,
+    TaskDeferred,
+)
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from streamwarden.airflow.operators import DeployOperator, ReleaseOperator, StopOperator, SuperviseOperator
 from streamwarden.airflow.triggers import SuperviseTrigger
 from streamwarden.control import operations
 from streamwarden.control.documents import JobDocuments, utc_now
+from streamwarden.control.operation import begin
 from streamwarden.control.processes import is_alive
 from streamwarden.control.supervision import Observation, Phase
 from tests.airflow.conftest import Place, Run, fired, reborn
@@ -347,6 +354,95 @@ def test_release_leaves_another_runs_driver_alone(place: Place) -> None:
     ReleaseOperator(task_id="release", job="lamp", **place.place()).execute(old.context("release"))
     seen = place.seen()
     assert seen.desired is not None and seen.desired.state == "running"
+
+
+def handed_over(place: Place, run: Run) -> DagRunTriggerException:
+    with pytest.raises(DagRunTriggerException) as raised:
+        supervise(place, retries=3).execute(run.context())
+    return raised.value
+
+
+def test_a_run_whose_tries_run_out_is_relieved_by_a_fresh_one(place: Place) -> None:
+    old, first = Run(granted=3), place.deploy()
+    for attempt in (1, 2):
+        deferred(lambda: supervise(place, retries=3).execute(Run(attempt=attempt, granted=3).context()), old)  # noqa: B023
+    fresh = handed_over(place, Run(attempt=3, granted=3))
+    assert (fresh.trigger_dag_id, fresh.dag_run_id) == ("job_lamp", "relief__1__manual__1")
+    assert fresh.skip_when_already_exists and not fresh.reset_dag_run
+    # The old run's teardown leaves its driver alone.
+    old.states["supervise"] = "success"
+    ReleaseOperator(task_id="release", job="lamp", **place.place()).execute(old.context("release"))
+
+    # The fresh one takes over what runs, and deploys nothing: the YAML was changed by somebody who is not done yet.
+    place.write_job(standin_batch_s=7)
+    run = Run(run_id=str(fresh.dag_run_id), granted=3, conf=fresh.conf or {})
+    done = DeployOperator(task_id="deploy", job="lamp", **place.place()).execute(run.context("deploy"))
+    assert (done["incarnation"], done["launched"], done["relieves"]) == (first.incarnation, False, "manual__1")
+    trigger = deferred(lambda: supervise(place, retries=3).execute(run.context()), run)
+    assert trigger.holder == "job_lamp/relief__1__manual__1"
+    seen = place.seen()
+    assert seen.incarnation == first.incarnation and seen.phase is Phase.RUNNING
+    assert not JobDocuments(place.workspace.storage, "lamp").open_requests(str(first.incarnation))
+    assert seen.desired is not None and "standin_batch_s" not in seen.desired.spec.options
+
+    # And so on, for weeks.
+    again = Run(run_id=run.run_id, attempt=3, granted=3, conf=run.conf)
+    assert handed_over(place, again).dag_run_id == "relief__2__manual__1"
+
+
+def test_a_last_try_that_is_lost_while_it_hands_over_is_made_up_for(place: Place) -> None:
+    place.deploy()
+    last = Run(attempt=4, granted=3)
+    handed_over(place, last)
+    last.states["supervise"] = "failed"
+    with pytest.raises(DagRunTriggerException) as raised:
+        ReleaseOperator(task_id="release", job="lamp", **place.place()).execute(last.context("release"))
+    assert raised.value.dag_run_id == "relief__1__manual__1"
+    desired = place.seen().desired
+    assert desired is not None and desired.state == "running"
+
+
+def test_a_relieved_run_of_a_job_that_was_stopped_ends_by_itself(place: Place) -> None:
+    place.deploy()
+    operations.stop(place.workspace, "lamp", by="test")
+    assert supervise(place, retries=3).execute(Run(attempt=3, granted=3).context())["phase"] == "stopped"
+
+
+def test_what_the_supervisor_cannot_read_is_no_verdict_on_the_job(place: Place) -> None:
+    run, first = Run(), place.deploy()
+    path = place.config / "profiles" / "test.yaml"
+    content = path.read_text()
+    trigger = deferred(lambda: supervise(place).execute(run.context()), run)
+    path.write_text(content + "colour: green\n")
+    for call in (
+        lambda: supervise(place).resume(run.context()),
+        lambda: supervise(place).execute(Run(attempt=2).context()),
+        lambda: ReleaseOperator(task_id="release", job="lamp", **place.place()).execute(
+            Run(states={"supervise": "failed"}).context("release")
+        ),
+    ):
+        with pytest.raises(AirflowException, match="CONFIG_INVALID") as raised:
+            call()
+        assert not isinstance(raised.value, AirflowFailException), "it would never be tried again"
+    path.write_text(content)
+    again = deferred(lambda: supervise(place).execute(Run(attempt=3).context()), run)
+    assert again.incarnation == trigger.incarnation == first.incarnation
+
+
+def test_a_stop_by_hand_during_an_operation_is_tried_again(place: Place) -> None:
+    run, first = Run(), place.deploy()
+    deferred(lambda: supervise(place).execute(run.context()), run)
+    run.states["supervise"] = "failed"
+    release = ReleaseOperator(task_id="release", job="lamp", **place.place())
+    with begin(place.workspace, "lamp", "rescale", by="test", params={}) as handle:
+        with pytest.raises(AirflowException, match="OPERATION_RUNNING") as raised:
+            release.execute(run.context("release"))
+        handle.end("done")
+    assert not isinstance(raised.value, AirflowFailException)
+    # A retry, of which there are enough for the longest operation.
+    assert release.retries == 1000
+    release.execute(run.context("release"))
+    assert place.until(lambda seen: seen.phase is Phase.STOPPED).incarnation == first.incarnation
 
 
 def test_deploy_launches_and_tells_the_incarnation(place: Place) -> None:

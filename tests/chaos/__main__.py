@@ -214,7 +214,7 @@ class Chaos:
             checkpoint = world.checkpoint(job)
             if checkpoint.last_offset() != checkpoint.last_commit():
                 wrong.append(f"{job}: batch {checkpoint.last_offset()} was left unfinished")
-            own = world.runs[job]
+            own = world.run_of(job)
             world.until(lambda own=own, job=job: world.run_state(f"job_{job}", own) in ("success", "failed"), 120, job)  # type: ignore[misc]
             if world.run_state(f"job_{job}", own) != "success":
                 wrong.append(f"the last run of job_{job} is {world.run_state(f'job_{job}', own)}")
@@ -236,6 +236,12 @@ class Chaos:
             "left_after_stop": left,
         }
         goals = [Goal("faults", len(self.records), len(self.plan), at_least=True)]
+        relieved = self.world.reliefs()
+        if any(
+            record.fault.kind is Kind.WORKER_KILLED and record.detail["worker"] != "missed" for record in self.records
+        ):
+            # Each such fault costs a try, and there are few.
+            goals.append(Goal("runs_relieved", relieved, 1, at_least=True))
         goals += [Goal(name, len(wrong), 0) for name, wrong in found.items()]
         # One measurement of each is no goal yet: the other jobs' batches fall into the one start or into the other.
         goals += [
@@ -262,6 +268,7 @@ class Chaos:
                 f"components of Airflow that ended because of a fault of another, and were started again: {counted}"
             )
         rows = {table: read_table(self.world.workspace, table).num_rows for table in TABLES}
+        out.print(f"{relieved} runs of a job's DAG were relieved by a fresh one, before their tries ran out")
         out.print(f"rows: {rows}; {watcher.looks} looks, at most {watcher.blind_s:.1f} s apart")
         out.print(f"{len(self.records)} faults in {injected_s / 60:.1f} min; log: {self._log}")
         for goal in goals:
@@ -273,6 +280,7 @@ class Chaos:
             "goals": {goal.name: {"value": goal.value, "goal": goal.goal, "ok": goal.met} for goal in goals},
             "kill9": ratios,
             "found": found,
+            "runs_relieved": relieved,
             "components_ended": dict(Counter(self.world.ended_by_itself)),
             "rows": rows,
             "machine": f"{platform.machine()}, {psutil.cpu_count()} cores",

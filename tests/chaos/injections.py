@@ -268,7 +268,7 @@ class Injector:
         known = self._perhaps_kill(record, chance)
         before = max((found.attempt for found in world.supervisions(job)), default=0)
         record.at = time.time()
-        world.api(lambda client: client.clear_task(f"job_{job}", world.runs[job], "supervise"))
+        world.api(lambda client: client.clear_task(f"job_{job}", world.run_of(job), "supervise"))
         self._await_job(record, known)
         found = world.supervisions(job)
         record.detail["attempts"] = [before, *(one.attempt for one in found)]
@@ -276,7 +276,7 @@ class Injector:
     def _marked(self, record: Record, chance: random.Random) -> None:
         world, job = self.world, record.fault.job
         state = "failed" if record.fault.kind is Kind.TASK_FAILED else "success"
-        run = world.runs[job]
+        run = world.run_of(job)
         self._perhaps_kill(record, chance)
         world.mean_all(job)
         record.at = time.time()
@@ -548,7 +548,7 @@ class Injector:
         world.until(lambda: world.run_state("stop", run) in ("success", "failed"), 180, f"the stop of {job}")
         if world.run_state("stop", run) != "success" or world.seen(job).phase is not Phase.STOPPED:
             raise ChaosError(f"{job} did not stop: {world.seen(job).phase}")
-        own = world.runs[job]
+        own = world.run_of(job)
         world.until(lambda: world.run_state(f"job_{job}", own) in ("success", "failed"), 120, f"the run of {job}")
 
     def _bring_back(self, job: str) -> None:

@@ -103,13 +103,13 @@ SHARED = frozenset(
 
 # The first round, of which a short run sees the beginning: from each family the one that tells most.
 _FIRST = (
-    Kind.SCHEDULER_KILLED,
+    Kind.WORKER_KILLED,
     Kind.DRIVER_FROZEN,
     Kind.TASK_FAILED,
     Kind.POSTGRES_RESTARTED,
     Kind.TRIGGERER_KILLED,
+    Kind.SCHEDULER_KILLED,
     Kind.DRIVER_JVM,
-    Kind.WORKER_KILLED,
     Kind.API_KILLED,
     Kind.TASK_CLEARED,
     Kind.TRIGGERER_STALLED,

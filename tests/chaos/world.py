@@ -117,7 +117,6 @@ class World:
         self.workspace: Workspace
         self.airflow: Standalone
         self.client: AirflowClient
-        self.runs: dict[str, str] = {}
         self.meant: set[str] = set()
         """Incarnations that a fault is, or was, meant to end."""
         self.ended_by_itself: list[str] = []
@@ -143,6 +142,8 @@ class World:
             "STREAMWARDEN_CONFIG": str(self.config),
             "STREAMWARDEN_ROOT": str(self.workspace.root),
             "STREAMWARDEN_HOUSEKEEPING_SCHEDULE": "",
+            # What weeks do to a thousand retries, one lost try does to two: a fresh run takes over.
+            "STREAMWARDEN_SUPERVISE_RETRIES": "2",
             "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": f"{TRIGGERER_THRESHOLD_S:.0f}",
             # Airflow's own 300 s is how long it takes to miss a task whose worker was killed. Nobody wants to wait.
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "45",
@@ -280,8 +281,20 @@ class World:
 
     def trigger(self, job: str) -> str:
         """Start a run of a job's DAG, as a person does, and return its id."""
-        self.runs[job] = self.api(lambda client: client.trigger_dag(f"job_{job}"))
-        return self.runs[job]
+        return self.api(lambda client: client.trigger_dag(f"job_{job}"))
+
+    def run_of(self, job: str) -> str:
+        """Return the run of a job's DAG that goes on, of several the first, or else the newest: one may be relieved."""
+        rows = self.query(
+            "SELECT run_id, state IN ('queued', 'running') AS goes_on FROM dag_run WHERE dag_id = %s"
+            " ORDER BY goes_on DESC, CASE WHEN state IN ('queued', 'running') THEN id ELSE -id END",
+            f"job_{job}",
+        )
+        return str(rows[0][0])
+
+    def reliefs(self) -> int:
+        """Return how many runs have relieved others, whose supervise tasks had few tries left."""
+        return int(self.query("SELECT count(*) FROM dag_run WHERE run_id LIKE %s", "relief%")[0][0])
 
     def api(self, call: Callable[[AirflowClient], T], *, timeout: float = 150.0) -> T:
         """Ask Airflow's API, again and again while its server is away, as a person does."""
