@@ -26,7 +26,7 @@ from streamwarden.cli.terminal import (
 from streamwarden.control import operations
 from streamwarden.control.config import job_names
 from streamwarden.control.diagnosis import Diagnosis, describe, diagnose
-from streamwarden.control.documents import JobDocuments, Supervision, utc_now
+from streamwarden.control.documents import HealthRecord, JobDocuments, Supervision, utc_now
 from streamwarden.control.enforce import put_down
 from streamwarden.control.health import record
 from streamwarden.control.log_lines import readable
@@ -212,10 +212,14 @@ def supervise(
     root: RootOption = None,
     poll: Annotated[float, typer.Option(help="Seconds between looks.")] = 1.0,
 ) -> None:
-    """Watch a job and start it again when it dies, as its DAG does, until it is suspended or its budget is spent."""
+    """Watch a job and start it again when it dies, as its DAG does, until it is suspended or its budget is spent.
+
+    Prints changes of its health. Tells no notifier: that is the DAG's, also while this runs beside it.
+    """
     workspace = open_workspace(profile, root=root)
     documents = JobDocuments(workspace.storage, job)
     said = ""
+    told = HealthRecord()
 
     def say(text: str) -> None:
         out.print(f"{datetime.now():%H:%M:%S} {job} {text}", markup=False)
@@ -226,8 +230,22 @@ def supervise(
             memory = documents.supervision.read() or Supervision()
             verdict = decide(seen, memory)
             health = assess(seen, memory, verdict)
-            for change in record.note(workspace, job, health):
+            changes = record.changes(told, health)
+            told = record.told(told, changes)
+            for change in changes:
                 say(f"{change.rule}: {change.before} -> {change.after}: {change.what}")
+            line = f"{seen.phase}: {verdict.why}"
+            if line != said and (verdict.action is not Action.WAIT or not said.startswith(f"{seen.phase}:")):
+                say(f"{line} -> {verdict.action}")
+            said = line
+            if verdict.action is Action.FINISH:
+                return
+            if verdict.action in (Action.FAIL, Action.SUSPEND):
+                ended = put_down(workspace, seen, verdict, by=f"{who()} supervise")
+                break
+            due = verdict.not_before is None or verdict.not_before <= utc_now()
+            if verdict.action is Action.RESTART and due:
+                restart(workspace, seen, by=f"{who()} supervise", why=verdict.why)
         except StreamwardenError as error:
             # A store that is away for a while is no reason to watch no longer.
             if not error.retryable:
@@ -235,22 +253,9 @@ def supervise(
             if error.code != said:
                 say(str(error))
             said = error.code
-            time.sleep(poll)
-            continue
-        line = f"{seen.phase}: {verdict.why}"
-        if line != said and (verdict.action is not Action.WAIT or not said.startswith(f"{seen.phase}:")):
-            say(f"{line} -> {verdict.action}")
-        said = line
-        if verdict.action is Action.FINISH:
-            return
-        if verdict.action in (Action.FAIL, Action.SUSPEND):
-            ended = put_down(workspace, seen, verdict, by=f"{who()} supervise")
-            if ended.traceback:
-                err.print(ended.traceback, markup=False, soft_wrap=True)
-            if (diagnosis := diagnose(workspace, seen)) is not None:
-                err.print(describe(diagnosis), markup=False, soft_wrap=True)
-            raise ended.to_exception()
-        due = verdict.not_before is None or verdict.not_before <= utc_now()
-        if verdict.action is Action.RESTART and due:
-            restart(workspace, seen, by=f"{who()} supervise", why=verdict.why)
         time.sleep(poll)
+    if ended.traceback:
+        err.print(ended.traceback, markup=False, soft_wrap=True)
+    if (diagnosis := diagnose(workspace, seen)) is not None:
+        err.print(describe(diagnosis), markup=False, soft_wrap=True)
+    raise ended.to_exception()

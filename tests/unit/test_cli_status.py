@@ -46,6 +46,8 @@ def test_supervise_shows_the_last_traceback_when_it_gives_up(failed: Workspace) 
     assert "RESTART_BUDGET_SPENT" in text and "Last: OUT_OF_MEMORY: java.lang.OutOfMemoryError" in text
     assert TRACE in text and text.index(TRACE) < text.index("Diagnosis: ") < text.index("[RESTART_BUDGET_SPENT]")
     assert "Raise resources.memory of the job" in text, "the remedy is that of the last cause"
+    assert "driver: ok -> critical" in text
+    assert documents.health.read() is None, "it has no notifiers: a page that is told here is told to nobody"
 
 
 def test_a_tasks_log_has_the_diagnosis_before_the_traceback(failed: Workspace) -> None:

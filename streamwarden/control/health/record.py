@@ -9,7 +9,7 @@ from streamwarden.control.documents import HealthChange, HealthRecord, JobDocume
 from streamwarden.control.health.rules import Health, Level
 from streamwarden.control.workspace import Workspace
 
-__all__ = ["changes", "note", "sent", "unsent_due"]
+__all__ = ["changes", "note", "sent", "told", "unsent_due"]
 
 _KEPT = 50
 
@@ -29,6 +29,17 @@ def changes(record: HealthRecord, health: Health, *, now: datetime | None = None
             what = found[rule].what if rule in found else f"well again; was: {record.rules[rule].what}"
             differing.append(HealthChange(rule=rule, before=before, after=after, what=what, at=now))
     return differing
+
+
+def told(record: HealthRecord, changes: Collection[HealthChange]) -> HealthRecord:
+    """Return the record with changes told."""
+    rules = dict(record.rules)
+    for change in changes:
+        if change.after == "ok":
+            rules.pop(change.rule, None)
+        else:
+            rules[change.rule] = RuleState(level=change.after, since=change.at, what=change.what)
+    return record.model_copy(update={"rules": rules, "changes": [*record.changes, *changes][-_KEPT:]})
 
 
 def note(
@@ -58,20 +69,12 @@ def note(
         noted[:] = [change for change in changes(record, health) if rules is None or change.rule in rules]
         if not noted and found is not None:
             return found
-        told = dict(record.rules)
-        for change in noted:
-            if change.after == "ok":
-                told.pop(change.rule, None)
-            else:
-                told[change.rule] = RuleState(level=change.after, since=change.at, what=change.what)
         unsent = dict(record.unsent)
         for name, level in notifiers:
             wanted = [c for c in noted if max(Level(c.before).rank, Level(c.after).rank) >= level.rank]
             if wanted:
                 unsent[name] = [*unsent.get(name, []), *wanted][-_KEPT:]
-        return HealthRecord(
-            rules=told, changes=[*record.changes, *noted][-_KEPT:], unsent=unsent, retry_at=record.retry_at
-        )
+        return told(record, noted).model_copy(update={"unsent": unsent})
 
     JobDocuments(workspace.storage, job).health.update(apply)
     return noted
@@ -82,14 +85,14 @@ def unsent_due(record: HealthRecord, *, now: datetime | None = None) -> bool:
     return bool(record.unsent) and (record.retry_at is None or record.retry_at <= (now or utc_now()))
 
 
-def sent(workspace: Workspace, job: str, notifier: str, told: Collection[HealthChange], *, ok: bool) -> None:
+def sent(workspace: Workspace, job: str, notifier: str, given: Collection[HealthChange], *, ok: bool) -> None:
     """Write down that a notifier took changes, or refused them and is to be asked again in a minute."""
 
     def apply(found: HealthRecord | None) -> HealthRecord:
         record = found or HealthRecord()
         if not ok:
             return record.model_copy(update={"retry_at": utc_now() + RETRY})
-        left = [change for change in record.unsent.get(notifier, []) if change not in told]
+        left = [change for change in record.unsent.get(notifier, []) if change not in given]
         unsent = {name: queue for name, queue in record.unsent.items() if name != notifier}
         if left:
             unsent[notifier] = left
