@@ -441,8 +441,9 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "RESCALE_STATE_DIFFERS": ErrorKind(
         "the repartitioned state is not the state that it was made of",
-        "The job runs on as before, from its untouched checkpoint. Report this, with the operation's record: it is a"
-        " fault of Spark's or of this program.",
+        "The job runs on as before, from its untouched checkpoint. If a batch was replayed: does the job compute the"
+        " same twice? By random numbers or the clock it does not; ask for the way `plain`. Else report this, with the"
+        " operation's record: it is a fault of Spark's or of this program.",
     ),
     "RESCALE_FAILED": ErrorKind(
         "Spark could not repartition the state",
@@ -464,6 +465,11 @@ CATALOGUE: dict[str, ErrorKind] = {
     "OPERATION_CANCELLED": ErrorKind(
         "somebody has cancelled the operation",
         "The job runs on as before. Ask for it again when it is wanted.",
+    ),
+    "OPERATION_TOO_LATE": ErrorKind(
+        "the operation can't be cancelled any more",
+        "The new driver was started: if it does not become healthy in time, the job goes back by itself. To go back"
+        " from a healthy one, rescale again, or restore the pre-rescale savepoint.",
     ),
     "OPERATION_NONE": ErrorKind(
         "there is no such operation on the job",

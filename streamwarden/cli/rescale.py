@@ -20,7 +20,7 @@ from streamwarden.cli.terminal import (
     who,
 )
 from streamwarden.control.documents import dump
-from streamwarden.control.operation import interrupted_operation
+from streamwarden.control.operation import active_operation, interrupted_operation
 from streamwarden.control.rescale import OnTimeout, Way, cancel
 from streamwarden.control.rescale import rescale as run_rescale
 from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
@@ -63,6 +63,8 @@ def rescale(
     if cancelled:
         asked = cancel(workspace, job, by=who())
         out.print(f"{job}: rescale {asked.id} is asked to go back", markup=False)
+        if active_operation(workspace, job) is None:
+            out.print("Its process died: it goes back once it is resumed, by --resume", markup=False)
         return
     if dry_run:
         planned = plan_rescale(workspace, job, partitions=partitions, cores=cores, memory=memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Literal, NoReturn
 
@@ -25,13 +26,14 @@ from streamwarden.control.documents import (
 from streamwarden.control.going_back import outputs_before
 from streamwarden.control.health.rules import Level
 from streamwarden.control.job_operation import JobOperation
-from streamwarden.control.operation import active_operation, begin
+from streamwarden.control.operation import begin
 from streamwarden.control.parallelism import decide, put_back, widened
 from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
 from streamwarden.control.savepoints.manifest import Manifest, Origin
 from streamwarden.control.savepoints.take import Report
 from streamwarden.control.standby import Standby, standby
-from streamwarden.control.state_copy import StateCopy
+from streamwarden.control.state_copy import StateCopy, differing
+from streamwarden.control.state_reader import StateAt, read_state
 from streamwarden.control.supervision import START_TIMEOUT, Observation, Phase, assess, observe, record_decision
 from streamwarden.control.supervision import decide as judge
 from streamwarden.control.workspace import Workspace
@@ -46,6 +48,9 @@ Way = Literal["fast", "plain"]
 """How the state is repartitioned: while the job runs on, or after it was stopped."""
 
 _POLL_S = 0.25
+
+_START = "start"
+"""The step from whose beginning on a rescale can't be cancelled: batches may be there that the old job has not seen."""
 
 
 def rescale(
@@ -114,18 +119,21 @@ def rescale(
 
 
 def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
-    """Ask the rescale that works on a job to go back; it does so before its next step.
+    """Ask a job's rescale to go back; it does so before its next step, and one whose process died when it is resumed.
 
-    Once its new driver has started, it goes on: then its health decides.
+    Once its new driver starts, its health decides.
 
     Raises
     ------
     StreamwardenError
-        ``OPERATION_NONE`` if none works on the job.
+        ``OPERATION_NONE`` if no rescale works on the job, nor waits to be resumed; ``OPERATION_TOO_LATE`` if its new
+        driver was started.
     """
-    found = active_operation(workspace, job)
-    if found is None or found.kind != "rescale":
+    found = JobDocuments(workspace.storage, job).operation.read()
+    if found is None or found.kind != "rescale" or found.state != "running":
         raise StreamwardenError("OPERATION_NONE", f"{job}: no rescale works on it")
+    if any(step.name == _START for step in found.steps):
+        raise StreamwardenError("OPERATION_TOO_LATE", f"{job}: rescale {found.id}, at {found.steps[-1].name}")
     JobDocuments(workspace.storage, job).cancel.write(Cancel(operation=found.id, by=by, at=utc_now()))
     return found
 
@@ -139,6 +147,8 @@ class _Rescale(JobOperation):
             self._put_in_force()
             return self._start_and_judge()
         try:
+            # Whether it is to go on at all comes before whether it can.
+            self._heed()
             self._finish_stop()
             planned = self._precheck()
         except Exception as error:
@@ -230,6 +240,8 @@ class _Rescale(JobOperation):
             first = copy.batch
             ahead = copy.follow_to_end(self._desired_before.spec.trigger.interval.total_seconds())
             step.detail = f"batches {first + 1} to {copy.batch}{', by the new query' if ahead else ''}"
+        proof = copy.proof()
+        self.handle.plan(proof={name: asdict(state) for name, state in proof.items()} if proof else None)
         return copy.reference
 
     def _stop(self, *, between: bool) -> None:
@@ -288,6 +300,7 @@ class _Rescale(JobOperation):
     def _switch(self, planned: RescalePlan, reference: CheckpointRef | None) -> None:
         with self._step("switch") as step:
             self._await_stop()
+            self._heed()
             before = self._desired_before
             spec = widened(before.spec, planned.to)
             current = self._documents.checkpoint.read()
@@ -358,7 +371,8 @@ class _Rescale(JobOperation):
 
     def _start_and_judge(self, spare: Standby | None = None) -> Operation:
         try:
-            with self.handle.step("start") as step:
+            self._heed_at_start()
+            with self.handle.step(_START) as step:
                 seen = observe(self._workspace, self._job)
                 if seen.phase.alive:
                     step.detail = f"{seen.incarnation} runs already"
@@ -376,6 +390,7 @@ class _Rescale(JobOperation):
                     timeout=self._health_timeout,
                     say=self._say,
                 )
+            deadline += self._prove_replayed()
             with self.handle.step("catch up") as step:
                 step.detail = self._await_caught_up(deadline)
         except StreamwardenError as error:
@@ -385,6 +400,39 @@ class _Rescale(JobOperation):
         self._note_downtime()
         self._release()
         return self.handle.end("done")
+
+    def _prove_replayed(self) -> float:
+        """Compare the state at which the job was stopped with that of the copy, which has come there by replaying.
+
+        Only now, when nobody waits for it. Rows and watermark were compared after each of those batches. Where a state
+        can't be read any more, that is on record, and no verdict.
+
+        Returns
+        -------
+        float
+            What it took, seconds.
+        """
+        if not self._plan.get("proof"):
+            return 0.0
+        started = time.monotonic()
+        with self.handle.step("digest at the stop") as step:
+            asked = {name: StateAt(**state) for name, state in self._plan["proof"].items()}
+            try:
+                found = read_state(self._workspace, asked, code="RESCALE_FAILED")
+            except StreamwardenError as error:
+                found = {name: {"error": error.what} for name in asked}
+            wrong = [f"{asked[name]}: {answer['error']}" for name, answer in found.items() if "error" in answer]
+            if wrong:
+                step.detail = f"not compared: {'; '.join(wrong)}"
+            elif stores := differing(found["job"]["digests"], found["copy"]["digests"]):
+                what = f"{self._job}: {', '.join(stores)}, after batch {asked['job'].batch} was replayed"
+                remedy = (
+                    "Does the job compute the same twice? By random numbers or the clock it does not: ask for `plain`."
+                )
+                raise StreamwardenError("RESCALE_STATE_DIFFERS", what, remedy=remedy)
+            else:
+                step.detail = f"the same after batch {asked['job'].batch}"
+        return time.monotonic() - started
 
     def _await_caught_up(self, deadline: float) -> str:
         """Wait until the backlog is what it was and nothing is newly wrong; return by what."""
@@ -530,6 +578,11 @@ class _Rescale(JobOperation):
         asked = self._documents.cancel.read()
         if asked is not None and asked.operation == self.handle.id:
             raise StreamwardenError("OPERATION_CANCELLED", f"{self._job}: rescale {self.handle.id}, by {asked.by}")
+
+    def _heed_at_start(self) -> None:
+        """Raise if somebody has cancelled this operation while it switched, and nobody has started the new one yet."""
+        if not any(step.name == _START for step in self.handle.operation.steps):
+            self._heed()
 
     @property
     def _stopping(self) -> bool:

@@ -18,11 +18,12 @@ from streamwarden.control.savepoints.fresh import fresh_checkpoint
 from streamwarden.control.savepoints.manifest import Manifest
 from streamwarden.control.savepoints.take import Report
 from streamwarden.control.standby import Standby
+from streamwarden.control.state_reader import StateAt
 from streamwarden.control.supervision import observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["StateCopy", "follow"]
+__all__ = ["StateCopy", "differing", "follow"]
 
 _FOLLOW_S = 900.0
 """How long a copy may take to catch up with the job. A quarter of an hour; then the job is stopped first."""
@@ -73,6 +74,11 @@ def follow(copy: _Follows, replay: Callable[[], float], *, again: float) -> bool
         behind.append(now)
         took = replay()
     return True
+
+
+def differing(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """Return the stores whose digests are not the same."""
+    return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
 
 
 class StateCopy:
@@ -143,6 +149,21 @@ class StateCopy:
         """How many batches the job has committed since."""
         return self._follower.behind
 
+    def proof(self) -> dict[str, StateAt] | None:
+        """Return the states that must be the same: of the job and of its copy, which has come there by replaying.
+
+        None if it has replayed nothing: then its digests have said it.
+        """
+        batch = self.batch
+        if batch == self._made.batch:
+            return None
+        at = self._last_commit()
+        assert at is not None
+        return {
+            "job": StateAt(self._original, batch, self._was),
+            "copy": StateAt(self._fresh.path, at, self._partitions),
+        }
+
     def follow(self) -> bool:
         """Keep up with the job, which runs on. Return whether it pays: see :func:`follow`."""
         return follow(self, self._replay, again=self._took_s)
@@ -209,11 +230,11 @@ class StateCopy:
             step.detail = f"{self._partitions} partitions, as batch {batch}"
         with self._step("digest after") as step:
             after = self._digests(batch, self._partitions)
-            if before != after:
-                differing = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-                raise StreamwardenError("RESCALE_STATE_DIFFERS", f"{self._job}: {', '.join(differing)}")
+            if stores := differing(before, after):
+                raise StreamwardenError("RESCALE_STATE_DIFFERS", f"{self._job}: {', '.join(stores)}")
             step.detail = f"the same: {_rows(after)}"
         shift = batch - self._made.batch
+        self._original = current.path
         self._follower = Follower(
             self._workspace, current.path, self._fresh.path, shift=shift, partitions=self._partitions
         )

@@ -19,6 +19,14 @@ from streamwarden.errors import StreamwardenError
 
 __all__ = ["state_digests"]
 
+_WHOLE = {
+    "ignoreNullFields": "false",
+    # Spark's own formats end at milliseconds.
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""Options of a row's JSON: nothing of it is left out."""
+
 _HALF = 15
 """Hexadecimal digits of a half: 60 bits, so that a half fits a signed long."""
 
@@ -83,7 +91,7 @@ def _tables(session: SparkSession, checkpoint: str, batch: int) -> Iterator[tupl
 
 
 def _digest(rows: DataFrame) -> str:
-    text = F.to_json(F.struct(*[F.col(f"`{name}`") for name in rows.columns]), {"ignoreNullFields": "false"})
+    text = F.to_json(F.struct(*[F.col(f"`{name}`") for name in rows.columns]), _WHOLE)
     halves = rows.select(F.md5(text).alias("md5")).select(
         *[
             F.conv(F.substring("md5", start, _HALF), 16, 10).cast("bigint").alias(name)

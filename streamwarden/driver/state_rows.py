@@ -1,27 +1,15 @@
-"""Counting the rows of a checkpoint's state by Spark's state data source.
-
-``python -m streamwarden.driver.state_rows … ID=KEY@BATCH …`` prints one JSON line for each checkpoint:
-``{"savepoint": ID, "rows": {"0": 12}}`` or ``{"savepoint": ID, "error": "…"}``.
-"""
+"""Counting the rows of a checkpoint's state by Spark's state data source."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from urllib.parse import quote
 
 from pyspark.sql import SparkSession
-
-from streamwarden.control.workspace import open_workspace
-from streamwarden.driver.causes import headline
-from streamwarden.spark.java_options import SHORT_LIVED
-from streamwarden.spark.session import build_session
 
 __all__ = ["count_state_rows", "plain_path"]
 
@@ -91,39 +79,3 @@ def plain_path(checkpoint: str) -> Iterator[str]:
         link = Path(folder) / "checkpoint"
         link.symlink_to(checkpoint.removeprefix("file:"), target_is_directory=True)
         yield str(link)
-
-
-def main() -> int:
-    """Count, and print."""
-    parser = argparse.ArgumentParser(prog="python -m streamwarden.driver.state_rows")
-    for name in ("profile", "config", "root"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("checkpoint", nargs="+", help="ID=KEY@BATCH")
-    given = parser.parse_args()
-    workspace = open_workspace(given.profile, config=Path(given.config), root=given.root)
-    session = build_session(
-        "streamwarden state rows",
-        # It reads on its own machine, wherever the jobs run.
-        master="local[2]",
-        settings=workspace.profile.spark if workspace.profile.master.startswith("local") else None,
-        java_options=SHORT_LIVED,
-        s3=workspace.s3,
-    )
-    session.sparkContext.setLogLevel("ERROR")
-    for text in given.checkpoint:
-        name, _, rest = text.partition("=")
-        key, _, batch = rest.rpartition("@")
-        answer: dict[str, Any] = {"savepoint": name}
-        try:
-            answer["rows"] = count_state_rows(session, workspace.uri(key), int(batch))
-        except Exception as error:
-            # Whatever it is: that this state can't be read is the answer, and the next one is still looked at.
-            answer["error"] = headline(error)
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
-    session.stop()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

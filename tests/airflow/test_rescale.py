@@ -107,6 +107,86 @@ def test_a_cancelled_one_leaves_the_job_as_it_was(place: Place, monkeypatch: pyt
         cancel(place.workspace, "lamp", by="somebody")
 
 
+def test_one_that_is_cancelled_while_it_waits_for_the_drivers_end_goes_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.deploy()
+    place.batch(1)
+    before, real = cores(place), running.await_stop
+
+    def await_stop(*arguments: Any, **rest: Any) -> Any:
+        seen = real(*arguments, **rest)
+        cancel(place.workspace, "lamp", by="somebody")
+        return seen
+
+    monkeypatch.setattr(running, "await_stop", await_stop)
+    with pytest.raises(AirflowFailException, match=r"OPERATION_CANCELLED.*by somebody"):
+        rescaling(place, cores=before + 1).execute(context())
+    assert operation(place).steps[-1].name == "switch" and cores(place) == before
+    place.until(lambda seen: seen.phase is Phase.RUNNING)
+
+
+def test_one_that_is_cancelled_between_the_switch_and_the_start_goes_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.deploy()
+    place.batch(1)
+    before, real = cores(place), running.forgive
+
+    def forgive(*arguments: Any, **rest: Any) -> None:
+        real(*arguments, **rest)
+        cancel(place.workspace, "lamp", by="somebody")
+
+    monkeypatch.setattr(running, "forgive", forgive)
+    with pytest.raises(AirflowFailException, match=r"RESCALE_UNHEALTHY.*OPERATION_CANCELLED"):
+        rescaling(place, cores=before + 1).execute(context())
+    found = operation(place)
+    assert found.state == "rolled back" and "start" not in [step.name for step in found.steps]
+    assert cores(place) == before
+    place.until(lambda seen: seen.phase is Phase.RUNNING)
+
+
+def test_a_cancel_that_comes_too_late_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+    before, real = cores(place), running.await_health
+
+    def await_health(*arguments: Any, **rest: Any) -> str:
+        with pytest.raises(StreamwardenError, match="OPERATION_TOO_LATE"):
+            cancel(place.workspace, "lamp", by="somebody")
+        return real(*arguments, **rest)
+
+    monkeypatch.setattr(running, "await_health", await_health)
+    assert rescaling(place, cores=before + 1).execute(context())["state"] == "done"
+    assert cores(place) == before + 1
+
+
+def test_an_interrupted_one_that_is_cancelled_goes_back_when_it_is_gone_on_with(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.deploy()
+    place.batch(1)
+    before, task, real = cores(place), rescaling(place, cores=cores(place) + 1), running.await_stop
+
+    def await_stop(*arguments: Any, **rest: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments, **rest)
+
+    with (
+        monkeypatch.context() as changed,
+        terminated_when(task, lambda: False),
+        pytest.raises(AirflowException),
+    ):
+        changed.setattr(running, "await_stop", await_stop)
+        task.execute(context())
+    assert operation(place).state == "running"
+    cancel(place.workspace, "lamp", by="somebody")
+    with pytest.raises(AirflowFailException, match="OPERATION_CANCELLED"):
+        rescaling(place, cores=before + 1).execute(context(attempt=2))
+    assert cores(place) == before
+    place.until(lambda seen: seen.phase is Phase.RUNNING)
+
+
 def test_a_try_that_was_ended_is_gone_on_with_by_the_next(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.deploy()
     place.batch(1)

@@ -102,9 +102,10 @@ def test_two_to_eight_to_three_partitions_and_more_cores(place: Place) -> None:
     assert done.state == "done" and counts.partitions() == 8 and counts.reference().generation == 2
     assert [step.name for step in done.steps] == [
         *("precheck", "start Spark", "pre-rescale savepoint", "copy", "digest before", "repartition", "digest after"),
-        *("follow", "stop", "follow to the end", "switch", "start", "first batch", "catch up"),
+        *("follow", "stop", "follow to the end", "switch", "start", "first batch", "digest at the stop", "catch up"),
     ]
     told = {step.name: step.detail for step in done.steps}
+    assert told["digest at the stop"].startswith("the same after batch")
     assert "200 rows" in told["digest after"] and told["follow"].endswith(", 0 behind")
     assert counts.reference().base_batch == 2, "the first batch, the repartitioning, and the one replayed"
     assert 0 < done.plan["downtime_s"] < 120
@@ -203,6 +204,24 @@ def test_what_is_unhealthy_goes_back_by_itself(place: Place) -> None:
         rescale_with_rows(counts, partitions=7)
     counts.check()
     assert observe(place.workspace, "counts").incarnation == incarnation
+
+
+def test_a_job_that_does_not_compute_the_same_twice_goes_back_and_can_be_stopped_first(place: Place) -> None:
+    counts = Counts(place, module="tests.integration.jobs.random_sums")
+    counts.add([*range(50), 1])
+    operations.deploy(place.workspace, "counts", by=BY)
+    running(place)
+    counts.check()
+    reference = counts.reference()
+    # A replayed batch has as many rows of state, and the same watermark; only its values are others.
+    with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*RESCALE_STATE_DIFFERS.*0/default"):
+        rescale_with_rows(counts, partitions=5)
+    assert counts.reference().path == reference.path and counts.partitions() == 2
+    counts.check()
+    assert rescale_with_rows(counts, partitions=5, way="plain").state == "done"
+    counts.add([2])
+    counts.check()
+    assert counts.partitions() == 5
 
 
 def test_too_little_memory_shows_in_the_rehearsal_or_goes_back(place: Place) -> None:

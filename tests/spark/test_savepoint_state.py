@@ -34,6 +34,7 @@ from streamwarden.control.savepoints.closure import Closure, StateFileMissing, c
 from streamwarden.driver.repartition import repartition
 from streamwarden.driver.state_digest import state_digests
 from streamwarden.driver.state_rows import count_state_rows
+from streamwarden.errors import StreamwardenError
 from streamwarden.storage import LocalFiles, LocalStorage
 from tests.conftest import DAY
 
@@ -435,6 +436,22 @@ def test_a_query_goes_on_in_other_numbers_of_partitions(place: Place, kind: Kind
     written = place.reader("copy")
     last = written.last_commit()
     assert last is not None and written.offsets(last).conf["spark.sql.shuffle.partitions"] == "3"
+
+
+def test_a_digest_tells_batches_apart_and_refuses_a_wrong_number_of_partitions(place: Place) -> None:
+    for _ in range(3):
+        place.land("a")
+    place.run(KINDS["sums without a watermark"], "original", 3)
+    checkpoint = str(place.root / "original")
+    told = [state_digests(place.spark, checkpoint, batch, 2) for batch in (1, 2, 2)]
+    # As many keys in either batch: only the sums differ.
+    assert told[1] == told[2] != told[0]
+    assert [{name: digest.split(":")[0] for name, digest in one.items()} for one in told[:2]] == [
+        {"0/default": "a"}
+    ] * 2
+    # A metadata file that says less than there is would hide the rest of the state from the reader.
+    with pytest.raises(StreamwardenError, match=r"RESCALE_FAILED.*says 2 partitions, and there are 3"):
+        state_digests(place.spark, checkpoint, 2, 3)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from streamwarden.control.documents import utc_now
-from streamwarden.control.processes import kill, process_of
 from streamwarden.control.savepoints.catalogue import Savepoint
 from streamwarden.control.savepoints.manifest import (
     Manifest,
@@ -22,16 +17,13 @@ from streamwarden.control.savepoints.manifest import (
     record_document,
 )
 from streamwarden.control.savepoints.take import Report
+from streamwarden.control.state_reader import StateAt, read_state
 from streamwarden.control.workspace import Workspace
-from streamwarden.errors import StreamwardenError
 
 __all__ = ["check_files", "verify"]
 
 _SHOWN = 20
 """How many findings of one savepoint are kept: a lost folder would fill the record."""
-
-_TIMEOUT_S = 3600.0
-"""After which reading state back is given up. An hour: 1 M keys take seconds."""
 
 
 def check_files(workspace: Workspace, manifest: Manifest, folder: str, *, report: Report | None = None) -> list[str]:
@@ -110,7 +102,11 @@ def verify(
     if state and stateful:
         if report is not None:
             report("read state", 0, len(stateful))
-        read = _read_state(workspace, stateful)
+        read = read_state(
+            workspace,
+            {one.id: StateAt(checkpoint_key(one.job, one.id), one.batch) for one in stateful},
+            code="SAVEPOINT_VERIFY_FAILED",
+        )
     found = {}
     for one in chosen:
         manifest = one.manifest
@@ -154,39 +150,6 @@ def _compare(manifest: Manifest, rows: dict[str, int]) -> list[str]:
                 f"state: operator {operator.id} ({operator.name}) has {counted} rows, the manifest says {operator.rows}"
             )
     return problems
-
-
-def _read_state(workspace: Workspace, manifests: list[Manifest]) -> dict[str, dict[str, Any]]:
-    command = [sys.executable, "-m", "streamwarden.driver.state_rows", "--profile", workspace.profile.name]
-    command += ["--config", str(workspace.config), "--root", str(workspace.root)]
-    command += [f"{m.id}={checkpoint_key(m.job, m.id)}@{m.batch}" for m in manifests]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        cwd=workspace.config.parent,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    try:
-        output, errors = process.communicate(timeout=_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise StreamwardenError("SAVEPOINT_VERIFY_FAILED", f"no end after {_TIMEOUT_S:.0f} s") from error
-    finally:
-        # However this ends, its JVM ends too.
-        if process.poll() is None:
-            kill(process_of(process.pid))
-    answers: dict[str, dict[str, Any]] = {}
-    for line in output.splitlines():
-        if line.startswith("{"):
-            answer = json.loads(line)
-            answers[answer.pop("savepoint")] = answer
-    if process.returncode != 0 or len(answers) != len(manifests):
-        tail = "\n".join(errors.strip().splitlines()[-8:])
-        raise StreamwardenError("SAVEPOINT_VERIFY_FAILED", f"reading state ended with {process.returncode}: {tail}")
-    return answers
 
 
 def _record(workspace: Workspace, one: Savepoint, verification: Verification) -> None:

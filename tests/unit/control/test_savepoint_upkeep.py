@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from streamwarden.control.savepoints.manifest import Manifest, Origin, record_do
 from streamwarden.control.savepoints.take import take
 from streamwarden.control.spec import RetentionSpec
 from streamwarden.control.workspace import Workspace, open_workspace
-from streamwarden.errors import StreamwardenError
 
 pytestmark = pytest.mark.unit
 
@@ -99,21 +97,3 @@ def test_verifying_a_savepoint_that_is_deleted_meanwhile_leaves_nothing_of_it(
     found = verifying.verify(workspace, chosen, by="test")
     assert {name: one.verdict for name, one in found.items()} == {stays.id: "verified"}
     assert record_document(workspace, JOB, gone.id).read() is None
-
-
-def test_reading_state_that_never_ends_is_an_error_of_the_catalogue(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = taken(workspace)
-    monkeypatch.setattr(verifying, "_TIMEOUT_S", 0.2)
-    real = subprocess.Popen
-    started: list[subprocess.Popen[str]] = []
-
-    def hanging(_: list[str], **kwargs: Any) -> subprocess.Popen[str]:
-        started.append(real(["sleep", "60"], **kwargs))
-        return started[-1]
-
-    monkeypatch.setattr(verifying.subprocess, "Popen", hanging)
-    with pytest.raises(StreamwardenError, match=r"SAVEPOINT_VERIFY_FAILED(?s:.)*no end"):
-        verifying._read_state(workspace, [made])
-    assert started[0].wait(5) == -9

@@ -1,0 +1,66 @@
+"""``python -m streamwarden.driver.state_reader``: reads the state of checkpoints back, by Spark's state data source.
+
+Of each ``NAME=KEY@BATCH`` it prints one JSON line, ``{"name": NAME, "rows": {"0": 12}}``; of
+``NAME=KEY@BATCH/PARTITIONS`` ``{"name": NAME, "digests": {"0/default": "c:…"}}``; of what can't be read
+``{"name": NAME, "error": "…"}``. Asked by :mod:`streamwarden.control.state_reader`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.driver.causes import headline
+from streamwarden.driver.state_digest import state_digests
+from streamwarden.driver.state_rows import count_state_rows
+from streamwarden.spark.java_options import SHORT_LIVED
+from streamwarden.spark.session import build_session
+
+
+def main() -> int:
+    """Read, and print."""
+    parser = argparse.ArgumentParser(prog="python -m streamwarden.driver.state_reader")
+    for name in ("profile", "config", "root"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("checkpoint", nargs="+", help="NAME=KEY@BATCH, or NAME=KEY@BATCH/PARTITIONS")
+    given = parser.parse_args()
+    workspace = open_workspace(given.profile, config=Path(given.config), root=given.root)
+    session = build_session(
+        "streamwarden state reader",
+        # It reads on its own machine, wherever the jobs run.
+        master="local[2]",
+        settings=workspace.profile.spark if workspace.profile.master.startswith("local") else None,
+        java_options=SHORT_LIVED,
+        s3=workspace.s3,
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    for text in given.checkpoint:
+        name, _, what = text.partition("=")
+        try:
+            answer = _read(session, workspace, what)
+        except Exception as error:
+            # Whatever it is: that this state can't be read is the answer, and the next one is still looked at.
+            answer = {"error": headline(error)}
+        sys.stdout.write(json.dumps({"name": name, **answer}) + "\n")
+        sys.stdout.flush()
+    session.stop()
+    return 0
+
+
+def _read(session: SparkSession, workspace: Workspace, what: str) -> dict[str, Any]:
+    key, _, at = what.rpartition("@")
+    batch, _, partitions = at.partition("/")
+    uri = workspace.uri(key)
+    if partitions:
+        return {"digests": state_digests(session, uri, int(batch), int(partitions))}
+    return {"rows": count_state_rows(session, uri, int(batch))}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+"""The job `counts`, with something in its state that is another each time that a batch is computed."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from streamwarden.driver.job_api import JobSettings
+from tests.integration.jobs.counts import OUTPUTS, VERSION
+
+__all__ = ["OUTPUTS", "VERSION", "transform"]
+
+
+def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
+    # Used, or it would be optimised away.
+    drawn = F.sum(F.expr("uniform(0, 1000000)")) * 0
+    return source.groupBy("key").agg((F.count(F.lit(1)) + drawn).alias("rows"))
