@@ -13,5 +13,5 @@ __all__ = ["OUTPUTS", "VERSION", "transform"]
 
 def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
     # Used, or it would be optimised away.
-    drawn = F.sum(F.expr("uniform(0, 1000000)")) * 0
-    return source.groupBy("key").agg((F.count(F.lit(1)) + drawn).alias("rows"))
+    rows = F.count(F.lit(1)) + 0 * F.sum("drawn")
+    return source.withColumn("drawn", F.expr("uniform(0, 1000000)")).groupBy("key").agg(rows.alias("rows"))
