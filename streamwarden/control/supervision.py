@@ -383,6 +383,8 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
             documents.request(after, request.id).write(request)
         return None
     ours = Restart(at=utc_now(), after=after, reason=why)
+    # Were fewer remembered than the budget has, it could never be spent.
+    kept = max(_KEPT, seen.desired.spec.restarts.max)
 
     def record(memory: Supervision | None) -> Supervision:
         memory = memory or Supervision()
@@ -391,7 +393,7 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
         if any(entry.after == after and ours.at - entry.at < _TAKEOVER for entry in memory.restarts):
             return memory
         decision = Decision(at=ours.at, what=f"restart after {after}", why=why)
-        return Supervision(restarts=[*others, ours][-_KEPT:], decisions=[*memory.decisions, decision][-_KEPT:])
+        return Supervision(restarts=[*others, ours][-kept:], decisions=[*memory.decisions, decision][-_KEPT:])
 
     if ours not in documents.supervision.update(record).restarts:
         return None
@@ -470,7 +472,9 @@ def _conclude(
 
 
 def _backoff(policy: RestartSpec, spent: int, seen: Observation) -> timedelta:
-    wait: timedelta = min(policy.backoff * 2**spent, policy.backoff_max)
+    # Doubled as a number: a timedelta overflows long before the budget of a day is spent, and a float by 2**1024.
+    doubled = policy.backoff.total_seconds() * 2.0 ** min(spent, 64)
+    wait = timedelta(seconds=min(doubled, policy.backoff_max.total_seconds()))
     # Seeded by the incarnation: every supervisor that looks computes the same moment, and jobs that a common cause
     # brought down do not all come back at once.
     jitter: float = random.Random(seen.incarnation).uniform(0.8, 1.2)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from streamwarden.control import supervision
 from streamwarden.control.documents import (
@@ -153,6 +154,22 @@ def test_spent_budget_fails_with_the_last_error() -> None:
 def test_old_restarts_are_forgiven() -> None:
     spent = memory(timedelta(minutes=1), timedelta(minutes=2), timedelta(minutes=11))
     assert decide(seen(Phase.DEAD, code="DRIVER_DIED"), spent, now=NOW).action is Action.RESTART
+
+
+def test_a_large_budget_can_be_spent_to_its_end() -> None:
+    many = {"max": 100, "window": "24h"}
+    for count in (46, 99):
+        verdict = decide(seen(Phase.DEAD, code="DRIVER_DIED", **many), memory(*[timedelta(hours=1)] * count), now=NOW)
+        assert verdict.action is Action.RESTART and verdict.not_before is not None
+        assert verdict.not_before - NOW <= timedelta(seconds=8 * 1.2)
+    verdict = decide(seen(Phase.DEAD, code="DRIVER_DIED", **many), memory(*[timedelta(hours=1)] * 100), now=NOW)
+    assert verdict.action is Action.FAIL
+
+
+def test_a_budget_has_a_bound() -> None:
+    assert spec(max=1000).restarts.max == 1000
+    with pytest.raises(ValidationError, match="less than or equal to 1000"):
+        spec(max=1001)
 
 
 # -- on documents ------------------------------------------------------------------------------------------------------
@@ -320,6 +337,17 @@ def test_restart_is_done_once_for_each_ended_driver(workspace: Workspace, launch
     assert restart(workspace, found, by="one") == "b1"
     assert restart(workspace, found, by="another") is None
     assert len(launches) == 1 and launches[0].startswith("restart: BATCH_FAILED")
+
+
+def test_as_many_restarts_are_remembered_as_the_budget_has(workspace: Workspace, launches: list[str]) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    documents.desired.write(desired(max=70))
+    launched(workspace, "z1", process=GONE, code="BATCH_FAILED")
+    earlier = [Restart(at=utc_now(), after=f"a{number}", reason="") for number in range(69)]
+    documents.supervision.write(Supervision(restarts=earlier))
+    assert restart(workspace, observe(workspace, JOB), by="test") is not None
+    found = documents.supervision.read()
+    assert found is not None and len(found.restarts) == 70 and len(found.decisions) == 1
 
 
 def test_restart_is_taken_over_from_a_supervisor_that_died_in_it(workspace: Workspace, launches: list[str]) -> None:
