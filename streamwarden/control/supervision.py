@@ -331,7 +331,9 @@ def _judge_living(seen: Observation, memory: Supervision, now: datetime) -> Verd
             savepoint=health.on_state_limit == "savepoint_and_stop",
         )
     stuck = stuck_for(_facts(seen, memory, now))
-    if stuck is not None and health.restart_when_stuck:
+    # One that waits for its source table is told of, and that's all: no restart brings the table, and jobs may be
+    # deployed in any order.
+    if stuck is not None and health.restart_when_stuck and seen.phase is not Phase.WAITING:
         return _within_budget(seen, memory, f"{_STUCK} for {stuck.total_seconds():.0f} s", now)
     return Verdict(Action.WAIT, seen.reason)
 

@@ -373,6 +373,9 @@ class Driver:
                 return
             if self._fatal is not None:
                 raise self._fatal
+        if self._state is DriverState.WAITING:
+            # Until now there was nothing to read. Counted from the launch, its first batch would be late at once.
+            self._idle_at = utc_now()
 
     def _checkpoint_ref(self) -> CheckpointRef:
         found = self._documents.checkpoint.read()

@@ -199,6 +199,14 @@ def test_a_stuck_driver_is_restarted_within_the_budget() -> None:
     assert decide(left, memory(), now=NOW).action is Action.WAIT
 
 
+def test_a_driver_that_waits_for_its_source_is_told_of_and_not_restarted() -> None:
+    waits = replace(living(since=timedelta(minutes=9), no_batch={"critical": "5m"}), phase=Phase.WAITING)
+    verdict = decide(waits, memory(), now=NOW)
+    assert verdict.action is Action.WAIT
+    found = {one.rule: one.level for one in assess(waits, memory(), verdict, now=NOW).findings}
+    assert found == {"no_batch": Level.CRITICAL}
+
+
 @pytest.mark.parametrize(("act", "savepoint"), [("savepoint_and_stop", True), ("fail", False)])
 def test_a_state_limit_ends_the_job(act: str, savepoint: bool) -> None:
     limit = {"state_rows": {"critical": 100}}
