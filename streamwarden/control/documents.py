@@ -31,6 +31,7 @@ __all__ = [
     "Desired",
     "Document",
     "DriverState",
+    "Ending",
     "ErrorInfo",
     "Exit",
     "HealthChange",
@@ -400,11 +401,21 @@ class Decision(_Record):
     why: str
 
 
+class Ending(_Record):
+    """A supervisor gave a job up: it stays down, however old the restarts get, until somebody starts it."""
+
+    incarnation: str = Field(description="The one that was the last. It says nothing of any later one.")
+    at: datetime
+    why: str
+    error: ErrorInfo = Field(description="What the job failed with.")
+
+
 class Supervision(_Record):
     """A supervisor's memory. It lives here, so that another supervisor goes on where one died."""
 
     restarts: list[Restart] = Field(default_factory=list)
     decisions: list[Decision] = Field(default_factory=list)
+    ending: Ending | None = None
 
 
 M = TypeVar("M", bound=BaseModel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from streamwarden.control import running
 from streamwarden.control.documents import ErrorInfo
 from streamwarden.control.savepoints.take import savepoint_and_stop
-from streamwarden.control.supervision import Action, Observation, Verdict, kill_driver, record_decision
+from streamwarden.control.supervision import Action, Observation, Verdict, kill_driver, record_decision, record_ending
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -35,7 +35,7 @@ def put_down(workspace: Workspace, seen: Observation, verdict: Verdict, *, by: s
     if verdict.action is Action.FAIL:
         if seen.phase.alive:
             kill_driver(seen)
-        record_decision(workspace, seen.job, "fail", verdict.why)
+        record_ending(workspace, seen, verdict, error)
         return error
     what = error.what
     if verdict.savepoint:

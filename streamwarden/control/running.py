@@ -326,7 +326,7 @@ def await_health(
 
 
 def forgive(workspace: Workspace, job: str, *, why: str) -> None:
-    """Give a job a fresh restart budget: it was deployed."""
+    """Give a job a fresh restart budget, and forget that it was given up: it was deployed."""
     decision = Decision(at=utc_now(), what="deploy", why=why)
 
     def change(memory: Supervision | None) -> Supervision:

@@ -17,6 +17,7 @@ from streamwarden.control.documents import (
     Decision,
     Desired,
     Document,
+    Ending,
     ErrorInfo,
     Exit,
     Heartbeat,
@@ -54,6 +55,7 @@ __all__ = [
     "kill_silent",
     "observe",
     "record_decision",
+    "record_ending",
     "restart",
 ]
 
@@ -215,6 +217,21 @@ def record_decision(workspace: Workspace, job: str, what: str, why: str) -> None
     JobDocuments(workspace.storage, job).supervision.update(record)
 
 
+def record_ending(workspace: Workspace, seen: Observation, verdict: Verdict, error: ErrorInfo) -> None:
+    """Keep that a job was given up, so that :func:`decide` says so for as long as nobody starts it."""
+    now = utc_now()
+    decision = Decision(at=now, what=verdict.action.value, why=verdict.why)
+
+    def record(memory: Supervision | None) -> Supervision:
+        memory = memory or Supervision()
+        ending = memory.ending
+        if seen.incarnation is not None:
+            ending = Ending(incarnation=seen.incarnation, at=now, why=verdict.why, error=error)
+        return memory.model_copy(update={"decisions": [*memory.decisions, decision][-_KEPT:], "ending": ending})
+
+    JobDocuments(workspace.storage, seen.job).supervision.update(record)
+
+
 def observe(workspace: Workspace, job: str) -> Observation:
     """Read a job's documents and conclude what it is doing. Writes nothing."""
     documents = JobDocuments(workspace.storage, job)
@@ -261,7 +278,7 @@ def decide(seen: Observation, memory: Supervision, *, now: datetime | None = Non
     seen
         The observation.
     memory
-        Earlier restarts, for back-off and budget.
+        Earlier restarts, for back-off and budget; and whether the job was given up.
     now
         The time; default the real one.
     """
@@ -340,6 +357,10 @@ def _judge_living(seen: Observation, memory: Supervision, now: datetime) -> Verd
 
 def _within_budget(seen: Observation, memory: Supervision, why: str, now: datetime) -> Verdict:
     assert seen.desired is not None
+    given_up = _given_up(seen, memory)
+    if given_up is not None:
+        # Also when the restarts that spent the budget are old: nobody has seen to the job since.
+        return Verdict(Action.FAIL, given_up.why, error=given_up.error)
     policy = seen.desired.spec.restarts
     spent = [entry for entry in memory.restarts if now - entry.at < policy.window]
     if len(spent) >= policy.max:
@@ -357,6 +378,11 @@ def _within_budget(seen: Observation, memory: Supervision, why: str, now: dateti
     # A living one has no end to count from, and has cost time enough.
     not_before = None if seen.phase.alive else seen.since + _backoff(policy, len(spent), seen)
     return Verdict(Action.RESTART, why, not_before=not_before)
+
+
+def _given_up(seen: Observation, memory: Supervision) -> Ending | None:
+    ending = memory.ending
+    return ending if ending is not None and ending.incarnation == seen.incarnation else None
 
 
 def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None = None) -> str | None:
@@ -393,6 +419,8 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
         others = [entry for entry in memory.restarts if entry.after != after]
         # One that said so and launched nothing since has died in between: the next supervisor does it.
         if any(entry.after == after and ours.at - entry.at < _TAKEOVER for entry in memory.restarts):
+            return memory
+        if _given_up(seen, memory) is not None:
             return memory
         decision = Decision(at=ours.at, what=f"restart after {after}", why=why)
         return Supervision(restarts=[*others, ours][-kept:], decisions=[*memory.decisions, decision][-_KEPT:])

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 
 import pytest
 
 from streamwarden.airflow.logtail import describe_error
-from streamwarden.control.documents import ErrorInfo, Exit, JobDocuments, Launch, utc_now
-from streamwarden.control.supervision import observe
+from streamwarden.control import running
+from streamwarden.control.documents import ErrorInfo, Exit, JobDocuments, Launch, Restart, Supervision, utc_now
+from streamwarden.control.supervision import Action, decide, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 from tests.unit.test_cli_savepoints import JOB, run, workspace
@@ -55,3 +57,26 @@ def test_a_tasks_log_has_the_diagnosis_before_the_traceback(failed: Workspace) -
     assert (
         text.index("[OUT_OF_MEMORY]") < text.index("Diagnosis: ") < text.index(TRACE) < text.index("--- no log files")
     )
+
+
+def test_a_job_that_failed_for_good_stays_so_when_its_window_has_passed(failed: Workspace) -> None:
+    documents = JobDocuments(failed.storage, JOB)
+    supervision, now = documents.supervision, utc_now()
+    spent = [Restart(at=now, after=f"e{number}", reason="") for number in range(5)]
+    supervision.write(Supervision(restarts=spent))
+    assert "RESTART_BUDGET_SPENT" in run("supervise", JOB, code=2)
+    # As it is a day later.
+    memory = supervision.read()
+    assert memory is not None
+    long_ago = [entry.model_copy(update={"at": now - timedelta(days=1)}) for entry in memory.restarts]
+    supervision.write(memory.model_copy(update={"restarts": long_ago}))
+    shown = json.loads(run("status", JOB, "--json", code=1))
+    assert (shown["phase"], shown["health"]) == ("failed", "critical")
+    assert [found["rule"] for found in shown["findings"]] == ["driver"]
+    assert shown["error"]["code"] == shown["diagnosis"]["code"] == "OUT_OF_MEMORY"
+    assert "[RESTART_BUDGET_SPENT]" in run("supervise", JOB, code=2), "it is not for a supervisor to start it again"
+    assert documents.incarnations() == ["i1"]
+
+    running.forgive(failed, JOB, why="deployed")
+    seen, memory = observe(failed, JOB), supervision.read()
+    assert memory is not None and decide(seen, memory).action is Action.RESTART

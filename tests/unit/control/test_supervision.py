@@ -16,6 +16,7 @@ from streamwarden.control.documents import (
     BatchProgress,
     Desired,
     DriverState,
+    Ending,
     ErrorInfo,
     Exit,
     Heartbeat,
@@ -170,6 +171,19 @@ def test_a_budget_has_a_bound() -> None:
     assert spec(max=1000).restarts.max == 1000
     with pytest.raises(ValidationError, match="less than or equal to 1000"):
         spec(max=1001)
+
+
+def gave_up(incarnation: str) -> Supervision:
+    return Supervision(ending=Ending(incarnation=incarnation, at=NOW, why="", error=error("RESTART_BUDGET_SPENT")))
+
+
+def test_what_was_given_up_is_not_restarted_and_its_successor_is() -> None:
+    verdict = decide(seen(Phase.DEAD, code="DRIVER_DIED"), gave_up("i1"), now=NOW)
+    assert verdict.action is Action.FAIL and verdict.error == error("RESTART_BUDGET_SPENT")
+    assert decide(seen(Phase.RUNNING), gave_up("i1"), now=NOW).action is Action.WAIT
+    assert decide(seen(Phase.STOPPED, wanted="suspended"), gave_up("i1"), now=NOW).action is Action.FINISH
+    # Started by a person or an operation since.
+    assert decide(seen(Phase.DEAD, code="DRIVER_DIED"), gave_up("i0"), now=NOW).action is Action.RESTART
 
 
 # -- on documents ------------------------------------------------------------------------------------------------------
@@ -356,6 +370,14 @@ def test_as_many_restarts_are_remembered_as_the_budget_has(workspace: Workspace,
     assert restart(workspace, observe(workspace, JOB), by="test") is not None
     found = documents.supervision.read()
     assert found is not None and len(found.restarts) == 70 and len(found.decisions) == 1
+
+
+def test_no_restart_of_what_another_supervisor_gave_up(workspace: Workspace, launches: list[str]) -> None:
+    launched(workspace, "a1", process=GONE, code="BATCH_FAILED")
+    documents = JobDocuments(workspace.storage, JOB)
+    documents.supervision.write(gave_up("a1"))
+    assert restart(workspace, observe(workspace, JOB), by="late") is None and launches == []
+    assert documents.supervision.read() == gave_up("a1")
 
 
 def test_restart_is_taken_over_from_a_supervisor_that_died_in_it(workspace: Workspace, launches: list[str]) -> None:
