@@ -101,6 +101,13 @@ CATALOGUE: dict[str, ErrorKind] = {
         "It hangs, is suspended, or cannot reach the control documents; `streamwarden logs JOB` has its last words.",
         retryable=True,
     ),
+    "DRIVER_STUCK": ErrorKind(
+        "the driver lived and committed no batch, and was ended for it",
+        "See what it hung on: `streamwarden logs JOB --source spark`. A task, or a store that does not answer: correct"
+        " that. Honest batches that take so long: raise trigger.timeout, or make them smaller (max_files_per_batch; of"
+        " Kafka max_offsets_per_batch).",
+        retryable=True,
+    ),
     "LOG_NOT_FOUND": ErrorKind(
         "there is no such log file",
         "Give --source driver, spark or console, and an incarnation that `streamwarden status JOB --json` shows.",

@@ -288,6 +288,9 @@ class SuperviseOperator(JobOperator):
             return _summary(workspace, seen)
         if verdict.action in (Action.FAIL, Action.SUSPEND):
             error = put_down(workspace, seen, verdict, by=f"airflow:{holder_of(context)}")
+            if verdict.action is Action.FAIL:
+                # A stuck one was alive, and has an end and a diagnosis only now.
+                seen = observe(workspace, self.job)
             self.log.error("%s: %s\n%s", verdict.action, verdict.why, self._last_words(workspace, seen, error))
             # Nobody looks again: what there is to tell is told now.
             self._tell(context, workspace, seen, verdict)

@@ -247,7 +247,8 @@ def supervise(
             ended = put_down(workspace, seen, verdict, by=f"{who()} supervise")
             if ended.traceback:
                 err.print(ended.traceback, markup=False, soft_wrap=True)
-            if (diagnosis := diagnose(workspace, seen)) is not None:
+            # Anew: a stuck one was alive, and has an end to be diagnosed only now.
+            if (diagnosis := diagnose(workspace, observe(workspace, job))) is not None:
                 err.print(describe(diagnosis), markup=False, soft_wrap=True)
             raise ended.to_exception()
         due = verdict.not_before is None or verdict.not_before <= utc_now()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from streamwarden.control import running
 from streamwarden.control.documents import ErrorInfo
 from streamwarden.control.savepoints.take import savepoint_and_stop
-from streamwarden.control.supervision import Action, Observation, Verdict, kill_driver, record_decision, record_ending
+from streamwarden.control.supervision import Action, Observation, Verdict, end_stuck, record_decision, record_ending
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -16,7 +16,8 @@ def put_down(workspace: Workspace, seen: Observation, verdict: Verdict, *, by: s
     """Leave a job down that failed or reached a limit, and return the error that says so.
 
     After FAIL a driver that still lives is stuck, and killed; what is wanted of the job stays as it was. After SUSPEND
-    the job is suspended between batches, with a savepoint if the verdict says so.
+    the job is suspended between batches, with a savepoint if the verdict says so. What was observed is then past: who
+    tells what became of the driver observes anew.
 
     Parameters
     ----------
@@ -34,7 +35,7 @@ def put_down(workspace: Workspace, seen: Observation, verdict: Verdict, *, by: s
     error = verdict.error or ErrorInfo.of(StreamwardenError("DRIVER_DIED", seen.reason))
     if verdict.action is Action.FAIL:
         if seen.phase.alive:
-            kill_driver(seen)
+            end_stuck(workspace, seen, by=by, why=verdict.why)
         record_ending(workspace, seen, verdict, error)
         return error
     what = error.what

@@ -7,6 +7,7 @@ a supervisor may die and another go on.
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -39,6 +40,7 @@ from streamwarden.control.processes import is_alive, kill
 from streamwarden.control.spec import RestartSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.storage import Conflict
 
 __all__ = [
     "START_TIMEOUT",
@@ -51,6 +53,7 @@ __all__ = [
     "claim",
     "current_claim",
     "decide",
+    "end_stuck",
     "kill_driver",
     "kill_silent",
     "observe",
@@ -295,7 +298,7 @@ def decide(seen: Observation, memory: Supervision, *, now: datetime | None = Non
         return Verdict(Action.FINISH, f"{seen.reason}, and the job is to be suspended")
     if seen.error is not None and not seen.error.retryable:
         return Verdict(Action.FAIL, f"{seen.reason}; starting again can't help", error=seen.error)
-    return _within_budget(seen, memory, seen.reason, now)
+    return _within_budget(seen, memory, seen.reason, now, error=seen.error)
 
 
 def assess(seen: Observation, memory: Supervision, verdict: Verdict, *, now: datetime | None = None) -> Health:
@@ -311,8 +314,12 @@ def assess(seen: Observation, memory: Supervision, verdict: Verdict, *, now: dat
     if seen.desired is None:
         return Health()
     down = ""
-    if not seen.phase.alive and seen.operation is None and seen.phase is not Phase.NOT_DEPLOYED:
-        down = f"the driver is {seen.phase}: {seen.reason}; {verdict.action}"
+    if seen.operation is None and seen.phase is not Phase.NOT_DEPLOYED:
+        if not seen.phase.alive:
+            down = f"the driver is {seen.phase}: {seen.reason}; {verdict.action}"
+        elif verdict.action is Action.FAIL:
+            # It is given up while it lives: as good as down, and about to be.
+            down = f"the driver is {seen.phase}: {verdict.why}; {verdict.action}"
     return judge(_facts(seen, memory, now or utc_now(), down=down, final=verdict.action is Action.FAIL))
 
 
@@ -351,11 +358,14 @@ def _judge_living(seen: Observation, memory: Supervision, now: datetime) -> Verd
     # One that waits for its source table is told of, and that's all: no restart brings the table, and jobs may be
     # deployed in any order.
     if stuck is not None and health.restart_when_stuck and seen.phase is not Phase.WAITING:
-        return _within_budget(seen, memory, f"{_STUCK} for {stuck.total_seconds():.0f} s", now)
+        why = f"{_STUCK} for {stuck.total_seconds():.0f} s"
+        return _within_budget(seen, memory, why, now, error=_stuck_error(seen, why))
     return Verdict(Action.WAIT, seen.reason)
 
 
-def _within_budget(seen: Observation, memory: Supervision, why: str, now: datetime) -> Verdict:
+def _within_budget(
+    seen: Observation, memory: Supervision, why: str, now: datetime, *, error: ErrorInfo | None
+) -> Verdict:
     assert seen.desired is not None
     given_up = _given_up(seen, memory)
     if given_up is not None:
@@ -364,17 +374,17 @@ def _within_budget(seen: Observation, memory: Supervision, why: str, now: dateti
     policy = seen.desired.spec.restarts
     spent = [entry for entry in memory.restarts if now - entry.at < policy.window]
     if len(spent) >= policy.max:
-        last = f"{seen.error.code}: {seen.error.what}" if seen.error else why
-        remedy = f"{seen.error.remedy} Then deploy the job again." if seen.error else None
-        error = ErrorInfo.of(
+        last = f"{error.code}: {error.what}" if error else why
+        remedy = f"{error.remedy} Then deploy the job again." if error else None
+        spent_error = ErrorInfo.of(
             StreamwardenError(
                 "RESTART_BUDGET_SPENT",
                 f"{seen.job}: {len(spent)} restarts within {policy.window} (restarts.max {policy.max}). Last: {last}",
                 remedy=remedy,
             ),
-            traceback=seen.error.traceback if seen.error else "",
+            traceback=error.traceback if error else "",
         )
-        return Verdict(Action.FAIL, why, error=error)
+        return Verdict(Action.FAIL, why, error=spent_error)
     # A living one has no end to count from, and has cost time enough.
     not_before = None if seen.phase.alive else seen.since + _backoff(policy, len(spent), seen)
     return Verdict(Action.RESTART, why, not_before=not_before)
@@ -405,10 +415,7 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
     documents = JobDocuments(workspace.storage, seen.job)
     assert seen.desired is not None and seen.incarnation is not None
     after, why = seen.incarnation, why or seen.reason
-    if seen.phase.alive and not kill_driver(seen):
-        if not documents.open_requests(after):
-            request = Request(id=new_id(), kind="stop", incarnation=after, at=utc_now(), by=by, reason=why)
-            documents.request(after, request.id).write(request)
+    if seen.phase.alive and not end_stuck(workspace, seen, by=by, why=why):
         return None
     ours = Restart(at=utc_now(), after=after, reason=why)
     # Were fewer remembered than the budget has, it could never be spent.
@@ -433,6 +440,36 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
     if desired.state == "suspended" or _current_incarnation(documents) != after:
         return None
     return launch_driver(workspace, desired, by=by, reason=f"restart: {why}")
+
+
+def end_stuck(workspace: Workspace, seen: Observation, *, by: str, why: str) -> bool:
+    """Kill a driver that lives and is stuck, and say so in its name; return whether that was done.
+
+    Of another machine's driver that is not possible: it is asked to stop, once.
+    """
+    assert seen.incarnation is not None
+    documents = JobDocuments(workspace.storage, seen.job)
+    if kill_driver(seen):
+        _say_for_it(documents, seen, _stuck_error(seen, why))
+        return True
+    if not documents.open_requests(seen.incarnation):
+        request = Request(id=new_id(), kind="stop", incarnation=seen.incarnation, at=utc_now(), by=by, reason=why)
+        documents.request(seen.incarnation, request.id).write(request)
+    return False
+
+
+def _stuck_error(seen: Observation, why: str) -> ErrorInfo:
+    return ErrorInfo.of(StreamwardenError("DRIVER_STUCK", f"incarnation {seen.incarnation}: {why}"))
+
+
+def _say_for_it(documents: JobDocuments, seen: Observation, error: ErrorInfo) -> None:
+    """Write the exit of a driver that was just killed: who finds no process and no word concludes that nobody knows."""
+    assert seen.incarnation is not None
+    batch = seen.heartbeat.batch if seen.heartbeat else None
+    ended = Exit(incarnation=seen.incarnation, at=utc_now(), outcome="failed", error=error, batch=batch)
+    # If it got to its own end before, that word stands.
+    with suppress(Conflict):
+        documents.exit(seen.incarnation).create(ended)
 
 
 def kill_silent(seen: Observation) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from streamwarden.control import supervision
+from streamwarden.control import operations, supervision
 from streamwarden.control.documents import (
     BatchProgress,
     Desired,
@@ -28,6 +28,7 @@ from streamwarden.control.documents import (
     Supervision,
     utc_now,
 )
+from streamwarden.control.enforce import put_down
 from streamwarden.control.health.limits import HealthSpec
 from streamwarden.control.health.rules import Level
 from streamwarden.control.processes import ProcessRef, current_process, process_of
@@ -37,10 +38,12 @@ from streamwarden.control.supervision import (
     Claim,
     Observation,
     Phase,
+    Verdict,
     assess,
     claim,
     current_claim,
     decide,
+    end_stuck,
     observe,
     record_decision,
     restart,
@@ -207,8 +210,14 @@ def test_a_stuck_driver_is_restarted_within_the_budget() -> None:
     assert (verdict.action, verdict.not_before) == (Action.RESTART, None)
     assert "committed no batch for 21 s" in verdict.why
     assert decide(replace(stuck, phase=Phase.STOPPING), memory(), now=NOW).action is Action.WAIT
-    spent = decide(stuck, memory(*[timedelta(minutes=n) for n in (1, 2, 3)]), now=NOW)
-    assert spent.action is Action.FAIL and spent.error is not None and "committed no batch" in spent.error.what
+    used = memory(*[timedelta(minutes=n) for n in (1, 2, 3)])
+    spent = decide(stuck, used, now=NOW)
+    assert spent.action is Action.FAIL and spent.error is not None
+    assert "Last: DRIVER_STUCK: incarnation i1: it lives, and has committed no batch for 21 s" in spent.error.what
+    assert "logs JOB --source spark" in spent.error.remedy
+    health = assess(stuck, used, spent, now=NOW)
+    told = {one.rule: (one.level, one.what) for one in health.findings}["driver"]
+    assert told[0] is Level.CRITICAL and "committed no batch for 21 s" in told[1]
     left = living(since=timedelta(seconds=21), restart_when_stuck=False, **limit)
     assert decide(left, memory(), now=NOW).action is Action.WAIT
 
@@ -403,6 +412,9 @@ def test_a_stuck_driver_is_killed_before_the_next_starts(workspace: Workspace, l
     assert living_one.phase.alive
     assert restart(workspace, living_one, by="test", why="it is stuck") is not None
     assert child.wait(timeout=10) == -signal.SIGKILL and len(launches) == 1
+    ended = JobDocuments(workspace.storage, JOB).exit("i1").read()
+    assert ended is not None and ended.error is not None
+    assert (ended.error.code, ended.error.what) == ("DRIVER_STUCK", "incarnation i1: it is stuck")
     memory = JobDocuments(workspace.storage, JOB).supervision.read()
     assert memory is not None and memory.restarts[-1].reason == "it is stuck"
 
@@ -415,6 +427,60 @@ def test_a_stuck_driver_elsewhere_is_asked_to_stop_once(workspace: Workspace, la
         assert restart(workspace, observe(workspace, JOB), by="test", why="it is stuck") is None
     assert [request.kind for request in JobDocuments(workspace.storage, JOB).open_requests("i1")] == ["stop"]
     assert launches == []
+
+
+def test_a_driver_that_is_gone_is_not_said_to_have_been_stuck(workspace: Workspace) -> None:
+    launched(workspace, "i1", process=GONE)
+    beats(workspace, "i1", GONE)
+    assert not end_stuck(workspace, observe(workspace, JOB), by="test", why="it is stuck")
+    assert observe(workspace, JOB).phase is Phase.DEAD
+
+
+def test_what_a_driver_said_last_is_left_to_stand(workspace: Workspace) -> None:
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    launched(workspace, "i1", process=process_of(child.pid))
+    beats(workspace, "i1", process_of(child.pid))
+    found = observe(workspace, JOB)
+    launched(workspace, "i1", process=process_of(child.pid), code="BATCH_FAILED")
+    assert end_stuck(workspace, found, by="test", why="it is stuck")
+    child.wait(timeout=10)
+    last = observe(workspace, JOB)
+    assert last.error is not None and last.error.code == "BATCH_FAILED"
+
+
+def stuck_for_good(workspace: Workspace, process: ProcessRef) -> tuple[Observation, Verdict]:
+    """A driver that lives and does nothing, of a job that may not be restarted."""
+    documents = JobDocuments(workspace.storage, JOB)
+    wanted = desired(max=0)
+    limits = HealthSpec.model_validate({"no_batch": {"critical": "20s"}})
+    documents.desired.write(wanted.model_copy(update={"spec": wanted.spec.model_copy(update={"health": limits})}))
+    at = utc_now() - timedelta(minutes=1)
+    documents.launch("i1").write(Launch(incarnation="i1", at=at, by="", reason="", digest="", process=process))
+    documents.heartbeat("i1").write(
+        Heartbeat(incarnation="i1", at=utc_now(), started_at=at, state=DriverState.RUNNING, process=process, batch=7)
+    )
+    found = observe(workspace, JOB)
+    return found, decide(found, Supervision())
+
+
+def test_a_stuck_driver_that_is_given_up_is_named_so_afterwards(workspace: Workspace) -> None:
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    found, verdict = stuck_for_good(workspace, process_of(child.pid))
+    error = put_down(workspace, found, verdict, by="test")
+    assert child.wait(timeout=10) == -signal.SIGKILL
+    assert error.code == "RESTART_BUDGET_SPENT" and "DRIVER_STUCK" in error.what
+    shown = operations.status(workspace, JOB)
+    assert (shown["phase"], shown["health"], shown["batch"]) == ("failed", "critical", 7)
+    assert shown["error"]["code"] == shown["diagnosis"]["code"] == "DRIVER_STUCK"
+    assert shown["diagnosis"]["command"] == f"streamwarden logs {JOB} --source spark"
+    assert any(one["rule"] == "driver" and "DRIVER_STUCK" in one["what"] for one in shown["findings"])
+
+
+def test_a_stuck_driver_elsewhere_that_is_given_up_is_asked_to_stop(workspace: Workspace) -> None:
+    found, verdict = stuck_for_good(workspace, current_process().model_copy(update={"host": "elsewhere"}))
+    for _ in range(2):
+        put_down(workspace, found, verdict, by="test")
+    assert [one.kind for one in JobDocuments(workspace.storage, JOB).open_requests("i1")] == ["stop"]
 
 
 def test_no_restart_of_a_job_that_was_stopped_meanwhile(workspace: Workspace, launches: list[str]) -> None:
