@@ -33,6 +33,7 @@ from streamwarden.control.supervision import (
     Observation,
     Phase,
     Verdict,
+    ask_to_stop,
     assess,
     claim,
     current_claim,
@@ -302,6 +303,9 @@ class SuperviseOperator(JobOperator):
                 self.log.info("%s: to be restarted in %.1f s: %s", incarnation, wait, verdict.why)
             else:
                 incarnation = self._restart(context, workspace, seen, verdict) or incarnation
+        elif verdict.action is Action.STOP:
+            self.log.info("%s: asked to stop: %s", incarnation, verdict.why)
+            ask_to_stop(workspace, seen, by=f"airflow:{holder_of(context)}", why=verdict.why)
         self._stop_if_ended(context, workspace, incarnation)
         self._defer(context, workspace, incarnation)
         raise AssertionError("defer() returned")

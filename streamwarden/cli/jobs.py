@@ -30,7 +30,7 @@ from streamwarden.control.documents import JobDocuments, Supervision, utc_now
 from streamwarden.control.enforce import put_down
 from streamwarden.control.health import record
 from streamwarden.control.log_lines import readable
-from streamwarden.control.supervision import Action, Phase, assess, decide, observe, restart
+from streamwarden.control.supervision import Action, Phase, ask_to_stop, assess, decide, observe, restart
 from streamwarden.control.workspace import open_workspace
 from streamwarden.errors import StreamwardenError
 
@@ -254,4 +254,6 @@ def supervise(
         due = verdict.not_before is None or verdict.not_before <= utc_now()
         if verdict.action is Action.RESTART and due:
             restart(workspace, seen, by=f"{who()} supervise", why=verdict.why)
+        elif verdict.action is Action.STOP:
+            ask_to_stop(workspace, seen, by=f"{who()} supervise", why=verdict.why)
         time.sleep(poll)

@@ -121,10 +121,11 @@ def stop(
         )
 
     JobDocuments(workspace.storage, job).desired.update(suspend)
-    asked = request_stop(workspace, job, by=by, reason=reason, incarnation=incarnation or seen.incarnation)
+    request_stop(workspace, job, by=by, reason=reason, incarnation=incarnation or seen.incarnation)
     kill_silent(seen)
-    if not asked or timeout is None:
+    if timeout is None:
         return observe(workspace, job)
+    # Also if there was nobody to ask: a driver that a supervisor launched meanwhile finds the job suspended, and ends.
     return await_stop(workspace, job, timeout)
 
 

@@ -49,6 +49,7 @@ __all__ = [
     "Observation",
     "Phase",
     "Verdict",
+    "ask_to_stop",
     "assess",
     "claim",
     "current_claim",
@@ -112,6 +113,8 @@ class Observation:
         The last error, for the phases that have one.
     operation
         What is being done to the job, such as a restore, while it is.
+    asked_at
+        For a driver that lives though its job is suspended: when it was first asked to stop; None if it never was.
     """
 
     job: str
@@ -126,6 +129,7 @@ class Observation:
     exit: Exit | None = None
     error: ErrorInfo | None = None
     operation: Operation | None = None
+    asked_at: datetime | None = None
 
 
 class Action(StrEnum):
@@ -133,6 +137,7 @@ class Action(StrEnum):
 
     WAIT = "wait"
     RESTART = "restart"
+    STOP = "stop"
     FINISH = "finish"
     FAIL = "fail"
     SUSPEND = "suspend"
@@ -257,6 +262,10 @@ def observe(workspace: Workspace, job: str) -> Observation:
     if operation is None and not phase.alive:
         # One that has begun since is why it is down.
         operation = active_operation(workspace, job)
+    asked: list[datetime] = []
+    if phase.alive and desired.state == "suspended":
+        # Only then: a listing at each look of every job would cost more than it tells.
+        asked = [request.at for request in documents.open_requests(incarnation)]
     return Observation(
         job=job,
         phase=phase,
@@ -270,6 +279,7 @@ def observe(workspace: Workspace, job: str) -> Observation:
         exit=ended,
         error=error,
         operation=operation,
+        asked_at=min(asked, default=None),
     )
 
 
@@ -341,8 +351,11 @@ def _facts(seen: Observation, memory: Supervision, now: datetime, *, down: str =
 def _judge_living(seen: Observation, memory: Supervision, now: datetime) -> Verdict:
     assert seen.desired is not None
     health = seen.desired.spec.health
-    if seen.desired.state == "suspended" or seen.phase is Phase.STOPPING:
+    if seen.phase is Phase.STOPPING or seen.asked_at is not None:
         return Verdict(Action.WAIT, seen.reason)
+    if seen.desired.state == "suspended":
+        # Launched while somebody stopped the job, who found no driver to ask.
+        return Verdict(Action.STOP, "the job is to be suspended, and its driver was not asked to stop")
     rows = seen.progress.last.state_rows if seen.progress and seen.progress.last else 0
     limit = health.state_rows.critical
     if limit is not None and rows >= limit and health.on_state_limit != "warn":
@@ -442,19 +455,24 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
     return launch_driver(workspace, desired, by=by, reason=f"restart: {why}")
 
 
+def ask_to_stop(workspace: Workspace, seen: Observation, *, by: str, why: str) -> None:
+    """Ask the driver that was observed to stop between batches, unless somebody has."""
+    assert seen.incarnation is not None
+    documents = JobDocuments(workspace.storage, seen.job)
+    if not documents.open_requests(seen.incarnation):
+        request = Request(id=new_id(), kind="stop", incarnation=seen.incarnation, at=utc_now(), by=by, reason=why)
+        documents.request(seen.incarnation, request.id).write(request)
+
+
 def end_stuck(workspace: Workspace, seen: Observation, *, by: str, why: str) -> bool:
     """Kill a driver that lives and is stuck, and say so in its name; return whether that was done.
 
     Of another machine's driver that is not possible: it is asked to stop, once.
     """
-    assert seen.incarnation is not None
-    documents = JobDocuments(workspace.storage, seen.job)
     if kill_driver(seen):
-        _say_for_it(documents, seen, _stuck_error(seen, why))
+        _say_for_it(JobDocuments(workspace.storage, seen.job), seen, _stuck_error(seen, why))
         return True
-    if not documents.open_requests(seen.incarnation):
-        request = Request(id=new_id(), kind="stop", incarnation=seen.incarnation, at=utc_now(), by=by, reason=why)
-        documents.request(seen.incarnation, request.id).write(request)
+    ask_to_stop(workspace, seen, by=by, why=why)
     return False
 
 

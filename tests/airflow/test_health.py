@@ -161,3 +161,17 @@ def test_a_stuck_driver_is_replaced(place: Place) -> None:
     deferred(lambda: operator.resume(run.context(), event), run)
     second = place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != first.incarnation)
     assert second.launch is not None and "committed no batch" in second.launch.reason
+
+
+def test_a_stuck_driver_without_a_restart_left_is_diagnosed_and_told_as_down(place: Place) -> None:
+    place.write_job(restarts={"max": 0}, health={"hold": "1h", "no_batch": {"critical": "3s"}}, standin_mute=1)
+    paths, run, operator = notify(place, "pager", level="critical"), Run(), supervise(place)
+    errors: list[str] = []
+    operator.log.error = lambda text, *args: errors.append(text % args)  # type: ignore[method-assign]
+    place.deploy()
+    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    assert event is not None and event["action"] == "fail"
+    with pytest.raises(AirflowFailException, match=r"RESTART_BUDGET_SPENT.*Last: DRIVER_STUCK"):
+        operator.resume(run.context(), event)
+    assert "Diagnosis: " in errors[0] and "[DRIVER_STUCK]" in errors[0]
+    assert "the driver is failed: DRIVER_STUCK" in said(paths["pager"])

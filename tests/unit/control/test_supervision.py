@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from streamwarden.control import operations, supervision
+from streamwarden.control import operations, running, supervision
 from streamwarden.control.documents import (
     BatchProgress,
     Desired,
@@ -23,6 +23,7 @@ from streamwarden.control.documents import (
     JobDocuments,
     Launch,
     Lease,
+    Operation,
     Progress,
     Restart,
     Supervision,
@@ -39,6 +40,7 @@ from streamwarden.control.supervision import (
     Observation,
     Phase,
     Verdict,
+    ask_to_stop,
     assess,
     claim,
     current_claim,
@@ -107,10 +109,24 @@ def test_never_deployed_fails() -> None:
     assert verdict.action is Action.FAIL and verdict.error is not None and verdict.error.code == "NOT_DEPLOYED"
 
 
-@pytest.mark.parametrize("phase", [phase for phase in Phase if phase.alive])
-@pytest.mark.parametrize("wanted", ["running", "suspended"])
-def test_waits_while_a_driver_lives(phase: Phase, wanted: str) -> None:
-    assert decide(seen(phase, wanted=wanted), Supervision(), now=NOW).action is Action.WAIT
+LIVING = [phase for phase in Phase if phase.alive]
+
+
+@pytest.mark.parametrize("phase", LIVING)
+def test_waits_while_a_driver_lives(phase: Phase) -> None:
+    assert decide(seen(phase), Supervision(), now=NOW).action is Action.WAIT
+
+
+@pytest.mark.parametrize("phase", LIVING)
+def test_a_suspended_jobs_driver_is_asked_to_stop_unless_it_was_or_an_operation_works(phase: Phase) -> None:
+    found = seen(phase, wanted="suspended")
+    expected = Action.WAIT if phase is Phase.STOPPING else Action.STOP
+    assert decide(found, Supervision(), now=NOW).action is expected
+    assert decide(replace(found, asked_at=NOW), Supervision(), now=NOW).action is Action.WAIT
+    works = Operation(
+        id="o1", kind="restore", job=JOB, by="", params={}, started_at=NOW, seen_at=NOW, process=current_process()
+    )
+    assert decide(replace(found, operation=works), Supervision(), now=NOW).action is Action.WAIT
 
 
 @pytest.mark.parametrize("phase", [Phase.STOPPED, Phase.FAILED, Phase.DEAD, Phase.SILENT])
@@ -497,6 +513,43 @@ def test_no_restart_over_a_driver_deployed_meanwhile(workspace: Workspace, launc
     launched(workspace, "a2", process=current_process())
     assert restart(workspace, found, by="test") is None
     assert not launches
+
+
+def test_a_driver_that_was_launched_over_a_stop_is_asked_once(workspace: Workspace) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    launched(workspace, "a1", process=current_process())
+    beats(workspace, "a1", current_process())
+    documents.desired.write(desired("suspended"))
+    found = observe(workspace, JOB)
+    verdict = decide(found, Supervision())
+    assert verdict.action is Action.STOP
+    ask_to_stop(workspace, found, by="test", why=verdict.why)
+    found = observe(workspace, JOB)
+    assert found.asked_at is not None and decide(found, Supervision()).action is Action.WAIT
+    assert [(one.kind, one.by) for one in documents.open_requests("a1")] == [("stop", "test")]
+
+
+def test_a_stop_that_finds_nobody_to_ask_waits_for_what_was_launched_meanwhile(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(workspace, "a1", process=GONE, code="BATCH_FAILED")
+
+    def nobody(*_: Any, **__: Any) -> bool:
+        launched(workspace, "a2", process=current_process())
+        return False
+
+    monkeypatch.setattr(running, "request_stop", nobody)
+    with pytest.raises(StreamwardenError, match="STOP_TIMED_OUT"):
+        running.stop(workspace, JOB, by="test", timeout=0.2)
+
+
+def test_a_suspended_jobs_living_driver_is_none_for_a_deploy_to_leave_alone(workspace: Workspace) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    launched(workspace, "a1", process=current_process())
+    beats(workspace, "a1", current_process())
+    assert not operations._stops(documents, observe(workspace, JOB))
+    documents.desired.write(desired("suspended"))
+    assert operations._stops(documents, observe(workspace, JOB))
 
 
 def test_newest_claim_holds(workspace: Workspace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 @pytest.fixture
-def driver(workspace: Workspace) -> Driver:
+def driver(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     return Driver(workspace, JOB, "i1", RecordContext(JOB, "i1"))
 
 
@@ -50,3 +52,37 @@ def test_a_source_that_is_there_leaves_no_trace(driver: Driver, monkeypatch: pyt
     spark: Any = None
     driver._await_source(spark, desired().spec)
     assert driver._idle_at is None
+
+
+def test_a_driver_that_gets_the_lease_of_a_suspended_job_ends_in_order(driver: Driver, workspace: Workspace) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    path = f"checkpoints/{JOB}/g000001"
+    begun = b'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}\n{"logOffset":7}'
+    workspace.files.write(f"{path}/offsets/7", begun)
+    workspace.files.write(f"{path}/commits/7", b"v1\n{}")
+    documents.desired.write(desired("suspended"))
+    # It goes no further: the module of this job can't be loaded.
+    assert driver.run() == 0
+    ended, lease = documents.exit("i1").read(), documents.lease.read()
+    assert ended is not None and (ended.outcome, ended.batch) == ("stopped", 7)
+    assert lease is not None and lease.released
+
+
+def test_what_is_wanted_counts_when_the_lease_is_there(
+    driver: Driver, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    acquire = driver._lease.acquire
+
+    def stopped_meanwhile(**kwargs: Any) -> Any:
+        documents.desired.write(desired("suspended"))
+        return acquire(**kwargs)
+
+    monkeypatch.setattr(driver._lease, "acquire", stopped_meanwhile)
+    assert driver.run() == 0
+
+
+def test_a_driver_of_a_job_that_is_to_run_goes_on(driver: Driver, workspace: Workspace) -> None:
+    assert driver.run() == 1
+    ended = JobDocuments(workspace.storage, JOB).exit("i1").read()
+    assert ended is not None and ended.error is not None and ended.error.code == "JOB_MODULE_INVALID"
