@@ -244,7 +244,15 @@ def supervise(
         if verdict.action is Action.FINISH:
             return
         if verdict.action in (Action.FAIL, Action.SUSPEND):
-            ended = put_down(workspace, seen, verdict, by=f"{who()} supervise")
+            try:
+                ended = put_down(workspace, seen, verdict, by=f"{who()} supervise")
+            except StreamwardenError as error:
+                # Such as a stop that takes longer: the next look does the rest.
+                if not error.retryable:
+                    raise
+                say(str(error))
+                time.sleep(poll)
+                continue
             if ended.traceback:
                 err.print(ended.traceback, markup=False, soft_wrap=True)
             # Anew: a stuck one was alive, and has an end to be diagnosed only now.

@@ -402,12 +402,18 @@ class Decision(_Record):
 
 
 class Ending(_Record):
-    """A supervisor gave a job up: it stays down, however old the restarts get, until somebody starts it."""
+    """How a supervisor ends a job's run.
+
+    One that failed stays down, however old the restarts get, until somebody starts it. One that is suspended at a limit
+    is so once its savepoint is there and its error was told, by whichever supervisor; then this is removed.
+    """
 
     incarnation: str = Field(description="The one that was the last. It says nothing of any later one.")
     at: datetime
+    action: Literal["fail", "suspend"] = "fail"
     why: str
-    error: ErrorInfo = Field(description="What the job failed with.")
+    error: ErrorInfo = Field(description="What the job's task fails with.")
+    savepoint: bool = Field(default=False, description="Whether a savepoint goes with a suspension.")
 
 
 class Supervision(_Record):

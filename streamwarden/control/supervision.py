@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -52,6 +53,7 @@ __all__ = [
     "ask_to_stop",
     "assess",
     "claim",
+    "clear_ending",
     "current_claim",
     "decide",
     "end_stuck",
@@ -226,18 +228,36 @@ def record_decision(workspace: Workspace, job: str, what: str, why: str) -> None
 
 
 def record_ending(workspace: Workspace, seen: Observation, verdict: Verdict, error: ErrorInfo) -> None:
-    """Keep that a job was given up, so that :func:`decide` says so for as long as nobody starts it."""
+    """Keep that a job fails, or is to be suspended, so that :func:`decide` says so until that is done or undone.
+
+    A job that failed is never done with: see :func:`clear_ending` for one that was suspended.
+    """
     now = utc_now()
     decision = Decision(at=now, what=verdict.action.value, why=verdict.why)
+    action: Literal["fail", "suspend"] = "suspend" if verdict.action is Action.SUSPEND else "fail"
 
     def record(memory: Supervision | None) -> Supervision:
         memory = memory or Supervision()
         ending = memory.ending
         if seen.incarnation is not None:
-            ending = Ending(incarnation=seen.incarnation, at=now, why=verdict.why, error=error)
+            ending = Ending(
+                incarnation=seen.incarnation,
+                at=now,
+                action=action,
+                why=verdict.why,
+                error=error,
+                savepoint=verdict.savepoint,
+            )
         return memory.model_copy(update={"decisions": [*memory.decisions, decision][-_KEPT:], "ending": ending})
 
     JobDocuments(workspace.storage, seen.job).supervision.update(record)
+
+
+def clear_ending(workspace: Workspace, job: str) -> None:
+    """Forget an ending that was carried out."""
+    JobDocuments(workspace.storage, job).supervision.update(
+        lambda memory: (memory or Supervision()).model_copy(update={"ending": None})
+    )
 
 
 def observe(workspace: Workspace, job: str) -> Observation:
@@ -305,6 +325,10 @@ def decide(seen: Observation, memory: Supervision, *, now: datetime | None = Non
     if seen.phase.alive:
         return _judge_living(seen, memory, now)
     if seen.desired.state == "suspended":
+        begun = _ending(seen, memory, "suspend")
+        if begun is not None:
+            # The driver took longer to stop than its supervisor waited, or that one died: the rest is still to be done.
+            return Verdict(Action.SUSPEND, begun.why, error=begun.error, savepoint=begun.savepoint)
         return Verdict(Action.FINISH, f"{seen.reason}, and the job is to be suspended")
     if seen.error is not None and not seen.error.retryable:
         return Verdict(Action.FAIL, f"{seen.reason}; starting again can't help", error=seen.error)
@@ -380,7 +404,7 @@ def _within_budget(
     seen: Observation, memory: Supervision, why: str, now: datetime, *, error: ErrorInfo | None
 ) -> Verdict:
     assert seen.desired is not None
-    given_up = _given_up(seen, memory)
+    given_up = _ending(seen, memory, "fail")
     if given_up is not None:
         # Also when the restarts that spent the budget are old: nobody has seen to the job since.
         return Verdict(Action.FAIL, given_up.why, error=given_up.error)
@@ -403,9 +427,10 @@ def _within_budget(
     return Verdict(Action.RESTART, why, not_before=not_before)
 
 
-def _given_up(seen: Observation, memory: Supervision) -> Ending | None:
+def _ending(seen: Observation, memory: Supervision, action: Literal["fail", "suspend"]) -> Ending | None:
     ending = memory.ending
-    return ending if ending is not None and ending.incarnation == seen.incarnation else None
+    ours = ending is not None and (ending.incarnation, ending.action) == (seen.incarnation, action)
+    return ending if ours else None
 
 
 def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None = None) -> str | None:
@@ -440,7 +465,7 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
         # One that said so and launched nothing since has died in between: the next supervisor does it.
         if any(entry.after == after and ours.at - entry.at < _TAKEOVER for entry in memory.restarts):
             return memory
-        if _given_up(seen, memory) is not None:
+        if _ending(seen, memory, "fail") is not None:
             return memory
         decision = Decision(at=ours.at, what=f"restart after {after}", why=why)
         return Supervision(restarts=[*others, ours][-kept:], decisions=[*memory.decisions, decision][-_KEPT:])

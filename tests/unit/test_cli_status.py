@@ -6,9 +6,11 @@ from datetime import timedelta
 import pytest
 
 from streamwarden.airflow.logtail import describe_error
+from streamwarden.cli import jobs
 from streamwarden.control import running
 from streamwarden.control.documents import ErrorInfo, Exit, JobDocuments, Launch, Restart, Supervision, utc_now
-from streamwarden.control.supervision import Action, decide, observe
+from streamwarden.control.processes import current_process
+from streamwarden.control.supervision import Action, Verdict, decide, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 from tests.unit.test_cli_savepoints import JOB, run, workspace
@@ -80,3 +82,31 @@ def test_a_job_that_failed_for_good_stays_so_when_its_window_has_passed(failed: 
     running.forgive(failed, JOB, why="deployed")
     seen, memory = observe(failed, JOB), supervision.read()
     assert memory is not None and decide(seen, memory).action is Action.RESTART
+
+
+def test_supervise_tries_a_suspension_again_that_took_too_long(
+    failed: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suspend = Verdict(Action.SUSPEND, "full", error=ErrorInfo.of(StreamwardenError("STATE_LIMIT_REACHED", "full")))
+    monkeypatch.setattr(jobs, "decide", lambda *_: suspend)
+    tries: list[str] = []
+
+    def slow(*_: object, **__: object) -> ErrorInfo:
+        tries.append("")
+        if len(tries) == 1:
+            raise StreamwardenError("STOP_TIMED_OUT", "for the test")
+        return ErrorInfo.of(StreamwardenError("STATE_LIMIT_REACHED", "full"))
+
+    monkeypatch.setattr(jobs, "put_down", slow)
+    text = run("supervise", JOB, "--poll", "0.1", code=2)
+    assert text.index("STOP_TIMED_OUT") < text.index("[STATE_LIMIT_REACHED]") and len(tries) == 2
+
+
+def test_a_savepoint_with_a_stop_that_takes_too_long_says_what_to_do(failed: Workspace) -> None:
+    documents = JobDocuments(failed.storage, JOB)
+    now = utc_now()
+    documents.launch("i2").write(
+        Launch(incarnation="i2", at=now, by="test", reason="", digest="", process=current_process())
+    )
+    text = run("savepoint", JOB, "--stop", "--timeout", "0.2", code=2)
+    assert "[STOP_TIMED_OUT]" in text and "No savepoint was taken" in text and "repeat" in text

@@ -205,6 +205,23 @@ def test_what_was_given_up_is_not_restarted_and_its_successor_is() -> None:
     assert decide(seen(Phase.DEAD, code="DRIVER_DIED"), gave_up("i0"), now=NOW).action is Action.RESTART
 
 
+def limited(incarnation: str = "i1") -> Supervision:
+    reached = error("STATE_LIMIT_REACHED")
+    ending = Ending(incarnation=incarnation, at=NOW, action="suspend", why="full", error=reached, savepoint=True)
+    return Supervision(ending=ending)
+
+
+def test_a_suspension_that_was_begun_is_carried_out_once_the_driver_has_stopped() -> None:
+    assert decide(seen(Phase.STOPPING, wanted="suspended"), limited(), now=NOW).action is Action.WAIT
+    verdict = decide(seen(Phase.STOPPED, wanted="suspended"), limited(), now=NOW)
+    assert (verdict.action, verdict.why, verdict.savepoint) == (Action.SUSPEND, "full", True)
+    assert verdict.error == error("STATE_LIMIT_REACHED")
+    # Started since, and stopped by a person.
+    assert decide(seen(Phase.STOPPED, wanted="suspended"), limited("i0"), now=NOW).action is Action.FINISH
+    # Its savepoint failed, and the job was to go on.
+    assert decide(seen(Phase.STOPPED), limited(), now=NOW).action is Action.RESTART
+
+
 # -- on documents ------------------------------------------------------------------------------------------------------
 
 
