@@ -108,6 +108,12 @@ CATALOGUE: dict[str, ErrorKind] = {
         " Kafka max_offsets_per_batch).",
         retryable=True,
     ),
+    "DRIVER_KILLED": ErrorKind(
+        "the driver did not stop, and was killed by hand",
+        "Nothing is lost: the next start finishes the batch that was in flight (`streamwarden deploy JOB`). What it"
+        " hung on: `streamwarden logs JOB --source spark`.",
+        retryable=True,
+    ),
     "LOG_NOT_FOUND": ErrorKind(
         "there is no such log file",
         "Give --source driver, spark or console, and an incarnation that `streamwarden status JOB --json` shows.",
@@ -118,7 +124,8 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "STOP_TIMED_OUT": ErrorKind(
         "the driver did not stop in time",
-        "The batch in flight may be long: look at `streamwarden status JOB`, then repeat with a larger --timeout.",
+        "The batch in flight may be long: look at `streamwarden status JOB`, then repeat with a larger --timeout. If it"
+        " hangs: `streamwarden stop JOB --kill`; the next start finishes the batch.",
         retryable=True,
     ),
     "STATE_LIMIT_REACHED": ErrorKind(

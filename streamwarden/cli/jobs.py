@@ -83,20 +83,26 @@ def stop(
     root: RootOption = None,
     reason: ReasonOption = "",
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the end.")] = 300,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Then kill a driver that has not ended; the next start finishes its batch.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Suspend a job: its driver finishes the batch in flight and ends."""
     workspace = open_workspace(profile, root=root)
     if job == "all":
-        seen = operations.stop_all(workspace, job_names(workspace.config), by=who(), reason=reason, timeout=timeout)
+        jobs = job_names(workspace.config)
+        seen = operations.stop_all(workspace, jobs, by=who(), reason=reason, timeout=timeout, kill=kill)
     else:
-        seen = {job: operations.stop(workspace, job, by=who(), reason=reason, timeout=timeout)}
+        seen = {job: operations.stop(workspace, job, by=who(), reason=reason, timeout=timeout, kill=kill)}
     if as_json:
         found = [operations.status(workspace, name) for name in seen]
         print_json(found if job == "all" else found[0])
     else:
         for name, now in seen.items():
             out.print(f"{name}: {now.phase} ({now.reason})", markup=False)
+            if now.error is not None and now.error.code == "DRIVER_KILLED":
+                out.print(f"  {now.error.remedy}", markup=False)
 
 
 @app.command()

@@ -216,6 +216,7 @@ _ACTS: dict[str, Callable[[_Case], tuple[str, str]]] = {
     "DRIVER_DIED": _killed,
     "DRIVER_DID_NOT_START": _log,
     "DRIVER_FAILED": _log,
+    "DRIVER_KILLED": _then_deploy,
     "DRIVER_SILENT": _log,
     "DRIVER_STUCK": _stuck,
     "JOB_CODE_FAILED": _job_code,

@@ -57,6 +57,7 @@ __all__ = [
     "current_claim",
     "decide",
     "end_stuck",
+    "kill_by_hand",
     "kill_driver",
     "kill_silent",
     "observe",
@@ -336,7 +337,7 @@ def decide(seen: Observation, memory: Supervision, *, now: datetime | None = Non
 
 
 def assess(seen: Observation, memory: Supervision, verdict: Verdict, *, now: datetime | None = None) -> Health:
-    """Conclude how well a job is. While an operation works on it, its being down is no finding.
+    """Conclude how well a job is. While an operation works on it, its being down, or stopping, is no finding.
 
     Parameters
     ----------
@@ -359,6 +360,9 @@ def assess(seen: Observation, memory: Supervision, verdict: Verdict, *, now: dat
 
 def _facts(seen: Observation, memory: Supervision, now: datetime, *, down: str = "", final: bool = False) -> Facts:
     assert seen.desired is not None
+    stopping_since = None
+    if seen.desired.state == "suspended" and seen.phase.alive and seen.operation is None:
+        stopping_since = seen.asked_at or seen.desired.updated_at
     return Facts(
         now=now,
         desired=seen.desired,
@@ -369,6 +373,7 @@ def _facts(seen: Observation, memory: Supervision, now: datetime, *, down: str =
         restarts=memory.restarts,
         down=down,
         final=final,
+        stopping_since=stopping_since,
     )
 
 
@@ -499,6 +504,15 @@ def end_stuck(workspace: Workspace, seen: Observation, *, by: str, why: str) -> 
         return True
     ask_to_stop(workspace, seen, by=by, why=why)
     return False
+
+
+def kill_by_hand(workspace: Workspace, seen: Observation, *, by: str) -> bool:
+    """Kill a driver that does not stop, and say so in its name; return whether that was done."""
+    if not kill_driver(seen):
+        return False
+    killed = StreamwardenError("DRIVER_KILLED", f"incarnation {seen.incarnation}: by {by}, while it was {seen.phase}")
+    _say_for_it(JobDocuments(workspace.storage, seen.job), seen, ErrorInfo.of(killed))
+    return True
 
 
 def _stuck_error(seen: Observation, why: str) -> ErrorInfo:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from datetime import timedelta
 
 import pytest
@@ -9,7 +11,7 @@ from streamwarden.airflow.logtail import describe_error
 from streamwarden.cli import jobs
 from streamwarden.control import running
 from streamwarden.control.documents import ErrorInfo, Exit, JobDocuments, Launch, Restart, Supervision, utc_now
-from streamwarden.control.processes import current_process
+from streamwarden.control.processes import current_process, process_of
 from streamwarden.control.supervision import Action, Verdict, decide, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
@@ -110,3 +112,15 @@ def test_a_savepoint_with_a_stop_that_takes_too_long_says_what_to_do(failed: Wor
     )
     text = run("savepoint", JOB, "--stop", "--timeout", "0.2", code=2)
     assert "[STOP_TIMED_OUT]" in text and "No savepoint was taken" in text and "repeat" in text
+
+
+def test_stop_kills_a_driver_that_hangs_and_says_what_becomes_of_its_batch(failed: Workspace) -> None:
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    process = process_of(child.pid)
+    JobDocuments(failed.storage, JOB).launch("i2").write(
+        Launch(incarnation="i2", at=utc_now(), by="test", reason="", digest="", process=process)
+    )
+    assert "--kill" in run("stop", JOB, "--timeout", "0.2", code=2)
+    text = run("stop", JOB, "--timeout", "0.2", "--kill")
+    assert child.wait(timeout=10) == -signal.SIGKILL
+    assert "DRIVER_KILLED" in text and "the next start finishes the batch" in text.replace("\n", " ")

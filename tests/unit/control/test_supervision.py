@@ -569,6 +569,63 @@ def test_a_suspended_jobs_living_driver_is_none_for_a_deploy_to_leave_alone(work
     assert operations._stops(documents, observe(workspace, JOB))
 
 
+def hangs(workspace: Workspace, process: ProcessRef) -> None:
+    launched(workspace, "i1", process=process)
+    at = utc_now()
+    JobDocuments(workspace.storage, JOB).heartbeat("i1").write(
+        Heartbeat(incarnation="i1", at=at, started_at=at, state=DriverState.STOPPING, process=process, batch=7)
+    )
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_a_driver_that_does_not_stop_is_killed_if_that_is_asked_for(workspace: Workspace, all_of_them: bool) -> None:
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    hangs(workspace, process_of(child.pid))
+    documents = JobDocuments(workspace.storage, JOB)
+
+    def stop(*, kill: bool) -> Observation:
+        if all_of_them:
+            return running.stop_all(workspace, [JOB], by="test", timeout=0.2, kill=kill)[JOB]
+        return running.stop(workspace, JOB, by="test", timeout=0.2, kill=kill)
+
+    with pytest.raises(StreamwardenError, match="stop JOB --kill"):
+        stop(kill=False)
+    assert child.poll() is None
+    ended = stop(kill=True)
+    assert child.wait(timeout=10) == -signal.SIGKILL
+    assert documents.requests("i1"), "it was asked first"
+    assert ended.phase is Phase.FAILED and ended.error is not None and ended.error.code == "DRIVER_KILLED"
+    assert ended.exit is not None and ended.exit.batch == 7
+    assert "by test" in ended.error.what and "finishes the batch" in ended.error.remedy
+    assert decide(ended, Supervision()).action is Action.FINISH
+
+
+def test_a_driver_elsewhere_that_does_not_stop_cant_be_killed(workspace: Workspace) -> None:
+    hangs(workspace, current_process().model_copy(update={"host": "elsewhere"}))
+    with pytest.raises(StreamwardenError, match=r"STOP_TIMED_OUT.*elsewhere"):
+        running.stop(workspace, JOB, by="test", timeout=0.2, kill=True)
+
+
+def test_a_driver_that_stops_in_time_is_not_killed(workspace: Workspace) -> None:
+    launched(workspace, "i1", process=current_process(), code="stopped")
+    assert running.stop(workspace, JOB, by="test", timeout=0.2, kill=True).phase is Phase.STOPPED
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_stop_that_lasts_longer_than_a_batch_may_is_told(asked: bool) -> None:
+    found = seen(Phase.STOPPING, wanted="suspended")
+    found = replace(found, asked_at=NOW if asked else None)
+
+    def told(after: timedelta, seen: Observation = found) -> list[tuple[str, Level]]:
+        now = NOW + after
+        health = assess(seen, memory(), decide(seen, memory(), now=now), now=now)
+        return [(one.rule, one.level) for one in health.findings]
+
+    assert told(timedelta(minutes=9)) == []
+    assert told(timedelta(minutes=11)) == [("driver", Level.WARN)]
+    assert told(timedelta(minutes=11), replace(found, phase=Phase.STOPPED)) == []
+
+
 def test_newest_claim_holds(workspace: Workspace) -> None:
     first, second = (Claim(holder=name, attempt=1, granted=5, at=utc_now()) for name in ("first", "second"))
     assert claim(workspace, JOB, first) is None
