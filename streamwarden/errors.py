@@ -101,6 +101,19 @@ CATALOGUE: dict[str, ErrorKind] = {
         "It hangs, is suspended, or cannot reach the control documents; `streamwarden logs JOB` has its last words.",
         retryable=True,
     ),
+    "DRIVER_STUCK": ErrorKind(
+        "the driver lived and committed no batch, and was ended for it",
+        "See what it hung on: `streamwarden logs JOB --source spark`. A task, or a store that does not answer: correct"
+        " that. Honest batches that take so long: raise trigger.timeout, or make them smaller (max_files_per_batch; of"
+        " Kafka max_offsets_per_batch).",
+        retryable=True,
+    ),
+    "DRIVER_KILLED": ErrorKind(
+        "the driver did not stop, and was killed by hand",
+        "Nothing is lost: the next start finishes the batch that was in flight (`streamwarden deploy JOB`). What it"
+        " hung on: `streamwarden logs JOB --source spark`.",
+        retryable=True,
+    ),
     "LOG_NOT_FOUND": ErrorKind(
         "there is no such log file",
         "Give --source driver, spark or console, and an incarnation that `streamwarden status JOB --json` shows.",
@@ -111,7 +124,8 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "STOP_TIMED_OUT": ErrorKind(
         "the driver did not stop in time",
-        "The batch in flight may be long: look at `streamwarden status JOB`, then repeat with a larger --timeout.",
+        "The batch in flight may be long: look at `streamwarden status JOB`, then repeat with a larger --timeout. If it"
+        " hangs: `streamwarden stop JOB --kill`; the next start finishes the batch.",
         retryable=True,
     ),
     "STATE_LIMIT_REACHED": ErrorKind(

@@ -36,6 +36,7 @@ from streamwarden.control.supervision import (
     Observation,
     Phase,
     Verdict,
+    ask_to_stop,
     assess,
     claim,
     current_claim,
@@ -329,6 +330,9 @@ class SuperviseOperator(JobOperator):
             return _summary(workspace, seen)
         if verdict.action in (Action.FAIL, Action.SUSPEND):
             error = put_down(workspace, seen, verdict, by=f"airflow:{holder_of(context)}")
+            if verdict.action is Action.FAIL:
+                # A stuck one was alive, and has an end and a diagnosis only now.
+                seen = observe(workspace, self.job)
             self.log.error("%s: %s\n%s", verdict.action, verdict.why, self._last_words(workspace, seen, error))
             # Nobody looks again: what there is to tell is told now.
             self._tell(context, workspace, seen, verdict)
@@ -340,6 +344,9 @@ class SuperviseOperator(JobOperator):
                 self.log.info("%s: to be restarted in %.1f s: %s", incarnation, wait, verdict.why)
             else:
                 incarnation = self._restart(context, workspace, seen, verdict) or incarnation
+        elif verdict.action is Action.STOP:
+            self.log.info("%s: asked to stop: %s", incarnation, verdict.why)
+            ask_to_stop(workspace, seen, by=f"airflow:{holder_of(context)}", why=verdict.why)
         self._stop_if_ended(context, workspace, incarnation)
         self._defer(context, workspace, incarnation)
         raise AssertionError("defer() returned")

@@ -37,7 +37,7 @@ _TOLERABLE_S = 60.0
 
 
 class SuperviseTrigger(BaseTrigger):
-    """Fires when a job needs something done: a restart whose back-off has passed, an end, a failure, or an alert.
+    """Fires when a job needs something done: a restart whose back-off has passed, a stop, an end, a failure, an alert.
 
     An alert is due when a health rule's level has differed from what was told for ``health.hold`` of the job's spec.
 

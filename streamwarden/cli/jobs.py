@@ -30,7 +30,7 @@ from streamwarden.control.documents import HealthRecord, JobDocuments, Supervisi
 from streamwarden.control.enforce import put_down
 from streamwarden.control.health import record
 from streamwarden.control.log_lines import readable
-from streamwarden.control.supervision import Action, Phase, assess, decide, observe, restart
+from streamwarden.control.supervision import Action, Phase, ask_to_stop, assess, decide, observe, restart
 from streamwarden.control.workspace import open_workspace
 from streamwarden.errors import StreamwardenError
 
@@ -83,20 +83,26 @@ def stop(
     root: RootOption = None,
     reason: ReasonOption = "",
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the end.")] = 300,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Then kill a driver that has not ended; the next start finishes its batch.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Suspend a job: its driver finishes the batch in flight and ends."""
     workspace = open_workspace(profile, root=root)
     if job == "all":
-        seen = operations.stop_all(workspace, job_names(workspace.config), by=who(), reason=reason, timeout=timeout)
+        jobs = job_names(workspace.config)
+        seen = operations.stop_all(workspace, jobs, by=who(), reason=reason, timeout=timeout, kill=kill)
     else:
-        seen = {job: operations.stop(workspace, job, by=who(), reason=reason, timeout=timeout)}
+        seen = {job: operations.stop(workspace, job, by=who(), reason=reason, timeout=timeout, kill=kill)}
     if as_json:
         found = [operations.status(workspace, name) for name in seen]
         print_json(found if job == "all" else found[0])
     else:
         for name, now in seen.items():
             out.print(f"{name}: {now.phase} ({now.reason})", markup=False)
+            if now.error is not None and now.error.code == "DRIVER_KILLED":
+                out.print(f"  {now.error.remedy}", markup=False)
 
 
 @app.command()
@@ -246,8 +252,10 @@ def supervise(
             due = verdict.not_before is None or verdict.not_before <= utc_now()
             if verdict.action is Action.RESTART and due:
                 restart(workspace, seen, by=f"{who()} supervise", why=verdict.why)
+            elif verdict.action is Action.STOP:
+                ask_to_stop(workspace, seen, by=f"{who()} supervise", why=verdict.why)
         except StreamwardenError as error:
-            # A store that is away for a while is no reason to watch no longer.
+            # A store that is away for a while, or a stop that takes longer, is no reason to watch no longer.
             if not error.retryable:
                 raise
             if error.code != said:
@@ -256,6 +264,7 @@ def supervise(
         time.sleep(poll)
     if ended.traceback:
         err.print(ended.traceback, markup=False, soft_wrap=True)
-    if (diagnosis := diagnose(workspace, seen)) is not None:
+    # Anew: a stuck one was alive, and has an end to be diagnosed only now.
+    if (diagnosis := diagnose(workspace, observe(workspace, job))) is not None:
         err.print(describe(diagnosis), markup=False, soft_wrap=True)
     raise ended.to_exception()

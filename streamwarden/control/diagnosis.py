@@ -17,7 +17,7 @@ from streamwarden.errors import CATALOGUE, StreamwardenError
 __all__ = ["Diagnosis", "describe", "diagnose"]
 
 _DOWN = (Phase.FAILED, Phase.DEAD, Phase.SILENT)
-_WORDLESS = ("DRIVER_DIED", "DRIVER_DID_NOT_START", "DRIVER_SILENT", "DRIVER_FAILED")
+_WORDLESS = ("DRIVER_DIED", "DRIVER_DID_NOT_START", "DRIVER_SILENT", "DRIVER_STUCK", "DRIVER_FAILED")
 _SIZE = re.compile(r"(\d+)([mg])")
 
 
@@ -173,6 +173,14 @@ def _killed(case: _Case) -> tuple[str, str]:
     )
 
 
+def _stuck(case: _Case) -> tuple[str, str]:
+    return (
+        "see what its last batch hung on: a task, or a store that does not answer; correct that, then deploy. If honest"
+        f" batches take so long, raise trigger.timeout in {case.yaml}, or make them smaller",
+        f"streamwarden logs {case.job} --source spark",
+    )
+
+
 def _concurrent(case: _Case) -> tuple[str, str]:
     tables = ", ".join(sink.table for sink in case.desired.spec.sinks)
     return f"find who else writes to {tables}: DESCRIBE HISTORY names each commit's operation. Stop it, then deploy", (
@@ -208,7 +216,9 @@ _ACTS: dict[str, Callable[[_Case], tuple[str, str]]] = {
     "DRIVER_DIED": _killed,
     "DRIVER_DID_NOT_START": _log,
     "DRIVER_FAILED": _log,
+    "DRIVER_KILLED": _then_deploy,
     "DRIVER_SILENT": _log,
+    "DRIVER_STUCK": _stuck,
     "JOB_CODE_FAILED": _job_code,
     "JVM_DIED": _killed,
     "OUT_OF_MEMORY": _memory,

@@ -31,6 +31,7 @@ __all__ = [
     "Desired",
     "Document",
     "DriverState",
+    "Ending",
     "ErrorInfo",
     "Exit",
     "HealthChange",
@@ -400,11 +401,27 @@ class Decision(_Record):
     why: str
 
 
+class Ending(_Record):
+    """How a supervisor ends a job's run.
+
+    One that failed stays down, however old the restarts get, until somebody starts it. One that is suspended at a limit
+    is so once its savepoint is there and its error was told, by whichever supervisor; then this is removed.
+    """
+
+    incarnation: str = Field(description="The one that was the last. It says nothing of any later one.")
+    at: datetime
+    action: Literal["fail", "suspend"] = "fail"
+    why: str
+    error: ErrorInfo = Field(description="What the job's task fails with.")
+    savepoint: bool = Field(default=False, description="Whether a savepoint goes with a suspension.")
+
+
 class Supervision(_Record):
     """A supervisor's memory. It lives here, so that another supervisor goes on where one died."""
 
     restarts: list[Restart] = Field(default_factory=list)
     decisions: list[Decision] = Field(default_factory=list)
+    ending: Ending | None = None
 
 
 M = TypeVar("M", bound=BaseModel)

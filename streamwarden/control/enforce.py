@@ -5,7 +5,7 @@ from __future__ import annotations
 from streamwarden.control import running
 from streamwarden.control.documents import ErrorInfo
 from streamwarden.control.savepoints.take import savepoint_and_stop
-from streamwarden.control.supervision import Action, Observation, Verdict, kill_driver, record_decision
+from streamwarden.control.supervision import Action, Observation, Verdict, clear_ending, end_stuck, record_ending
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -16,7 +16,8 @@ def put_down(workspace: Workspace, seen: Observation, verdict: Verdict, *, by: s
     """Leave a job down that failed or reached a limit, and return the error that says so.
 
     After FAIL a driver that still lives is stuck, and killed; what is wanted of the job stays as it was. After SUSPEND
-    the job is suspended between batches, with a savepoint if the verdict says so.
+    the job is suspended between batches, with a savepoint if the verdict says so. What was observed is then past: who
+    tells what became of the driver observes anew.
 
     Parameters
     ----------
@@ -28,20 +29,23 @@ def put_down(workspace: Workspace, seen: Observation, verdict: Verdict, *, by: s
     Raises
     ------
     StreamwardenError
-        ``STOP_TIMED_OUT``, ``OPERATION_RUNNING`` or one of ``SAVEPOINT_…``: the job goes on, and the next look tries
-        again.
+        ``STOP_TIMED_OUT``, ``OPERATION_RUNNING`` or one of ``SAVEPOINT_…``: the next look tries again, also where the
+        driver has stopped since.
     """
     error = verdict.error or ErrorInfo.of(StreamwardenError("DRIVER_DIED", seen.reason))
     if verdict.action is Action.FAIL:
         if seen.phase.alive:
-            kill_driver(seen)
-        record_decision(workspace, seen.job, "fail", verdict.why)
+            end_stuck(workspace, seen, by=by, why=verdict.why)
+        record_ending(workspace, seen, verdict, error)
         return error
+    # Before the stop: it may take longer than is waited for, and whoever looks next must not find a job that somebody
+    # has merely suspended.
+    record_ending(workspace, seen, verdict, error)
     what = error.what
     if verdict.savepoint:
         made = savepoint_and_stop(workspace, seen.job, by=by, note=verdict.why, timeout=timeout)
         what = f"{what}. Savepoint {made.id} at batch {made.batch}"
     else:
         running.stop(workspace, seen.job, by=by, reason=verdict.why, incarnation=seen.incarnation, timeout=timeout)
-    record_decision(workspace, seen.job, "suspend", verdict.why)
+    clear_ending(workspace, seen.job)
     return error.model_copy(update={"what": what})

@@ -122,7 +122,7 @@ def deploy(
     guarded = left is not None or (seen.phase.alive and not stopping)
     if not ours and seen.phase.alive and not stopping and planned.effect.rank <= Effect.LIVE.rank:
         assert seen.incarnation is not None
-        if planned.changes or seen.desired is None or seen.desired.state != "running":
+        if planned.changes or seen.desired is None:
             documents.desired.write(_desired(workspace, planned, by=by, note=note))
         if planned.changes:
             record_decision(workspace, job, "live change", planned.fields)
@@ -217,7 +217,8 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
 
 
 def _stops(documents: JobDocuments, seen: Observation) -> bool:
-    if seen.phase is Phase.STOPPING:
+    # One of a suspended job ends by itself, or is asked to by a supervisor, at any moment.
+    if seen.phase is Phase.STOPPING or (seen.desired is not None and seen.desired.state == "suspended"):
         return True
     # Asked already, but not yet aware of it, or done with it since it was observed: not a driver to leave alone.
     return seen.incarnation is not None and any(r.kind == "stop" for r in documents.requests(seen.incarnation))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from streamwarden.control import processes
 from streamwarden.control.documents import Decision, Desired, JobDocuments, Request, Supervision, utc_now
 from streamwarden.control.ids import new_id
 from streamwarden.control.launcher import launch_driver
 from streamwarden.control.operation import refuse_if_busy
-from streamwarden.control.processes import kill
 from streamwarden.control.standby import Standby
-from streamwarden.control.supervision import Observation, Phase, kill_silent, observe
+from streamwarden.control.supervision import Observation, Phase, kill_by_hand, kill_silent, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -88,6 +88,7 @@ def stop(
     reason: str = "",
     incarnation: str | None = None,
     timeout: float | None = 300,
+    kill: bool = False,
 ) -> Observation:
     """Suspend a job: its driver finishes the batch in flight and ends. One that is silent can't, and is killed.
 
@@ -97,6 +98,8 @@ def stop(
         Only if this one is the current: an old request can't hit a newer run.
     timeout
         Seconds to wait for the end; None does not wait.
+    kill
+        Kill the driver, if it is one of this machine, when the time is over. The next start finishes its batch.
 
     Raises
     ------
@@ -121,11 +124,26 @@ def stop(
         )
 
     JobDocuments(workspace.storage, job).desired.update(suspend)
-    asked = request_stop(workspace, job, by=by, reason=reason, incarnation=incarnation or seen.incarnation)
+    request_stop(workspace, job, by=by, reason=reason, incarnation=incarnation or seen.incarnation)
     kill_silent(seen)
-    if not asked or timeout is None:
+    if timeout is None:
         return observe(workspace, job)
-    return await_stop(workspace, job, timeout)
+    # Also if there was nobody to ask: a driver that a supervisor launched meanwhile finds the job suspended, and ends.
+    return _stopped(workspace, job, timeout, by=by, kill=kill)
+
+
+def _stopped(workspace: Workspace, job: str, timeout: float, *, by: str, kill: bool) -> Observation:
+    try:
+        return await_stop(workspace, job, timeout)
+    except StreamwardenError as error:
+        if not kill or error.code != "STOP_TIMED_OUT":
+            raise
+        seen = observe(workspace, job)
+        if seen.phase.alive and not kill_by_hand(workspace, seen, by=by):
+            process = seen.heartbeat.process if seen.heartbeat else seen.launch.process if seen.launch else None
+            where = f"its process is one of {process.host}: kill it there" if process else "its process is not known"
+            raise StreamwardenError(error.code, f"{error.what}; {where}", remedy=error.remedy) from error
+    return observe(workspace, job)
 
 
 def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout: float = 60) -> None:
@@ -140,14 +158,14 @@ def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout:
     deadline = time.monotonic() + timeout
     while (seen := observe(workspace, job)).phase.alive:
         process = seen.heartbeat.process if seen.heartbeat else seen.launch.process if seen.launch else None
-        if time.monotonic() >= deadline and process is not None and kill(process):
+        if time.monotonic() >= deadline and process is not None and processes.kill(process):
             return
         time.sleep(0.2)
     kill_silent(seen)
 
 
 def stop_all(
-    workspace: Workspace, jobs: Iterable[str], *, by: str, reason: str = "", timeout: float = 300
+    workspace: Workspace, jobs: Iterable[str], *, by: str, reason: str = "", timeout: float = 300, kill: bool = False
 ) -> dict[str, Observation]:
     """Suspend several jobs at once, so that none waits for another's batch; return how each ended.
 
@@ -157,6 +175,8 @@ def stop_all(
     ----------
     timeout
         Seconds for all of them together.
+    kill
+        As for :func:`stop`.
 
     Raises
     ------
@@ -167,7 +187,7 @@ def stop_all(
     asked = [job for job in jobs if JobDocuments(workspace.storage, job).desired.read() is not None]
     for job in asked:
         stop(workspace, job, by=by, reason=reason, timeout=None)
-    return {job: await_stop(workspace, job, max(deadline - time.monotonic(), 0)) for job in asked}
+    return {job: _stopped(workspace, job, max(deadline - time.monotonic(), 0), by=by, kill=kill) for job in asked}
 
 
 def await_stop(workspace: Workspace, job: str, timeout: float) -> Observation:
@@ -326,7 +346,7 @@ def await_health(
 
 
 def forgive(workspace: Workspace, job: str, *, why: str) -> None:
-    """Give a job a fresh restart budget: it was deployed."""
+    """Give a job a fresh restart budget, and forget that it was given up: it was deployed."""
     decision = Decision(at=utc_now(), what="deploy", why=why)
 
     def change(memory: Supervision | None) -> Supervision:

@@ -232,7 +232,9 @@ class FailureSpec(_Strict):
 class RestartSpec(_Strict):
     """What a supervisor does about a dead, silent or failed driver: the failure budget."""
 
-    max: int = Field(default=5, ge=0, description="Restarts within `window`; then the job is failed. 5.")
+    max: int = Field(
+        default=5, ge=0, le=1000, description="Restarts within `window`; then the job is failed. 5, and at most 1000."
+    )
     window: Duration = Field(
         default=timedelta(minutes=30), description="30m: older restarts are forgiven, so a weekly fault never adds up."
     )

@@ -7,9 +7,11 @@ a supervisor may die and another go on.
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -17,6 +19,7 @@ from streamwarden.control.documents import (
     Decision,
     Desired,
     Document,
+    Ending,
     ErrorInfo,
     Exit,
     Heartbeat,
@@ -38,6 +41,7 @@ from streamwarden.control.processes import is_alive, kill
 from streamwarden.control.spec import RestartSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.storage import Conflict
 
 __all__ = [
     "START_TIMEOUT",
@@ -46,14 +50,19 @@ __all__ = [
     "Observation",
     "Phase",
     "Verdict",
+    "ask_to_stop",
     "assess",
     "claim",
+    "clear_ending",
     "current_claim",
     "decide",
+    "end_stuck",
+    "kill_by_hand",
     "kill_driver",
     "kill_silent",
     "observe",
     "record_decision",
+    "record_ending",
     "restart",
 ]
 
@@ -107,6 +116,8 @@ class Observation:
         The last error, for the phases that have one.
     operation
         What is being done to the job, such as a restore, while it is.
+    asked_at
+        For a driver that lives though its job is suspended: when it was first asked to stop; None if it never was.
     """
 
     job: str
@@ -121,6 +132,7 @@ class Observation:
     exit: Exit | None = None
     error: ErrorInfo | None = None
     operation: Operation | None = None
+    asked_at: datetime | None = None
 
 
 class Action(StrEnum):
@@ -128,6 +140,7 @@ class Action(StrEnum):
 
     WAIT = "wait"
     RESTART = "restart"
+    STOP = "stop"
     FINISH = "finish"
     FAIL = "fail"
     SUSPEND = "suspend"
@@ -215,6 +228,39 @@ def record_decision(workspace: Workspace, job: str, what: str, why: str) -> None
     JobDocuments(workspace.storage, job).supervision.update(record)
 
 
+def record_ending(workspace: Workspace, seen: Observation, verdict: Verdict, error: ErrorInfo) -> None:
+    """Keep that a job fails, or is to be suspended, so that :func:`decide` says so until that is done or undone.
+
+    A job that failed is never done with: see :func:`clear_ending` for one that was suspended.
+    """
+    now = utc_now()
+    decision = Decision(at=now, what=verdict.action.value, why=verdict.why)
+    action: Literal["fail", "suspend"] = "suspend" if verdict.action is Action.SUSPEND else "fail"
+
+    def record(memory: Supervision | None) -> Supervision:
+        memory = memory or Supervision()
+        ending = memory.ending
+        if seen.incarnation is not None:
+            ending = Ending(
+                incarnation=seen.incarnation,
+                at=now,
+                action=action,
+                why=verdict.why,
+                error=error,
+                savepoint=verdict.savepoint,
+            )
+        return memory.model_copy(update={"decisions": [*memory.decisions, decision][-_KEPT:], "ending": ending})
+
+    JobDocuments(workspace.storage, seen.job).supervision.update(record)
+
+
+def clear_ending(workspace: Workspace, job: str) -> None:
+    """Forget an ending that was carried out."""
+    JobDocuments(workspace.storage, job).supervision.update(
+        lambda memory: (memory or Supervision()).model_copy(update={"ending": None})
+    )
+
+
 def observe(workspace: Workspace, job: str) -> Observation:
     """Read a job's documents and conclude what it is doing. Writes nothing."""
     documents = JobDocuments(workspace.storage, job)
@@ -237,6 +283,10 @@ def observe(workspace: Workspace, job: str) -> Observation:
     if operation is None and not phase.alive:
         # One that has begun since is why it is down.
         operation = active_operation(workspace, job)
+    asked: list[datetime] = []
+    if phase.alive and desired.state == "suspended":
+        # Only then: a listing at each look of every job would cost more than it tells.
+        asked = [request.at for request in documents.open_requests(incarnation)]
     return Observation(
         job=job,
         phase=phase,
@@ -250,6 +300,7 @@ def observe(workspace: Workspace, job: str) -> Observation:
         exit=ended,
         error=error,
         operation=operation,
+        asked_at=min(asked, default=None),
     )
 
 
@@ -261,7 +312,7 @@ def decide(seen: Observation, memory: Supervision, *, now: datetime | None = Non
     seen
         The observation.
     memory
-        Earlier restarts, for back-off and budget.
+        Earlier restarts, for back-off and budget; and whether the job was given up.
     now
         The time; default the real one.
     """
@@ -275,14 +326,18 @@ def decide(seen: Observation, memory: Supervision, *, now: datetime | None = Non
     if seen.phase.alive:
         return _judge_living(seen, memory, now)
     if seen.desired.state == "suspended":
+        begun = _ending(seen, memory, "suspend")
+        if begun is not None:
+            # The driver took longer to stop than its supervisor waited, or that one died: the rest is still to be done.
+            return Verdict(Action.SUSPEND, begun.why, error=begun.error, savepoint=begun.savepoint)
         return Verdict(Action.FINISH, f"{seen.reason}, and the job is to be suspended")
     if seen.error is not None and not seen.error.retryable:
         return Verdict(Action.FAIL, f"{seen.reason}; starting again can't help", error=seen.error)
-    return _within_budget(seen, memory, seen.reason, now)
+    return _within_budget(seen, memory, seen.reason, now, error=seen.error)
 
 
 def assess(seen: Observation, memory: Supervision, verdict: Verdict, *, now: datetime | None = None) -> Health:
-    """Conclude how well a job is. While an operation works on it, its being down is no finding.
+    """Conclude how well a job is. While an operation works on it, its being down, or stopping, is no finding.
 
     Parameters
     ----------
@@ -294,13 +349,20 @@ def assess(seen: Observation, memory: Supervision, verdict: Verdict, *, now: dat
     if seen.desired is None:
         return Health()
     down = ""
-    if not seen.phase.alive and seen.operation is None and seen.phase is not Phase.NOT_DEPLOYED:
-        down = f"the driver is {seen.phase}: {seen.reason}; {verdict.action}"
+    if seen.operation is None and seen.phase is not Phase.NOT_DEPLOYED:
+        if not seen.phase.alive:
+            down = f"the driver is {seen.phase}: {seen.reason}; {verdict.action}"
+        elif verdict.action is Action.FAIL:
+            # It is given up while it lives: as good as down, and about to be.
+            down = f"the driver is {seen.phase}: {verdict.why}; {verdict.action}"
     return judge(_facts(seen, memory, now or utc_now(), down=down, final=verdict.action is Action.FAIL))
 
 
 def _facts(seen: Observation, memory: Supervision, now: datetime, *, down: str = "", final: bool = False) -> Facts:
     assert seen.desired is not None
+    stopping_since = None
+    if seen.desired.state == "suspended" and seen.phase.alive and seen.operation is None:
+        stopping_since = seen.asked_at or seen.desired.updated_at
     return Facts(
         now=now,
         desired=seen.desired,
@@ -311,14 +373,18 @@ def _facts(seen: Observation, memory: Supervision, now: datetime, *, down: str =
         restarts=memory.restarts,
         down=down,
         final=final,
+        stopping_since=stopping_since,
     )
 
 
 def _judge_living(seen: Observation, memory: Supervision, now: datetime) -> Verdict:
     assert seen.desired is not None
     health = seen.desired.spec.health
-    if seen.desired.state == "suspended" or seen.phase is Phase.STOPPING:
+    if seen.phase is Phase.STOPPING or seen.asked_at is not None:
         return Verdict(Action.WAIT, seen.reason)
+    if seen.desired.state == "suspended":
+        # Launched while somebody stopped the job, who found no driver to ask.
+        return Verdict(Action.STOP, "the job is to be suspended, and its driver was not asked to stop")
     rows = seen.progress.last.state_rows if seen.progress and seen.progress.last else 0
     limit = health.state_rows.critical
     if limit is not None and rows >= limit and health.on_state_limit != "warn":
@@ -331,30 +397,45 @@ def _judge_living(seen: Observation, memory: Supervision, now: datetime) -> Verd
             savepoint=health.on_state_limit == "savepoint_and_stop",
         )
     stuck = stuck_for(_facts(seen, memory, now))
-    if stuck is not None and health.restart_when_stuck:
-        return _within_budget(seen, memory, f"{_STUCK} for {stuck.total_seconds():.0f} s", now)
+    # One that waits for its source table is told of, and that's all: no restart brings the table, and jobs may be
+    # deployed in any order.
+    if stuck is not None and health.restart_when_stuck and seen.phase is not Phase.WAITING:
+        why = f"{_STUCK} for {stuck.total_seconds():.0f} s"
+        return _within_budget(seen, memory, why, now, error=_stuck_error(seen, why))
     return Verdict(Action.WAIT, seen.reason)
 
 
-def _within_budget(seen: Observation, memory: Supervision, why: str, now: datetime) -> Verdict:
+def _within_budget(
+    seen: Observation, memory: Supervision, why: str, now: datetime, *, error: ErrorInfo | None
+) -> Verdict:
     assert seen.desired is not None
+    given_up = _ending(seen, memory, "fail")
+    if given_up is not None:
+        # Also when the restarts that spent the budget are old: nobody has seen to the job since.
+        return Verdict(Action.FAIL, given_up.why, error=given_up.error)
     policy = seen.desired.spec.restarts
     spent = [entry for entry in memory.restarts if now - entry.at < policy.window]
     if len(spent) >= policy.max:
-        last = f"{seen.error.code}: {seen.error.what}" if seen.error else why
-        remedy = f"{seen.error.remedy} Then deploy the job again." if seen.error else None
-        error = ErrorInfo.of(
+        last = f"{error.code}: {error.what}" if error else why
+        remedy = f"{error.remedy} Then deploy the job again." if error else None
+        spent_error = ErrorInfo.of(
             StreamwardenError(
                 "RESTART_BUDGET_SPENT",
                 f"{seen.job}: {len(spent)} restarts within {policy.window} (restarts.max {policy.max}). Last: {last}",
                 remedy=remedy,
             ),
-            traceback=seen.error.traceback if seen.error else "",
+            traceback=error.traceback if error else "",
         )
-        return Verdict(Action.FAIL, why, error=error)
+        return Verdict(Action.FAIL, why, error=spent_error)
     # A living one has no end to count from, and has cost time enough.
     not_before = None if seen.phase.alive else seen.since + _backoff(policy, len(spent), seen)
     return Verdict(Action.RESTART, why, not_before=not_before)
+
+
+def _ending(seen: Observation, memory: Supervision, action: Literal["fail", "suspend"]) -> Ending | None:
+    ending = memory.ending
+    ours = ending is not None and (ending.incarnation, ending.action) == (seen.incarnation, action)
+    return ending if ours else None
 
 
 def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None = None) -> str | None:
@@ -377,12 +458,11 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
     documents = JobDocuments(workspace.storage, seen.job)
     assert seen.desired is not None and seen.incarnation is not None
     after, why = seen.incarnation, why or seen.reason
-    if seen.phase.alive and not kill_driver(seen):
-        if not documents.open_requests(after):
-            request = Request(id=new_id(), kind="stop", incarnation=after, at=utc_now(), by=by, reason=why)
-            documents.request(after, request.id).write(request)
+    if seen.phase.alive and not end_stuck(workspace, seen, by=by, why=why):
         return None
     ours = Restart(at=utc_now(), after=after, reason=why)
+    # Were fewer remembered than the budget has, it could never be spent.
+    kept = max(_KEPT, seen.desired.spec.restarts.max)
 
     def record(memory: Supervision | None) -> Supervision:
         memory = memory or Supervision()
@@ -390,8 +470,10 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
         # One that said so and launched nothing since has died in between: the next supervisor does it.
         if any(entry.after == after and ours.at - entry.at < _TAKEOVER for entry in memory.restarts):
             return memory
+        if _ending(seen, memory, "fail") is not None:
+            return memory
         decision = Decision(at=ours.at, what=f"restart after {after}", why=why)
-        return Supervision(restarts=[*others, ours][-_KEPT:], decisions=[*memory.decisions, decision][-_KEPT:])
+        return Supervision(restarts=[*others, ours][-kept:], decisions=[*memory.decisions, decision][-_KEPT:])
 
     if ours not in documents.supervision.update(record).restarts:
         return None
@@ -401,6 +483,50 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
     if desired.state == "suspended" or _current_incarnation(documents) != after:
         return None
     return launch_driver(workspace, desired, by=by, reason=f"restart: {why}")
+
+
+def ask_to_stop(workspace: Workspace, seen: Observation, *, by: str, why: str) -> None:
+    """Ask the driver that was observed to stop between batches, unless somebody has."""
+    assert seen.incarnation is not None
+    documents = JobDocuments(workspace.storage, seen.job)
+    if not documents.open_requests(seen.incarnation):
+        request = Request(id=new_id(), kind="stop", incarnation=seen.incarnation, at=utc_now(), by=by, reason=why)
+        documents.request(seen.incarnation, request.id).write(request)
+
+
+def end_stuck(workspace: Workspace, seen: Observation, *, by: str, why: str) -> bool:
+    """Kill a driver that lives and is stuck, and say so in its name; return whether that was done.
+
+    Of another machine's driver that is not possible: it is asked to stop, once.
+    """
+    if kill_driver(seen):
+        _say_for_it(JobDocuments(workspace.storage, seen.job), seen, _stuck_error(seen, why))
+        return True
+    ask_to_stop(workspace, seen, by=by, why=why)
+    return False
+
+
+def kill_by_hand(workspace: Workspace, seen: Observation, *, by: str) -> bool:
+    """Kill a driver that does not stop, and say so in its name; return whether that was done."""
+    if not kill_driver(seen):
+        return False
+    killed = StreamwardenError("DRIVER_KILLED", f"incarnation {seen.incarnation}: by {by}, while it was {seen.phase}")
+    _say_for_it(JobDocuments(workspace.storage, seen.job), seen, ErrorInfo.of(killed))
+    return True
+
+
+def _stuck_error(seen: Observation, why: str) -> ErrorInfo:
+    return ErrorInfo.of(StreamwardenError("DRIVER_STUCK", f"incarnation {seen.incarnation}: {why}"))
+
+
+def _say_for_it(documents: JobDocuments, seen: Observation, error: ErrorInfo) -> None:
+    """Write the exit of a driver that was just killed: who finds no process and no word concludes that nobody knows."""
+    assert seen.incarnation is not None
+    batch = seen.heartbeat.batch if seen.heartbeat else None
+    ended = Exit(incarnation=seen.incarnation, at=utc_now(), outcome="failed", error=error, batch=batch)
+    # If it got to its own end before, that word stands.
+    with suppress(Conflict):
+        documents.exit(seen.incarnation).create(ended)
 
 
 def kill_silent(seen: Observation) -> bool:
@@ -470,7 +596,9 @@ def _conclude(
 
 
 def _backoff(policy: RestartSpec, spent: int, seen: Observation) -> timedelta:
-    wait: timedelta = min(policy.backoff * 2**spent, policy.backoff_max)
+    # Doubled as a number: a timedelta overflows long before the budget of a day is spent, and a float by 2**1024.
+    doubled = policy.backoff.total_seconds() * 2.0 ** min(spent, 64)
+    wait = timedelta(seconds=min(doubled, policy.backoff_max.total_seconds()))
     # Seeded by the incarnation: every supervisor that looks computes the same moment, and jobs that a common cause
     # brought down do not all come back at once.
     jitter: float = random.Random(seen.incarnation).uniform(0.8, 1.2)

@@ -171,6 +171,9 @@ class Driver:
             _log.info("what driver %s had left on this machine's disk is removed", dead)
         reference = self._checkpoint_ref()
         self._generation = reference.generation
+        if self._is_suspended():
+            self._batch = CheckpointReader(self._workspace.storage, reference.path).last_commit()
+            return
         if reference.partitions is not None:
             spec = widened(spec, width_of(spec).model_copy(update={"partitions": reference.partitions}))
         self._open_recorder()
@@ -328,6 +331,18 @@ class Driver:
         self._trace = cause.trace
         return StreamwardenError(code or "SOURCE_INVALID", f"{spec.name}: {headline(error)}")
 
+    def _is_suspended(self) -> bool:
+        """Tell whether the job was stopped while this driver was launched, when there was nobody to ask yet.
+
+        Whoever stops it later finds this driver. And whoever starts one, an operation too, has first written that the
+        job is to run.
+        """
+        desired = self._documents.desired.read()
+        if desired is None or desired.state != "suspended":
+            return False
+        _log.info("not run: the job was suspended by %s meanwhile", desired.updated_by)
+        return True
+
     def _open_session(self, spec: JobSpec) -> SparkSession:
         self._session = self._prepared or start_session(self._workspace, spec, self._incarnation)
         # Each version of a table says in its history who wrote it.
@@ -373,6 +388,9 @@ class Driver:
                 return
             if self._fatal is not None:
                 raise self._fatal
+        if self._state is DriverState.WAITING:
+            # Until now there was nothing to read. Counted from the launch, its first batch would be late at once.
+            self._idle_at = utc_now()
 
     def _checkpoint_ref(self) -> CheckpointRef:
         found = self._documents.checkpoint.read()

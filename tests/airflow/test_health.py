@@ -2,18 +2,20 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from streamwarden.airflow import operators
 from streamwarden.airflow.notify import Alert
 from streamwarden.airflow.operators import ReleaseOperator
 from streamwarden.control import operations
 from streamwarden.control.documents import HealthChange, HealthRecord, JobDocuments, utc_now
+from streamwarden.control.enforce import put_down
 from streamwarden.control.health import record
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.supervision import Phase
@@ -239,3 +241,41 @@ def test_a_stuck_driver_is_replaced(place: Place) -> None:
     deferred(lambda: operator.resume(run.context(), event), run)
     second = place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != first.incarnation)
     assert second.launch is not None and "committed no batch" in second.launch.reason
+
+
+def test_a_stuck_driver_without_a_restart_left_is_diagnosed_and_told_as_down(place: Place) -> None:
+    place.write_job(restarts={"max": 0}, health={"hold": "1h", "no_batch": {"critical": "3s"}}, standin_mute=1)
+    paths, run, operator = notify(place, "pager", level="critical"), Run(), supervise(place)
+    errors: list[str] = []
+    operator.log.error = lambda text, *args: errors.append(text % args)  # type: ignore[method-assign]
+    place.deploy()
+    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    assert event is not None and event["action"] == "fail"
+    with pytest.raises(AirflowFailException, match=r"RESTART_BUDGET_SPENT.*Last: DRIVER_STUCK"):
+        operator.resume(run.context(), event)
+    assert "Diagnosis: " in errors[0] and "[DRIVER_STUCK]" in errors[0]
+    assert "the driver is failed: DRIVER_STUCK" in said(paths["pager"])
+
+
+@pytest.mark.parametrize("act", ["savepoint_and_stop", "fail"])
+def test_a_state_limit_whose_stop_takes_too_long_is_carried_out_and_told_later(
+    place: Place, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"state_rows": {"critical": 50}, "on_state_limit": act}
+    place.write_job(health=limits, standin_keys=10, standin_stop_s=5)
+    monkeypatch.setattr(operators, "put_down", partial(put_down, timeout=0.5))
+    run, operator = Run(), supervise(place)
+    place.deploy()
+    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    with pytest.raises(AirflowException, match="STOP_TIMED_OUT") as raised:
+        operator.resume(run.context(), event)
+    assert not isinstance(raised.value, AirflowFailException), "Airflow tries it again"
+    event = fired(deferred(lambda: supervise(place).execute(run.context()), run))
+    assert event is not None and event["action"] == "suspend"
+    with pytest.raises(AirflowFailException, match="STATE_LIMIT_REACHED") as ended:
+        operator.resume(run.context(), event)
+    assert place.seen().phase is Phase.STOPPED
+    kept = [found.manifest.id for found in catalogue.savepoints(place.workspace, "lamp")]
+    assert len(kept) == (act == "savepoint_and_stop") and all(name in str(ended.value) for name in kept)
+    # It was told; from now on the job is one that is suspended.
+    assert supervise(place).execute(run.context())["phase"] == "stopped"

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+from datetime import timedelta
 
 import pytest
 
 from streamwarden.airflow.logtail import describe_error
-from streamwarden.control.documents import ErrorInfo, Exit, JobDocuments, Launch, utc_now
-from streamwarden.control.supervision import observe
+from streamwarden.cli import jobs
+from streamwarden.control import running
+from streamwarden.control.documents import ErrorInfo, Exit, JobDocuments, Launch, Restart, Supervision, utc_now
+from streamwarden.control.processes import current_process, process_of
+from streamwarden.control.supervision import Action, Verdict, decide, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 from tests.unit.test_cli_savepoints import JOB, run, workspace
@@ -57,3 +63,66 @@ def test_a_tasks_log_has_the_diagnosis_before_the_traceback(failed: Workspace) -
     assert (
         text.index("[OUT_OF_MEMORY]") < text.index("Diagnosis: ") < text.index(TRACE) < text.index("--- no log files")
     )
+
+
+def test_a_job_that_failed_for_good_stays_so_when_its_window_has_passed(failed: Workspace) -> None:
+    documents = JobDocuments(failed.storage, JOB)
+    supervision, now = documents.supervision, utc_now()
+    spent = [Restart(at=now, after=f"e{number}", reason="") for number in range(5)]
+    supervision.write(Supervision(restarts=spent))
+    assert "RESTART_BUDGET_SPENT" in run("supervise", JOB, code=2)
+    # As it is a day later.
+    memory = supervision.read()
+    assert memory is not None
+    long_ago = [entry.model_copy(update={"at": now - timedelta(days=1)}) for entry in memory.restarts]
+    supervision.write(memory.model_copy(update={"restarts": long_ago}))
+    shown = json.loads(run("status", JOB, "--json", code=1))
+    assert (shown["phase"], shown["health"]) == ("failed", "critical")
+    assert [found["rule"] for found in shown["findings"]] == ["driver"]
+    assert shown["error"]["code"] == shown["diagnosis"]["code"] == "OUT_OF_MEMORY"
+    assert "[RESTART_BUDGET_SPENT]" in run("supervise", JOB, code=2), "it is not for a supervisor to start it again"
+    assert documents.incarnations() == ["i1"]
+
+    running.forgive(failed, JOB, why="deployed")
+    seen, memory = observe(failed, JOB), supervision.read()
+    assert memory is not None and decide(seen, memory).action is Action.RESTART
+
+
+def test_supervise_tries_a_suspension_again_that_took_too_long(
+    failed: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suspend = Verdict(Action.SUSPEND, "full", error=ErrorInfo.of(StreamwardenError("STATE_LIMIT_REACHED", "full")))
+    monkeypatch.setattr(jobs, "decide", lambda *_: suspend)
+    tries: list[str] = []
+
+    def slow(*_: object, **__: object) -> ErrorInfo:
+        tries.append("")
+        if len(tries) == 1:
+            raise StreamwardenError("STOP_TIMED_OUT", "for the test")
+        return ErrorInfo.of(StreamwardenError("STATE_LIMIT_REACHED", "full"))
+
+    monkeypatch.setattr(jobs, "put_down", slow)
+    text = run("supervise", JOB, "--poll", "0.1", code=2)
+    assert text.index("STOP_TIMED_OUT") < text.index("[STATE_LIMIT_REACHED]") and len(tries) == 2
+
+
+def test_a_savepoint_with_a_stop_that_takes_too_long_says_what_to_do(failed: Workspace) -> None:
+    documents = JobDocuments(failed.storage, JOB)
+    now = utc_now()
+    documents.launch("i2").write(
+        Launch(incarnation="i2", at=now, by="test", reason="", digest="", process=current_process())
+    )
+    text = run("savepoint", JOB, "--stop", "--timeout", "0.2", code=2)
+    assert "[STOP_TIMED_OUT]" in text and "No savepoint was taken" in text and "repeat" in text
+
+
+def test_stop_kills_a_driver_that_hangs_and_says_what_becomes_of_its_batch(failed: Workspace) -> None:
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    process = process_of(child.pid)
+    JobDocuments(failed.storage, JOB).launch("i2").write(
+        Launch(incarnation="i2", at=utc_now(), by="test", reason="", digest="", process=process)
+    )
+    assert "--kill" in run("stop", JOB, "--timeout", "0.2", code=2)
+    text = run("stop", JOB, "--timeout", "0.2", "--kill")
+    assert child.wait(timeout=10) == -signal.SIGKILL
+    assert "DRIVER_KILLED" in text and "the next start finishes the batch" in text.replace("\n", " ")

@@ -87,7 +87,7 @@ class HealthSpec(_Strict):
     restart_when_stuck: bool = Field(
         default=True,
         description="At a critical `no_batch` the driver is killed and started again, within the restart budget. true,"
-        " since a driver that lives and does nothing helps nobody.",
+        " since a driver that lives and does nothing helps nobody. Not one that waits for its source table.",
     )
     failed_tries: CountLimit = Field(
         default=CountLimit(warn=1, critical=3),

@@ -104,6 +104,8 @@ class Facts:
         For a job that is down against its will: why, in words.
     final
         Whether it stays down.
+    stopping_since
+        Of a suspended job whose driver lives yet: when it was asked to stop.
     """
 
     now: datetime
@@ -115,6 +117,7 @@ class Facts:
     restarts: Sequence[Restart] = ()
     down: str = ""
     final: bool = False
+    stopping_since: datetime | None = None
     batches: Sequence[BatchProgress] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -154,9 +157,9 @@ Rule = Callable[[Facts], "_Measure | None"]
 
 
 def judge(facts: Facts) -> Health:
-    """Apply every rule. A suspended job is well, whatever its last batches were like."""
+    """Apply every rule. A suspended job is well, whatever its last batches were like, unless its driver won't stop."""
     if facts.desired.state == "suspended":
-        return Health()
+        return _of_a_stop(facts)
     findings = []
     if facts.down:
         level = Level.CRITICAL if facts.final else Level.WARN
@@ -179,6 +182,17 @@ def judge(facts: Facts) -> Health:
         what = f"{measure.what}: {measure.text(measure.value)} ({level} at {measure.text(limit)})"
         findings.append(Finding(name, level, what, measure.value, limit))
     return Health(tuple(sorted(findings, key=lambda finding: -finding.level.rank)))
+
+
+def _of_a_stop(facts: Facts) -> Health:
+    if facts.stopping_since is None:
+        return Health()
+    # A stop takes as long as the batch in flight: longer than a batch may take, something is wrong with it.
+    lasts, limit = (facts.now - facts.stopping_since).total_seconds(), facts.spec.trigger.timeout.total_seconds()
+    if lasts < limit:
+        return Health()
+    what = f"the driver was asked to stop and lives: {_duration(lasts)} ({Level.WARN} at {_duration(limit)})"
+    return Health((Finding("driver", Level.WARN, what, lasts, limit),))
 
 
 def stuck_for(facts: Facts) -> timedelta | None:

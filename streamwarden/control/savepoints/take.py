@@ -18,6 +18,7 @@ from streamwarden.control.documents import (
     utc_now,
 )
 from streamwarden.control.ids import new_id
+from streamwarden.control.operation import refuse_if_busy
 from streamwarden.control.processes import current_process
 from streamwarden.control.savepoints.closure import Closure, StateFileMissing, closure, relocated
 from streamwarden.control.savepoints.manifest import (
@@ -130,7 +131,8 @@ def savepoint_and_stop(
 ) -> Manifest:
     """Suspend a job and take a savepoint of where it stopped: no row is processed after it.
 
-    Should the savepoint fail, the job is started again, as Flink's stop-with-savepoint leaves a job running.
+    A job that is suspended and down already is left so, also with the time of its stop. Should the savepoint fail, the
+    job is started again, as Flink's stop-with-savepoint leaves a job running.
 
     Parameters
     ----------
@@ -140,16 +142,30 @@ def savepoint_and_stop(
     Raises
     ------
     StreamwardenError
-        As :func:`take`, or ``STOP_TIMED_OUT``.
+        As :func:`take`, or ``STOP_TIMED_OUT``: then the job is suspended, without a savepoint yet.
     """
     was = observe(workspace, job)
-    running.stop(workspace, job, by=by, reason=note or f"savepoint ({origin})", timeout=timeout)
+    if was.desired is not None and was.desired.state == "suspended" and was.phase in (Phase.STOPPED, Phase.FAILED):
+        refuse_if_busy(workspace, job)
+    else:
+        _stop(workspace, job, by=by, reason=note or f"savepoint ({origin})", timeout=timeout)
     try:
         return take(workspace, job, origin=origin, by=by, note=note, report=report)
     except BaseException:
         if was.desired is not None and was.desired.state == "running" and was.phase.alive:
             running.start(workspace, job, by=by, reason="its savepoint failed")
         raise
+
+
+def _stop(workspace: Workspace, job: str, *, by: str, reason: str, timeout: float) -> None:
+    try:
+        running.stop(workspace, job, by=by, reason=reason, timeout=timeout)
+    except StreamwardenError as error:
+        if error.code != "STOP_TIMED_OUT":
+            raise
+        remedy = "No savepoint was taken; the job is suspended, and its driver ends after its batch. "
+        remedy += f"Then repeat it, or now with a larger --timeout. {error.remedy}"
+        raise StreamwardenError(error.code, error.what, remedy=remedy) from error
 
 
 def writer_versions(documents: JobDocuments) -> dict[str, str]:

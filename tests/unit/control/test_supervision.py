@@ -9,23 +9,27 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
-from streamwarden.control import supervision
+from streamwarden.control import operations, running, supervision
 from streamwarden.control.documents import (
     BatchProgress,
     Desired,
     DriverState,
+    Ending,
     ErrorInfo,
     Exit,
     Heartbeat,
     JobDocuments,
     Launch,
     Lease,
+    Operation,
     Progress,
     Restart,
     Supervision,
     utc_now,
 )
+from streamwarden.control.enforce import put_down
 from streamwarden.control.health.limits import HealthSpec
 from streamwarden.control.health.rules import Level
 from streamwarden.control.processes import ProcessRef, current_process, process_of
@@ -35,10 +39,13 @@ from streamwarden.control.supervision import (
     Claim,
     Observation,
     Phase,
+    Verdict,
+    ask_to_stop,
     assess,
     claim,
     current_claim,
     decide,
+    end_stuck,
     observe,
     record_decision,
     restart,
@@ -102,10 +109,24 @@ def test_never_deployed_fails() -> None:
     assert verdict.action is Action.FAIL and verdict.error is not None and verdict.error.code == "NOT_DEPLOYED"
 
 
-@pytest.mark.parametrize("phase", [phase for phase in Phase if phase.alive])
-@pytest.mark.parametrize("wanted", ["running", "suspended"])
-def test_waits_while_a_driver_lives(phase: Phase, wanted: str) -> None:
-    assert decide(seen(phase, wanted=wanted), Supervision(), now=NOW).action is Action.WAIT
+LIVING = [phase for phase in Phase if phase.alive]
+
+
+@pytest.mark.parametrize("phase", LIVING)
+def test_waits_while_a_driver_lives(phase: Phase) -> None:
+    assert decide(seen(phase), Supervision(), now=NOW).action is Action.WAIT
+
+
+@pytest.mark.parametrize("phase", LIVING)
+def test_a_suspended_jobs_driver_is_asked_to_stop_unless_it_was_or_an_operation_works(phase: Phase) -> None:
+    found = seen(phase, wanted="suspended")
+    expected = Action.WAIT if phase is Phase.STOPPING else Action.STOP
+    assert decide(found, Supervision(), now=NOW).action is expected
+    assert decide(replace(found, asked_at=NOW), Supervision(), now=NOW).action is Action.WAIT
+    works = Operation(
+        id="o1", kind="restore", job=JOB, by="", params={}, started_at=NOW, seen_at=NOW, process=current_process()
+    )
+    assert decide(replace(found, operation=works), Supervision(), now=NOW).action is Action.WAIT
 
 
 @pytest.mark.parametrize("phase", [Phase.STOPPED, Phase.FAILED, Phase.DEAD, Phase.SILENT])
@@ -155,6 +176,52 @@ def test_old_restarts_are_forgiven() -> None:
     assert decide(seen(Phase.DEAD, code="DRIVER_DIED"), spent, now=NOW).action is Action.RESTART
 
 
+def test_a_large_budget_can_be_spent_to_its_end() -> None:
+    many = {"max": 100, "window": "24h"}
+    for count in (46, 99):
+        verdict = decide(seen(Phase.DEAD, code="DRIVER_DIED", **many), memory(*[timedelta(hours=1)] * count), now=NOW)
+        assert verdict.action is Action.RESTART and verdict.not_before is not None
+        assert verdict.not_before - NOW <= timedelta(seconds=8 * 1.2)
+    verdict = decide(seen(Phase.DEAD, code="DRIVER_DIED", **many), memory(*[timedelta(hours=1)] * 100), now=NOW)
+    assert verdict.action is Action.FAIL
+
+
+def test_a_budget_has_a_bound() -> None:
+    assert spec(max=1000).restarts.max == 1000
+    with pytest.raises(ValidationError, match="less than or equal to 1000"):
+        spec(max=1001)
+
+
+def gave_up(incarnation: str) -> Supervision:
+    return Supervision(ending=Ending(incarnation=incarnation, at=NOW, why="", error=error("RESTART_BUDGET_SPENT")))
+
+
+def test_what_was_given_up_is_not_restarted_and_its_successor_is() -> None:
+    verdict = decide(seen(Phase.DEAD, code="DRIVER_DIED"), gave_up("i1"), now=NOW)
+    assert verdict.action is Action.FAIL and verdict.error == error("RESTART_BUDGET_SPENT")
+    assert decide(seen(Phase.RUNNING), gave_up("i1"), now=NOW).action is Action.WAIT
+    assert decide(seen(Phase.STOPPED, wanted="suspended"), gave_up("i1"), now=NOW).action is Action.FINISH
+    # Started by a person or an operation since.
+    assert decide(seen(Phase.DEAD, code="DRIVER_DIED"), gave_up("i0"), now=NOW).action is Action.RESTART
+
+
+def limited(incarnation: str = "i1") -> Supervision:
+    reached = error("STATE_LIMIT_REACHED")
+    ending = Ending(incarnation=incarnation, at=NOW, action="suspend", why="full", error=reached, savepoint=True)
+    return Supervision(ending=ending)
+
+
+def test_a_suspension_that_was_begun_is_carried_out_once_the_driver_has_stopped() -> None:
+    assert decide(seen(Phase.STOPPING, wanted="suspended"), limited(), now=NOW).action is Action.WAIT
+    verdict = decide(seen(Phase.STOPPED, wanted="suspended"), limited(), now=NOW)
+    assert (verdict.action, verdict.why, verdict.savepoint) == (Action.SUSPEND, "full", True)
+    assert verdict.error == error("STATE_LIMIT_REACHED")
+    # Started since, and stopped by a person.
+    assert decide(seen(Phase.STOPPED, wanted="suspended"), limited("i0"), now=NOW).action is Action.FINISH
+    # Its savepoint failed, and the job was to go on.
+    assert decide(seen(Phase.STOPPED), limited(), now=NOW).action is Action.RESTART
+
+
 # -- on documents ------------------------------------------------------------------------------------------------------
 
 
@@ -176,10 +243,24 @@ def test_a_stuck_driver_is_restarted_within_the_budget() -> None:
     assert (verdict.action, verdict.not_before) == (Action.RESTART, None)
     assert "committed no batch for 21 s" in verdict.why
     assert decide(replace(stuck, phase=Phase.STOPPING), memory(), now=NOW).action is Action.WAIT
-    spent = decide(stuck, memory(*[timedelta(minutes=n) for n in (1, 2, 3)]), now=NOW)
-    assert spent.action is Action.FAIL and spent.error is not None and "committed no batch" in spent.error.what
+    used = memory(*[timedelta(minutes=n) for n in (1, 2, 3)])
+    spent = decide(stuck, used, now=NOW)
+    assert spent.action is Action.FAIL and spent.error is not None
+    assert "Last: DRIVER_STUCK: incarnation i1: it lives, and has committed no batch for 21 s" in spent.error.what
+    assert "logs JOB --source spark" in spent.error.remedy
+    health = assess(stuck, used, spent, now=NOW)
+    told = {one.rule: (one.level, one.what) for one in health.findings}["driver"]
+    assert told[0] is Level.CRITICAL and "committed no batch for 21 s" in told[1]
     left = living(since=timedelta(seconds=21), restart_when_stuck=False, **limit)
     assert decide(left, memory(), now=NOW).action is Action.WAIT
+
+
+def test_a_driver_that_waits_for_its_source_is_told_of_and_not_restarted() -> None:
+    waits = replace(living(since=timedelta(minutes=9), no_batch={"critical": "5m"}), phase=Phase.WAITING)
+    verdict = decide(waits, memory(), now=NOW)
+    assert verdict.action is Action.WAIT
+    found = {one.rule: one.level for one in assess(waits, memory(), verdict, now=NOW).findings}
+    assert found == {"no_batch": Level.CRITICAL}
 
 
 @pytest.mark.parametrize(("act", "savepoint"), [("savepoint_and_stop", True), ("fail", False)])
@@ -322,6 +403,25 @@ def test_restart_is_done_once_for_each_ended_driver(workspace: Workspace, launch
     assert len(launches) == 1 and launches[0].startswith("restart: BATCH_FAILED")
 
 
+def test_as_many_restarts_are_remembered_as_the_budget_has(workspace: Workspace, launches: list[str]) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    documents.desired.write(desired(max=70))
+    launched(workspace, "z1", process=GONE, code="BATCH_FAILED")
+    earlier = [Restart(at=utc_now(), after=f"a{number}", reason="") for number in range(69)]
+    documents.supervision.write(Supervision(restarts=earlier))
+    assert restart(workspace, observe(workspace, JOB), by="test") is not None
+    found = documents.supervision.read()
+    assert found is not None and len(found.restarts) == 70 and len(found.decisions) == 1
+
+
+def test_no_restart_of_what_another_supervisor_gave_up(workspace: Workspace, launches: list[str]) -> None:
+    launched(workspace, "a1", process=GONE, code="BATCH_FAILED")
+    documents = JobDocuments(workspace.storage, JOB)
+    documents.supervision.write(gave_up("a1"))
+    assert restart(workspace, observe(workspace, JOB), by="late") is None and launches == []
+    assert documents.supervision.read() == gave_up("a1")
+
+
 def test_restart_is_taken_over_from_a_supervisor_that_died_in_it(workspace: Workspace, launches: list[str]) -> None:
     launched(workspace, "a1", process=GONE, code="BATCH_FAILED")
     documents = JobDocuments(workspace.storage, JOB)
@@ -345,6 +445,9 @@ def test_a_stuck_driver_is_killed_before_the_next_starts(workspace: Workspace, l
     assert living_one.phase.alive
     assert restart(workspace, living_one, by="test", why="it is stuck") is not None
     assert child.wait(timeout=10) == -signal.SIGKILL and len(launches) == 1
+    ended = JobDocuments(workspace.storage, JOB).exit("i1").read()
+    assert ended is not None and ended.error is not None
+    assert (ended.error.code, ended.error.what) == ("DRIVER_STUCK", "incarnation i1: it is stuck")
     memory = JobDocuments(workspace.storage, JOB).supervision.read()
     assert memory is not None and memory.restarts[-1].reason == "it is stuck"
 
@@ -357,6 +460,60 @@ def test_a_stuck_driver_elsewhere_is_asked_to_stop_once(workspace: Workspace, la
         assert restart(workspace, observe(workspace, JOB), by="test", why="it is stuck") is None
     assert [request.kind for request in JobDocuments(workspace.storage, JOB).open_requests("i1")] == ["stop"]
     assert launches == []
+
+
+def test_a_driver_that_is_gone_is_not_said_to_have_been_stuck(workspace: Workspace) -> None:
+    launched(workspace, "i1", process=GONE)
+    beats(workspace, "i1", GONE)
+    assert not end_stuck(workspace, observe(workspace, JOB), by="test", why="it is stuck")
+    assert observe(workspace, JOB).phase is Phase.DEAD
+
+
+def test_what_a_driver_said_last_is_left_to_stand(workspace: Workspace) -> None:
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    launched(workspace, "i1", process=process_of(child.pid))
+    beats(workspace, "i1", process_of(child.pid))
+    found = observe(workspace, JOB)
+    launched(workspace, "i1", process=process_of(child.pid), code="BATCH_FAILED")
+    assert end_stuck(workspace, found, by="test", why="it is stuck")
+    child.wait(timeout=10)
+    last = observe(workspace, JOB)
+    assert last.error is not None and last.error.code == "BATCH_FAILED"
+
+
+def stuck_for_good(workspace: Workspace, process: ProcessRef) -> tuple[Observation, Verdict]:
+    """A driver that lives and does nothing, of a job that may not be restarted."""
+    documents = JobDocuments(workspace.storage, JOB)
+    wanted = desired(max=0)
+    limits = HealthSpec.model_validate({"no_batch": {"critical": "20s"}})
+    documents.desired.write(wanted.model_copy(update={"spec": wanted.spec.model_copy(update={"health": limits})}))
+    at = utc_now() - timedelta(minutes=1)
+    documents.launch("i1").write(Launch(incarnation="i1", at=at, by="", reason="", digest="", process=process))
+    documents.heartbeat("i1").write(
+        Heartbeat(incarnation="i1", at=utc_now(), started_at=at, state=DriverState.RUNNING, process=process, batch=7)
+    )
+    found = observe(workspace, JOB)
+    return found, decide(found, Supervision())
+
+
+def test_a_stuck_driver_that_is_given_up_is_named_so_afterwards(workspace: Workspace) -> None:
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    found, verdict = stuck_for_good(workspace, process_of(child.pid))
+    error = put_down(workspace, found, verdict, by="test")
+    assert child.wait(timeout=10) == -signal.SIGKILL
+    assert error.code == "RESTART_BUDGET_SPENT" and "DRIVER_STUCK" in error.what
+    shown = operations.status(workspace, JOB)
+    assert (shown["phase"], shown["health"], shown["batch"]) == ("failed", "critical", 7)
+    assert shown["error"]["code"] == shown["diagnosis"]["code"] == "DRIVER_STUCK"
+    assert shown["diagnosis"]["command"] == f"streamwarden logs {JOB} --source spark"
+    assert any(one["rule"] == "driver" and "DRIVER_STUCK" in one["what"] for one in shown["findings"])
+
+
+def test_a_stuck_driver_elsewhere_that_is_given_up_is_asked_to_stop(workspace: Workspace) -> None:
+    found, verdict = stuck_for_good(workspace, current_process().model_copy(update={"host": "elsewhere"}))
+    for _ in range(2):
+        put_down(workspace, found, verdict, by="test")
+    assert [one.kind for one in JobDocuments(workspace.storage, JOB).open_requests("i1")] == ["stop"]
 
 
 def test_no_restart_of_a_job_that_was_stopped_meanwhile(workspace: Workspace, launches: list[str]) -> None:
@@ -373,6 +530,100 @@ def test_no_restart_over_a_driver_deployed_meanwhile(workspace: Workspace, launc
     launched(workspace, "a2", process=current_process())
     assert restart(workspace, found, by="test") is None
     assert not launches
+
+
+def test_a_driver_that_was_launched_over_a_stop_is_asked_once(workspace: Workspace) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    launched(workspace, "a1", process=current_process())
+    beats(workspace, "a1", current_process())
+    documents.desired.write(desired("suspended"))
+    found = observe(workspace, JOB)
+    verdict = decide(found, Supervision())
+    assert verdict.action is Action.STOP
+    ask_to_stop(workspace, found, by="test", why=verdict.why)
+    found = observe(workspace, JOB)
+    assert found.asked_at is not None and decide(found, Supervision()).action is Action.WAIT
+    assert [(one.kind, one.by) for one in documents.open_requests("a1")] == [("stop", "test")]
+
+
+def test_a_stop_that_finds_nobody_to_ask_waits_for_what_was_launched_meanwhile(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(workspace, "a1", process=GONE, code="BATCH_FAILED")
+
+    def nobody(*_: Any, **__: Any) -> bool:
+        launched(workspace, "a2", process=current_process())
+        return False
+
+    monkeypatch.setattr(running, "request_stop", nobody)
+    with pytest.raises(StreamwardenError, match="STOP_TIMED_OUT"):
+        running.stop(workspace, JOB, by="test", timeout=0.2)
+
+
+def test_a_suspended_jobs_living_driver_is_none_for_a_deploy_to_leave_alone(workspace: Workspace) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    launched(workspace, "a1", process=current_process())
+    beats(workspace, "a1", current_process())
+    assert not operations._stops(documents, observe(workspace, JOB))
+    documents.desired.write(desired("suspended"))
+    assert operations._stops(documents, observe(workspace, JOB))
+
+
+def hangs(workspace: Workspace, process: ProcessRef) -> None:
+    launched(workspace, "i1", process=process)
+    at = utc_now()
+    JobDocuments(workspace.storage, JOB).heartbeat("i1").write(
+        Heartbeat(incarnation="i1", at=at, started_at=at, state=DriverState.STOPPING, process=process, batch=7)
+    )
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_a_driver_that_does_not_stop_is_killed_if_that_is_asked_for(workspace: Workspace, all_of_them: bool) -> None:
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    hangs(workspace, process_of(child.pid))
+    documents = JobDocuments(workspace.storage, JOB)
+
+    def stop(*, kill: bool) -> Observation:
+        if all_of_them:
+            return running.stop_all(workspace, [JOB], by="test", timeout=0.2, kill=kill)[JOB]
+        return running.stop(workspace, JOB, by="test", timeout=0.2, kill=kill)
+
+    with pytest.raises(StreamwardenError, match="stop JOB --kill"):
+        stop(kill=False)
+    assert child.poll() is None
+    ended = stop(kill=True)
+    assert child.wait(timeout=10) == -signal.SIGKILL
+    assert documents.requests("i1"), "it was asked first"
+    assert ended.phase is Phase.FAILED and ended.error is not None and ended.error.code == "DRIVER_KILLED"
+    assert ended.exit is not None and ended.exit.batch == 7
+    assert "by test" in ended.error.what and "finishes the batch" in ended.error.remedy
+    assert decide(ended, Supervision()).action is Action.FINISH
+
+
+def test_a_driver_elsewhere_that_does_not_stop_cant_be_killed(workspace: Workspace) -> None:
+    hangs(workspace, current_process().model_copy(update={"host": "elsewhere"}))
+    with pytest.raises(StreamwardenError, match=r"STOP_TIMED_OUT.*elsewhere"):
+        running.stop(workspace, JOB, by="test", timeout=0.2, kill=True)
+
+
+def test_a_driver_that_stops_in_time_is_not_killed(workspace: Workspace) -> None:
+    launched(workspace, "i1", process=current_process(), code="stopped")
+    assert running.stop(workspace, JOB, by="test", timeout=0.2, kill=True).phase is Phase.STOPPED
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_stop_that_lasts_longer_than_a_batch_may_is_told(asked: bool) -> None:
+    found = seen(Phase.STOPPING, wanted="suspended")
+    found = replace(found, asked_at=NOW if asked else None)
+
+    def told(after: timedelta, seen: Observation = found) -> list[tuple[str, Level]]:
+        now = NOW + after
+        health = assess(seen, memory(), decide(seen, memory(), now=now), now=now)
+        return [(one.rule, one.level) for one in health.findings]
+
+    assert told(timedelta(minutes=9)) == []
+    assert told(timedelta(minutes=11)) == [("driver", Level.WARN)]
+    assert told(timedelta(minutes=11), replace(found, phase=Phase.STOPPED)) == []
 
 
 def test_newest_claim_holds(workspace: Workspace) -> None:

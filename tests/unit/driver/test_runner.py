@@ -1,0 +1,88 @@
+"""What a driver does before and between its query's batches. With Spark: tests/integration/test_driver.py."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamwarden.control.documents import DriverState, JobDocuments
+from streamwarden.control.workspace import Workspace
+from streamwarden.driver import runner
+from streamwarden.driver.logs import RecordContext
+from streamwarden.driver.runner import Driver
+from tests.unit.control import test_catalogue
+from tests.unit.control.test_supervision import JOB, desired
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    opened = test_catalogue.opened(tmp_path)
+    JobDocuments(opened.storage, JOB).desired.write(desired())
+    return opened
+
+
+@pytest.fixture
+def driver(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return Driver(workspace, JOB, "i1", RecordContext(JOB, "i1"))
+
+
+def test_the_wait_for_a_source_table_is_no_time_without_a_batch(
+    driver: Driver, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter(["no table yet", None])
+    monkeypatch.setattr(runner, "missing_source", lambda *_: next(looks))
+    heartbeat = JobDocuments(workspace.storage, JOB).heartbeat("i1")
+    spark: Any = None
+    driver._await_source(spark, desired().spec)
+    waited = heartbeat.read()
+    assert waited is not None and waited.state is DriverState.WAITING and waited.idle_at is None
+    driver._say(DriverState.RUNNING, "batches every trigger interval")
+    runs = heartbeat.read()
+    assert runs is not None and runs.idle_at is not None and runs.idle_at > waited.at and not runs.idle
+
+
+def test_a_source_that_is_there_leaves_no_trace(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "missing_source", lambda *_: None)
+    spark: Any = None
+    driver._await_source(spark, desired().spec)
+    assert driver._idle_at is None
+
+
+def test_a_driver_that_gets_the_lease_of_a_suspended_job_ends_in_order(driver: Driver, workspace: Workspace) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    path = f"checkpoints/{JOB}/g000001"
+    begun = b'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}\n{"logOffset":7}'
+    workspace.files.write(f"{path}/offsets/7", begun)
+    workspace.files.write(f"{path}/commits/7", b"v1\n{}")
+    documents.desired.write(desired("suspended"))
+    # It goes no further: the module of this job can't be loaded.
+    assert driver.run() == 0
+    ended, lease = documents.exit("i1").read(), documents.lease.read()
+    assert ended is not None and (ended.outcome, ended.batch) == ("stopped", 7)
+    assert lease is not None and lease.released
+
+
+def test_what_is_wanted_counts_when_the_lease_is_there(
+    driver: Driver, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    acquire = driver._lease.acquire
+
+    def stopped_meanwhile(**kwargs: Any) -> Any:
+        documents.desired.write(desired("suspended"))
+        return acquire(**kwargs)
+
+    monkeypatch.setattr(driver._lease, "acquire", stopped_meanwhile)
+    assert driver.run() == 0
+
+
+def test_a_driver_of_a_job_that_is_to_run_goes_on(driver: Driver, workspace: Workspace) -> None:
+    assert driver.run() == 1
+    ended = JobDocuments(workspace.storage, JOB).exit("i1").read()
+    assert ended is not None and ended.error is not None and ended.error.code == "JOB_MODULE_INVALID"
