@@ -78,7 +78,9 @@ def deploy(
 @app.command()
 @reported
 def stop(
-    job: Annotated[str, typer.Argument(help="A name in config/jobs, or all.", show_default=False)],
+    job: Annotated[
+        str, typer.Argument(help="A name in config/jobs, or all that were deployed here.", show_default=False)
+    ],
     profile: ProfileOption = None,
     root: RootOption = None,
     reason: ReasonOption = "",
@@ -88,7 +90,7 @@ def stop(
     """Suspend a job: its driver finishes the batch in flight and ends."""
     workspace = open_workspace(profile, root=root)
     if job == "all":
-        seen = operations.stop_all(workspace, job_names(workspace.config), by=who(), reason=reason, timeout=timeout)
+        seen = operations.stop_all(workspace, by=who(), reason=reason, timeout=timeout)
     else:
         seen = {job: operations.stop(workspace, job, by=who(), reason=reason, timeout=timeout)}
     if as_json:

@@ -18,7 +18,16 @@ from streamwarden.control.operation import active_operation, refuse_if_busy
 from streamwarden.control.processes import is_alive
 from streamwarden.control.rollout import interrupted_rollout, is_same_rollout, rollout, settle
 from streamwarden.control.rollout_plan import Change, Effect, RolloutPlan, changed_fields, plan
-from streamwarden.control.running import end_driver, forgive, request_stop, start, stop, stop_all, wait_for
+from streamwarden.control.running import (
+    deployed_jobs,
+    end_driver,
+    forgive,
+    request_stop,
+    start,
+    stop,
+    stop_all,
+    wait_for,
+)
 from streamwarden.control.savepoints.take import Report
 from streamwarden.control.supervision import (
     Observation,
@@ -32,7 +41,18 @@ from streamwarden.control.supervision import (
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["Deployment", "deploy", "end_driver", "request_stop", "start", "status", "stop", "stop_all", "wait_for"]
+__all__ = [
+    "Deployment",
+    "deploy",
+    "deployed_jobs",
+    "end_driver",
+    "request_stop",
+    "start",
+    "status",
+    "stop",
+    "stop_all",
+    "wait_for",
+]
 
 
 @dataclass(frozen=True)
