@@ -46,6 +46,7 @@ __all__ = [
     "deploy",
     "deployed_jobs",
     "end_driver",
+    "metrics_targets",
     "request_stop",
     "start",
     "status",
@@ -234,6 +235,30 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
         "changed": _changed(workspace, seen),
         "logs": str(workspace.log_dir(job, seen.incarnation)) if seen.incarnation else None,
     }
+
+
+def metrics_targets(workspace: Workspace) -> dict[str, str]:
+    """Return by job where its driver's metrics are: of each that should run, the last known address.
+
+    Also where the driver is down. If another job's has its port by now, port 0 stands in its place, on which nobody
+    answers either. Jobs whose drivers never had an address are left out.
+    """
+    living: dict[str, str] = {}
+    down: dict[str, str] = {}
+    for job in deployed_jobs(workspace):
+        seen = observe(workspace, job)
+        address = seen.heartbeat.metrics if seen.heartbeat else ""
+        if seen.phase.alive and address:
+            living[job] = address
+        elif seen.desired is not None and seen.desired.state == "running":
+            documents = JobDocuments(workspace.storage, job)
+            beats = (documents.heartbeat(one).read() for one in reversed(documents.incarnations()))
+            last = next((beat.metrics for beat in beats if beat is not None and beat.metrics), None)
+            if last is not None:
+                down[job] = last
+    taken = set(living.values())
+    free = {job: f"{at.rpartition(':')[0]}:0" if at in taken else at for job, at in down.items()}
+    return dict(sorted({**living, **free}.items()))
 
 
 def _stops(documents: JobDocuments, seen: Observation) -> bool:
