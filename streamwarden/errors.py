@@ -128,6 +128,12 @@ CATALOGUE: dict[str, ErrorKind] = {
         " hangs: `streamwarden stop JOB --kill`; the next start finishes the batch.",
         retryable=True,
     ),
+    "STOP_INCOMPLETE": ErrorKind(
+        "not every job was stopped",
+        "The named ones were not, each for the reason behind its name; all others are. Wait for an operation to end"
+        " (`streamwarden operations JOB`), or cancel a rescale, then stop them again.",
+        retryable=True,
+    ),
     "STATE_LIMIT_REACHED": ErrorKind(
         "the job's state has reached the number of keys that its spec allows",
         "Look for what makes so many keys (one that never repeats, a TTL or watermark that never lets go); correct the"

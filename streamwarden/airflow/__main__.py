@@ -11,7 +11,7 @@ from streamwarden.airflow.standalone import Standalone
 from streamwarden.console import err, out
 from streamwarden.control import operations
 from streamwarden.control.config import job_names
-from streamwarden.control.supervision import observe
+from streamwarden.control.supervision import Observation, Phase, observe
 from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
 
@@ -81,15 +81,20 @@ def _down(home: Path, *, keep_jobs: bool, timeout: float) -> int:
 
 
 def _stop_jobs(workspace: Workspace, timeout: float) -> int:
-    alive = [name for name in job_names(workspace.config) if observe(workspace, name).phase.alive]
+    running = [name for name in operations.deployed_jobs(workspace) if _runs(observe(workspace, name))]
     try:
-        for name, seen in operations.stop_all(workspace, alive, by=_BY, timeout=timeout).items():
+        for name, seen in operations.stop_all(workspace, running, by=_BY, timeout=timeout).items():
             out.print(f"{name}: {seen.phase} ({seen.reason})", markup=False)
     except StreamwardenError as error:
         # Airflow is to go down all the same.
         err.print(str(error), markup=False, style="red", soft_wrap=True)
         return 1
     return 0
+
+
+def _runs(seen: Observation) -> bool:
+    # One that is silent may wake; and where an operation works on a job, a driver that is down now won't stay so.
+    return seen.phase.alive or seen.phase is Phase.SILENT or seen.operation is not None
 
 
 if __name__ == "__main__":

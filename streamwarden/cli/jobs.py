@@ -78,7 +78,9 @@ def deploy(
 @app.command()
 @reported
 def stop(
-    job: Annotated[str, typer.Argument(help="A name in config/jobs, or all.", show_default=False)],
+    job: Annotated[
+        str, typer.Argument(help="A name in config/jobs, or all that were deployed here.", show_default=False)
+    ],
     profile: ProfileOption = None,
     root: RootOption = None,
     reason: ReasonOption = "",
@@ -91,8 +93,7 @@ def stop(
     """Suspend a job: its driver finishes the batch in flight and ends."""
     workspace = open_workspace(profile, root=root)
     if job == "all":
-        jobs = job_names(workspace.config)
-        seen = operations.stop_all(workspace, jobs, by=who(), reason=reason, timeout=timeout, kill=kill)
+        seen = operations.stop_all(workspace, by=who(), reason=reason, timeout=timeout, kill=kill)
     else:
         seen = {job: operations.stop(workspace, job, by=who(), reason=reason, timeout=timeout, kill=kill)}
     if as_json:

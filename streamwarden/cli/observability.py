@@ -11,7 +11,6 @@ from rich.table import Table
 
 from streamwarden.cli.terminal import JobArgument, JsonOption, ProfileOption, RootOption, out, print_json, reported
 from streamwarden.control import operations
-from streamwarden.control.config import job_names
 from streamwarden.control.workspace import open_workspace
 
 __all__ = ["app"]
@@ -46,12 +45,15 @@ def progress(
 @app.command()
 @reported
 def targets(profile: ProfileOption = None, root: RootOption = None) -> None:
-    """Print the drivers' Prometheus endpoints as JSON, in the format of Prometheus' file-based service discovery."""
+    """Print the drivers' Prometheus endpoints as JSON, in the format of Prometheus' file-based service discovery.
+
+    A driver that should run and doesn't is among them: then `up` is 0, and there is something to alert on.
+    """
     workspace = open_workspace(profile, root=root)
-    known = [operations.status(workspace, name)["metrics"] for name in job_names(workspace.config)]
-    # `job` is a label of the metrics themselves.
+    found = operations.metrics_targets(workspace)
+    # `job` as the metrics themselves have it: without it `up` would not say whose it is.
     labels = {"profile": workspace.profile.name}
-    print_json([{"targets": [address], "labels": labels} for address in known if address])
+    print_json([{"targets": [address], "labels": {**labels, "job": job}} for job, address in found.items()])
 
 
 def _table(found: list[dict[str, Any]]) -> Table:

@@ -14,7 +14,7 @@ from typing import Any
 
 from streamwarden.storage import FileStore
 
-__all__ = ["FENCE", "DeltaLog", "TableState", "application_id"]
+__all__ = ["FENCE", "DeltaLog", "TableState", "application_id", "start_id"]
 
 FENCE = "FENCE"
 """The operation of commits that keep other generations out; see :mod:`~streamwarden.control.fence`."""
@@ -30,6 +30,14 @@ def application_id(job: str, generation: int) -> str:
     a restore the same batch ids hold other rows.
     """
     return f"streamwarden/{job}/g{generation}"
+
+
+def start_id(job: str) -> str:
+    """Return the application id under which a driver gives a table the contents that a generation starts with.
+
+    One for all generations, so that none does it after a later one has.
+    """
+    return f"streamwarden/{job}/start"
 
 
 @dataclass(frozen=True)

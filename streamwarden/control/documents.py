@@ -27,6 +27,7 @@ __all__ = [
     "BatchProgress",
     "Cancel",
     "CheckpointRef",
+    "Decided",
     "Decision",
     "Desired",
     "Document",
@@ -90,7 +91,16 @@ class ErrorInfo(_Record):
         )
 
 
-class Desired(_Record):
+class Decided(_Record):
+    """A document that says what runs. Operations change it, and only by compare-and-swap."""
+
+    takeovers: int = Field(
+        default=0,
+        description="Grows when an operation is taken over: what its earlier performer read is then of no use to it.",
+    )
+
+
+class Desired(Decided):
     """What the operator wants of a job."""
 
     job: str
@@ -112,7 +122,7 @@ class OutputStart(_Record):
     source: str | None = Field(default=None, description="The table whose version it is; None: this very table.")
 
 
-class CheckpointRef(_Record):
+class CheckpointRef(Decided):
     """Which checkpoint a job runs on.
 
     The generation grows each time the job starts from anything but its own last commit; it is part of every sink
@@ -145,7 +155,7 @@ class Width(_Record):
     memory: str
 
 
-class Parallelism(_Record):
+class Parallelism(Decided):
     """What a rescale decided, which counts over the YAML's numbers for as long as those are what they were."""
 
     now: Width

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -37,7 +38,9 @@ _TRIES = 20
 _SHUT = 2**63 - 1
 
 
-def fence(workspace: Workspace, table: str, reference: CheckpointRef) -> int | None:
+def fence(
+    workspace: Workspace, table: str, reference: CheckpointRef, *, guard: Callable[[], None] = lambda: None
+) -> int | None:
     """Keep commits of a job's other generations out of a table from now on.
 
     Does not undo what such a commit has done already. Whoever it passes over is not told: a driver checks its lease
@@ -49,6 +52,9 @@ def fence(workspace: Workspace, table: str, reference: CheckpointRef) -> int | N
         The table's name.
     reference
         The checkpoint in force: its generation is the one that is let in.
+    guard
+        Called before the commit, which comes at exactly the version after the one that was read before; raises if this
+        driver may not write any more.
 
     Returns
     -------
@@ -96,6 +102,7 @@ def fence(workspace: Workspace, table: str, reference: CheckpointRef) -> int | N
         actions = [{"commitInfo": info}, *({"txn": one} for one in ids)]
         data = "".join(f"{json.dumps(action)}\n" for action in actions).encode()
         version = found.version() + 1
+        guard()
         try:
             workspace.storage.create(f"tables/{table}/_delta_log/{version:020d}.json", data)
         except Conflict:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from streamwarden.control import running
-from streamwarden.control.documents import JobDocuments, Step
+from streamwarden.control.documents import CheckpointRef, Decided, Document, JobDocuments, Step
 from streamwarden.control.operation import OperationHandle
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.manifest import Manifest, Origin
@@ -17,6 +17,8 @@ from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
 __all__ = ["JobOperation"]
+
+D = TypeVar("D", bound=Decided)
 
 
 class JobOperation:
@@ -82,6 +84,36 @@ class JobOperation:
     @property
     def _reason(self) -> str:
         return str(self.handle.operation.params.get("reason") or "")
+
+    def _decide(self, document: Document[D], value: D) -> None:
+        """Write what is to run from now on: over the version that was read before the operation was seen to be ours.
+
+        Raises
+        ------
+        StreamwardenError
+            ``OPERATION_INTERRUPTED``, with nothing written: another process performs it now, and has decided itself.
+        """
+
+        def change(found: D | None) -> D:
+            self.handle.check()
+            return value if found is None else value.model_copy(update={"takeovers": found.takeovers})
+
+        document.update(change)
+
+    def _next_generation(self) -> int:
+        """Return a generation that was never used, and is used up with this: by no other try of an operation either.
+
+        A killed try's Spark may still write into its folder when the next one begins, and a paused one may wake.
+        """
+
+        def use_up(found: CheckpointRef | None) -> CheckpointRef:
+            self.handle.check()
+            assert found is not None
+            return found.model_copy(update={"highest": max(found.generation, found.highest) + 1})
+
+        if self._documents.checkpoint.read() is None:
+            return 1
+        return self._documents.checkpoint.update(use_up).highest
 
     def _stop_driver(self, step: Step, *, query_only: bool = False) -> None:
         step.detail = running.stop_in_turn(

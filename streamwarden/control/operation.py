@@ -6,9 +6,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from streamwarden.control.documents import ErrorInfo, JobDocuments, Operation, Step, utc_now
+from streamwarden.control.documents import (
+    Decided,
+    Document,
+    ErrorInfo,
+    JobDocuments,
+    Operation,
+    Step,
+    utc_now,
+)
 from streamwarden.control.ids import new_id
 from streamwarden.control.processes import current_process, is_alive
 from streamwarden.control.workspace import Workspace
@@ -20,6 +28,8 @@ _STALE = timedelta(seconds=60)
 """After which an operation of another machine that says nothing counts as dead. It speaks every 5 s."""
 
 _SPEAK_S = 5.0
+
+D = TypeVar("D", bound=Decided)
 
 
 def active_operation(workspace: Workspace, job: str) -> Operation | None:
@@ -92,6 +102,16 @@ class OperationHandle:
         """Keep what another process would need to finish the operation."""
         self._change(lambda now: now.model_copy(update={"plan": {**now.plan, **values}}))
 
+    def check(self) -> None:
+        """Raise if another process performs the operation by now, and give a sign of life if not.
+
+        Raises
+        ------
+        StreamwardenError
+            ``OPERATION_INTERRUPTED``.
+        """
+        self._change(lambda now: now)
+
     @contextmanager
     def step(self, name: str) -> Iterator[Step]:
         """Record a step with its times; the body may set the step's ``detail``."""
@@ -118,7 +138,7 @@ class OperationHandle:
                 with self._lock:
                     # An end that is being written is the last word.
                     if not self._ended.is_set():
-                        self._change(lambda now: now)
+                        self.check()
             except (OSError, StreamwardenError):
                 # Told apart when the next step is recorded; a short outage of the storage ends nothing.
                 continue
@@ -175,11 +195,33 @@ def begin(
     for old in replaced:
         documents.past_operation(old.id).write(old.model_copy(update={"state": "interrupted", "ended_at": utc_now()}))
     handle = OperationHandle(workspace, taken, resumed=taken.id != fresh.id)
+    if handle.resumed or replaced:
+        _outdate(documents)
     threading.Thread(target=handle.speak, name="operation", daemon=True).start()
     try:
         yield handle
     finally:
         handle.let_go()
+
+
+def _outdate(documents: JobDocuments) -> None:
+    """Make what the earlier performer has read of a job's decisions useless to it, before anything is decided anew.
+
+    It may only be paused, between its check that the operation is its own and its write. That is bound to the version
+    that it had read before the check.
+    """
+    _count_takeover(documents.desired)
+    _count_takeover(documents.checkpoint)
+    _count_takeover(documents.parallelism)
+
+
+def _count_takeover(document: Document[D]) -> None:
+    def count(found: D | None) -> D:
+        assert found is not None
+        return found.model_copy(update={"takeovers": found.takeovers + 1})
+
+    if document.read() is not None:
+        document.update(count)
 
 
 def _lives(found: Operation) -> bool:

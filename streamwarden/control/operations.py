@@ -18,7 +18,16 @@ from streamwarden.control.operation import active_operation, refuse_if_busy
 from streamwarden.control.processes import is_alive
 from streamwarden.control.rollout import interrupted_rollout, is_same_rollout, rollout, settle
 from streamwarden.control.rollout_plan import Change, Effect, RolloutPlan, changed_fields, plan
-from streamwarden.control.running import end_driver, forgive, request_stop, start, stop, stop_all, wait_for
+from streamwarden.control.running import (
+    deployed_jobs,
+    end_driver,
+    forgive,
+    request_stop,
+    start,
+    stop,
+    stop_all,
+    wait_for,
+)
 from streamwarden.control.savepoints.take import Report
 from streamwarden.control.supervision import (
     Observation,
@@ -32,7 +41,19 @@ from streamwarden.control.supervision import (
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["Deployment", "deploy", "end_driver", "request_stop", "start", "status", "stop", "stop_all", "wait_for"]
+__all__ = [
+    "Deployment",
+    "deploy",
+    "deployed_jobs",
+    "end_driver",
+    "metrics_targets",
+    "request_stop",
+    "start",
+    "status",
+    "stop",
+    "stop_all",
+    "wait_for",
+]
 
 
 @dataclass(frozen=True)
@@ -214,6 +235,30 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
         "changed": _changed(workspace, seen),
         "logs": str(workspace.log_dir(job, seen.incarnation)) if seen.incarnation else None,
     }
+
+
+def metrics_targets(workspace: Workspace) -> dict[str, str]:
+    """Return by job where its driver's metrics are: of each that should run, the last known address.
+
+    Also where the driver is down. If another job's has its port by now, port 0 stands in its place, on which nobody
+    answers either. Jobs whose drivers never had an address are left out.
+    """
+    living: dict[str, str] = {}
+    down: dict[str, str] = {}
+    for job in deployed_jobs(workspace):
+        seen = observe(workspace, job)
+        address = seen.heartbeat.metrics if seen.heartbeat else ""
+        if seen.phase.alive and address:
+            living[job] = address
+        elif seen.desired is not None and seen.desired.state == "running":
+            documents = JobDocuments(workspace.storage, job)
+            beats = (documents.heartbeat(one).read() for one in reversed(documents.incarnations()))
+            last = next((beat.metrics for beat in beats if beat is not None and beat.metrics), None)
+            if last is not None:
+                down[job] = last
+    taken = set(living.values())
+    free = {job: f"{at.rpartition(':')[0]}:0" if at in taken else at for job, at in down.items()}
+    return dict(sorted({**living, **free}.items()))
 
 
 def _stops(documents: JobDocuments, seen: Observation) -> bool:

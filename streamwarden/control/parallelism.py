@@ -13,7 +13,7 @@ from streamwarden.control.documents import JobDocuments, Parallelism, Width
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.workspace import Workspace
 
-__all__ = ["FIELDS", "decide", "effective_spec", "put_back", "widened", "width_of"]
+__all__ = ["FIELDS", "as_before", "decide", "effective_spec", "widened", "width_of"]
 
 FIELDS = {"partitions": "state.partitions", "cores": "resources.cores", "memory": "resources.memory"}
 """What a rescale can change, with the spec's fields."""
@@ -54,14 +54,25 @@ def effective_spec(workspace: Workspace, job: str) -> JobSpec:
     return widened(spec, Width(**values))
 
 
-def put_back(workspace: Workspace, job: str, kept: dict[str, Any] | None, *, by: str) -> None:
-    """Put the document back to what it was, as JSON values; None: there was none."""
-    document = JobDocuments(workspace.storage, job).parallelism
+def as_before(workspace: Workspace, job: str, kept: dict[str, Any] | None, *, by: str) -> Parallelism | None:
+    """Return the document that puts it back to what it was, as JSON values; does not write it.
+
+    Parameters
+    ----------
+    kept
+        What it was; None: there was none.
+
+    Returns
+    -------
+    Parallelism or None
+        None where there is nothing to write.
+    """
     if kept is not None:
-        document.write(Parallelism.model_validate(kept))
-    elif document.read() is not None:
-        # Over the YAML's own numbers it says nothing.
-        document.write(decide(workspace, job, width_of(workspace.job(job)), by=by))
+        return Parallelism.model_validate(kept)
+    if JobDocuments(workspace.storage, job).parallelism.read() is None:
+        return None
+    # Over the YAML's own numbers it says nothing.
+    return decide(workspace, job, width_of(workspace.job(job)), by=by)
 
 
 def decide(workspace: Workspace, job: str, width: Width, *, by: str) -> Parallelism:

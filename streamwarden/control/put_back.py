@@ -7,19 +7,27 @@ nothing is committed, for a table of a few files. delta-rs does the same from th
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
 
 __all__ = ["put_back"]
 
 _log = logging.getLogger(__name__)
 
 
-def put_back(workspace: Workspace, table: str, version: int, *, author: str) -> bool:
+_TRIES = 20
+"""Each lost race is a commit of somebody else: OPTIMIZE, or a successor, whom the guard then tells of."""
+
+
+def put_back(
+    workspace: Workspace, table: str, version: int, *, author: str, guard: Callable[[], None] = lambda: None
+) -> bool:
     """Give a table the contents that it had at a version, and tell whether that was done.
 
     By a new commit, unless it is the newest version. It is not done, and Spark's RESTORE is to be asked, where the
@@ -34,21 +42,37 @@ def put_back(workspace: Workspace, table: str, version: int, *, author: str) -> 
         The version to go back to.
     author
         Who does it; ``userMetadata`` of the commit.
+    guard
+        Called before the commit, which comes only over the version that was the newest before; raises if this driver
+        may not write any more.
+
+    Raises
+    ------
+    StreamwardenError
+        ``DOCUMENT_CONFLICT`` if others commit all the time.
     """
     address, options = workspace.delta_rs(table)
-    try:
-        then = DeltaTable(address, version=version, storage_options=options)
-        now = DeltaTable(address, storage_options=options)
-        if _kind(then) != _kind(now):
-            _log.info("%s: was of another kind at version %d", table, version)
+    for _ in range(_TRIES):
+        try:
+            then = DeltaTable(address, version=version, storage_options=options)
+            now = DeltaTable(address, storage_options=options)
+            if _kind(then) != _kind(now):
+                _log.info("%s: was of another kind at version %d", table, version)
+                return False
+            if now.version() == version:
+                return True
+            guard()
+            now.restore(version, commit_properties=CommitProperties(custom_metadata={"userMetadata": author}))
+        except CommitFailedError as error:
+            if DeltaTable(address, storage_options=options).version() > now.version():
+                continue
+            _log.info("%s: delta-rs can't put it back: %s", table, error)
             return False
-        if now.version() == version:
-            return True
-        now.restore(version, commit_properties=CommitProperties(custom_metadata={"userMetadata": author}))
-    except (DeltaError, OSError) as error:
-        _log.info("%s: delta-rs can't put it back: %s", table, error)
-        return False
-    return True
+        except (DeltaError, OSError) as error:
+            _log.info("%s: delta-rs can't put it back: %s", table, error)
+            return False
+        return True
+    raise StreamwardenError("DOCUMENT_CONFLICT", f"table {table}: {_TRIES} commits were lost to other writers")
 
 
 def _kind(table: DeltaTable) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ from streamwarden.control.going_back import outputs_before
 from streamwarden.control.health.rules import Level
 from streamwarden.control.job_operation import JobOperation
 from streamwarden.control.operation import begin
-from streamwarden.control.parallelism import decide, put_back, widened
+from streamwarden.control.parallelism import as_before, decide, widened
 from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
 from streamwarden.control.savepoints.manifest import Manifest, Origin
 from streamwarden.control.savepoints.take import Report
@@ -290,6 +290,8 @@ class _Rescale(JobOperation):
             self._save(),
             was=planned.was.partitions,
             partitions=planned.to.partitions,
+            generation=self._next_generation,
+            check=self.handle.check,
             spare=spare,
             step=self._step,
             heed=self._heed,
@@ -319,10 +321,11 @@ class _Rescale(JobOperation):
             if after is not None:
                 # With its number of partitions, which counts over the spec's: so the driver meets what fits, whichever
                 # of the following writes is the last one before a crash.
-                self._documents.checkpoint.write(current.model_copy(update={"partitions": planned.was.partitions}))
-            self._documents.parallelism.write(decide(self._workspace, self._job, planned.to, by=self._by))
+                was = current.model_copy(update={"partitions": planned.was.partitions})
+                self._decide(self._documents.checkpoint, was)
             running.forgive(self._workspace, self._job, why=planned.words)
-            self._documents.desired.write(
+            self._decide(
+                self._documents.desired,
                 before.model_copy(
                     update={
                         "state": "running",
@@ -333,17 +336,20 @@ class _Rescale(JobOperation):
                         "note": self._reason or planned.words,
                         "operation": self.handle.id,
                     }
-                )
+                ),
             )
             self._put_in_force()
             step.detail = planned.words
 
     def _put_in_force(self) -> None:
+        # After the desired state: of a switch that was cut off before that, a deploy shall see nothing.
+        width = decide(self._workspace, self._job, Width.model_validate(self._plan["to"]), by=self._by)
+        self._decide(self._documents.parallelism, width)
         if not self._plan.get("after"):
             return
         after, current = CheckpointRef.model_validate(self._plan["after"]), self._documents.checkpoint.read()
         if current is None or current.generation != after.generation:
-            self._documents.checkpoint.write(after)
+            self._decide(self._documents.checkpoint, after)
 
     def _switched(self) -> bool:
         desired = self._documents.desired.read()
@@ -505,28 +511,32 @@ class _Rescale(JobOperation):
             was = Width.model_validate(self._plan["was"])
             spec = widened(desired.spec, was.model_copy(update={"partitions": self._plan["to"]["partitions"]}))
             width = Width(partitions=spec.state.partitions, cores=was.cores, memory=was.memory)
-            self._documents.parallelism.write(decide(self._workspace, self._job, width, by=self._by))
-            self._documents.desired.write(
+            self._decide(self._documents.parallelism, decide(self._workspace, self._job, width, by=self._by))
+            self._decide(
+                self._documents.desired,
                 desired.model_copy(
                     update={"spec": spec, "digest": spec.digest(), "updated_at": utc_now(), "note": note}
-                )
+                ),
             )
             return (
                 f"{', '.join(stuck)} can't be put back under readers, so the new number of partitions stays;"
                 " cores and memory are as before"
             )
-        self._documents.checkpoint.write(
+        self._decide(
+            self._documents.checkpoint,
             # Its own generation: what its last batch in flight has written, it has written under this id.
-            before.model_copy(update={"highest": reference.highest, "outputs": outputs, "fenced": False})
+            before.model_copy(update={"highest": reference.highest, "outputs": outputs, "fenced": False}),
         )
         self._put_documents_back(note=note)
         tables = f", {', '.join(one.table for one in outputs)} put back" if outputs else ""
         return f"{before.path}, generation {before.generation}{tables}"
 
     def _put_documents_back(self, *, note: str) -> None:
-        put_back(self._workspace, self._job, self._plan.get("parallelism"), by=self._by)
-        before = self._desired_before
-        self._documents.desired.write(before.model_copy(update={"updated_at": utc_now(), "note": note}))
+        width = as_before(self._workspace, self._job, self._plan.get("parallelism"), by=self._by)
+        if width is not None:
+            self._decide(self._documents.parallelism, width)
+        desired = self._desired_before.model_copy(update={"updated_at": utc_now(), "note": note})
+        self._decide(self._documents.desired, desired)
 
     def _await_health_of_before(self) -> None:
         reference = self._documents.checkpoint.read()

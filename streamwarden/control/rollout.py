@@ -197,7 +197,8 @@ class _Rollout(JobOperation):
             base = self._reader(reference).last_commit() if reference else None
             self.handle.plan(base=base)
             running.forgive(self._workspace, self._job, why=self._reason or step.name)
-            self._documents.desired.write(
+            self._decide(
+                self._documents.desired,
                 Desired(
                     job=self._job,
                     state="running",
@@ -208,7 +209,7 @@ class _Rollout(JobOperation):
                     updated_by=self._by,
                     note=self._reason,
                     operation=self.handle.id,
-                )
+                ),
             )
             step.detail = f"after batch {base}" if base is not None else "before the first batch"
 
@@ -268,7 +269,8 @@ class _Rollout(JobOperation):
                 # that the new one has changed was never meant to be.
                 self.handle.plan(way=self._put_state_back())
                 note = f"its rollout failed: {error.code}"
-                self._documents.desired.write(before.model_copy(update={"updated_at": utc_now(), "note": note}))
+                put_back = before.model_copy(update={"updated_at": utc_now(), "note": note})
+                self._decide(self._documents.desired, put_back)
             way = self._plan.get("way", "")
             was_running = before.state == "running"
             step.detail = f"{way}: {self._start_again()}" if was_running else f"{way}; suspended, as it was"
@@ -314,13 +316,14 @@ class _Rollout(JobOperation):
             self._workspace,
             self._job,
             found.manifest if found else None,
-            reference,
+            self._next_generation(),
             outputs=outputs,
             operation=self.handle.id,
             reason=f"rollout {self.handle.id} failed",
+            check=self.handle.check,
             report=self._report,
         )
-        self._documents.checkpoint.write(fresh)
+        self._decide(self._documents.checkpoint, fresh)
         tables = f", {', '.join(one.table for one in outputs)} put back" if outputs else ""
         return f"the old spec goes on from savepoint {name} after {_batch(base)}{tables}"
 

@@ -18,6 +18,7 @@ from streamwarden.errors import StreamwardenError
 __all__ = [
     "await_health",
     "await_stop",
+    "deployed_jobs",
     "end_driver",
     "forgive",
     "request_stop",
@@ -165,14 +166,22 @@ def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout:
 
 
 def stop_all(
-    workspace: Workspace, jobs: Iterable[str], *, by: str, reason: str = "", timeout: float = 300, kill: bool = False
+    workspace: Workspace,
+    jobs: Iterable[str] | None = None,
+    *,
+    by: str,
+    reason: str = "",
+    timeout: float = 300,
+    kill: bool = False,
 ) -> dict[str, Observation]:
     """Suspend several jobs at once, so that none waits for another's batch; return how each ended.
 
-    Jobs that were never deployed are passed over.
+    Jobs that were never deployed are passed over. One that can't be stopped keeps no other from it.
 
     Parameters
     ----------
+    jobs
+        Names; None for every job that was deployed here, whether or not its YAML is still there.
     timeout
         Seconds for all of them together.
     kill
@@ -181,13 +190,38 @@ def stop_all(
     Raises
     ------
     StreamwardenError
-        ``STOP_TIMED_OUT`` for the first that doesn't end in time; all have been asked by then.
+        ``STOP_INCOMPLETE``, naming each that was not stopped, and why; all others have ended by then.
     """
     deadline = time.monotonic() + timeout
-    asked = [job for job in jobs if JobDocuments(workspace.storage, job).desired.read() is not None]
+    names = deployed_jobs(workspace) if jobs is None else jobs
+    asked = [job for job in names if JobDocuments(workspace.storage, job).desired.read() is not None]
+    ended: dict[str, Observation] = {}
+    failed: dict[str, StreamwardenError] = {}
     for job in asked:
-        stop(workspace, job, by=by, reason=reason, timeout=None)
-    return {job: _stopped(workspace, job, max(deadline - time.monotonic(), 0), by=by, kill=kill) for job in asked}
+        try:
+            stop(workspace, job, by=by, reason=reason, timeout=None)
+        except StreamwardenError as error:
+            failed[job] = error
+    for job in asked:
+        if job in failed:
+            continue
+        try:
+            ended[job] = _stopped(workspace, job, max(deadline - time.monotonic(), 0), by=by, kill=kill)
+        except StreamwardenError as error:
+            failed[job] = error
+    if failed:
+        why = "".join(f"\n  {job}: {error.code}: {error.what}" for job, error in failed.items())
+        raise StreamwardenError("STOP_INCOMPLETE", f"{len(failed)} of {len(asked)} jobs{why}")
+    return ended
+
+
+def deployed_jobs(workspace: Workspace) -> list[str]:
+    """Return the names of all jobs that were ever deployed here, sorted: also of those whose YAML was removed since."""
+    return [
+        job
+        for job in workspace.files.folders("control")
+        if JobDocuments(workspace.storage, job).desired.read() is not None
+    ]
 
 
 def await_stop(workspace: Workspace, job: str, timeout: float) -> Observation:

@@ -94,6 +94,10 @@ class StateCopy:
         The savepoint.
     was, partitions
         State partitions of the savepoint and of the copy.
+    generation
+        Gives a generation that was never used.
+    check
+        Raises if another process performs the operation by now.
     spare
         Whose Spark works on it.
     step
@@ -115,6 +119,8 @@ class StateCopy:
         *,
         was: int,
         partitions: int,
+        generation: Callable[[], int],
+        check: Callable[[], None],
         spare: Standby,
         step: Callable[[str], AbstractContextManager[Step]],
         heed: Callable[[], None],
@@ -126,6 +132,7 @@ class StateCopy:
         self._operation = operation
         self._made = made
         self._was, self._partitions = was, partitions
+        self._generation, self._check = generation, check
         self._spare = spare
         self._step = step
         self._heed = heed
@@ -202,17 +209,15 @@ class StateCopy:
         current = documents.checkpoint.read()
         assert current is not None
         with self._step("copy") as step:
-            # Used up before it is used: a killed try's Spark may still write into its copy when the next one begins.
-            taken = max(current.generation, current.highest) + 1
-            documents.checkpoint.write(current.model_copy(update={"highest": taken}))
             self._fresh = fresh_checkpoint(
                 self._workspace,
                 self._job,
                 self._made,
-                current,
+                self._generation(),
                 outputs=[],
                 operation=self._operation,
                 reason=f"rescaled to {self._partitions} partitions, from savepoint {self._made.id}",
+                check=self._check,
                 report=self._report,
             )
             step.detail = f"{self._fresh.path}: {len(self._made.files)} files, {self._made.bytes} bytes"

@@ -1,15 +1,21 @@
-"""Output tables before the first batch: what a killed creation left, and contents that a generation starts with."""
+"""Output tables before the first batch: what a killed creation left, and contents that a generation starts with.
+
+A driver may be paused here and wake when its successor, of the same generation, has done all of this and has committed
+batches on top. Their transaction ids would not bring them back: Delta passes over a batch that it has seen. So before
+each write the driver asks for its lease and reads the checkpoint's document again. It may be paused after that, too, so
+what it writes is bound to what it looked at before it asked: to the table's version, or to a transaction id.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import SparkSession
 
-from streamwarden.control.delta_log import DeltaLog
+from streamwarden.control.delta_log import DeltaLog, start_id
 from streamwarden.control.documents import CheckpointRef, JobDocuments, OutputStart
 from streamwarden.control.fence import fence
 from streamwarden.control.put_back import put_back
@@ -24,71 +30,148 @@ AUTHOR = "spark.databricks.delta.commitInfo.userMetadata"
 """A session's setting: who writes, in the history of each table."""
 
 
-def clear_unborn(workspace: Workspace, table: str) -> None:
+_TXN_APP = "spark.databricks.delta.write.txnAppId"
+_TXN_VERSION = "spark.databricks.delta.write.txnVersion"
+
+
+def clear_unborn(workspace: Workspace, table: str, *, guard: Callable[[], None]) -> None:
     """Remove what a driver left that was killed while it made a table.
 
     That is a log folder without a commit, which Delta takes for a table when it is to make one, and for none when it is
     to read it: the job could never start again.
+
+    Parameters
+    ----------
+    guard
+        Called before anything is removed; raises if this driver may not.
     """
     folder = f"tables/{table}/_delta_log"
-    left = [info.key.rsplit("/", 1)[1] for info in workspace.files.walk(folder)]
-    if all(name.startswith(".") for name in left):
-        workspace.files.delete_tree(folder)
+    left = [info.key for info in workspace.files.walk(folder)]
+    if any(not key.rsplit("/", 1)[1].startswith(".") for key in left):
+        return
+    guard()
+    # One by one, and not the tree: that would take a commit along which a successor has made since it was looked.
+    for key in left:
+        workspace.files.delete(key)
+    workspace.files.prune(folder)
 
 
-def start_outputs(session: SparkSession, workspace: Workspace, reference: CheckpointRef, tables: Iterable[str]) -> None:
+def start_outputs(
+    session: SparkSession,
+    workspace: Workspace,
+    reference: CheckpointRef,
+    tables: Iterable[str],
+    *,
+    guard: Callable[[], None],
+) -> None:
     """Keep other generations out of the output tables, and give them the contents that this one starts with, once.
 
     Done before the generation's first batch, and then struck from the checkpoint's document. A crash in between repeats
     it, which is the same as once: no batch was written yet.
 
+    Only where Spark must put a table back, because its schema or properties were others then, the write is bound to
+    nothing: a driver that is paused for longer than its lease between the question and that write harms the table.
+
     Parameters
     ----------
     tables
         The job's output tables.
+    guard
+        Called before each write; raises if this driver may not write any more.
 
     Raises
     ------
     StreamwardenError
-        ``RESTORE_OUTPUT_GONE``.
+        ``RESTORE_OUTPUT_GONE``; ``DOCUMENT_CONFLICT`` if the document is not what it was when it was read.
     """
     if reference.fenced and not reference.outputs:
         return
+    document = JobDocuments(workspace.storage, reference.job).checkpoint
+
+    def may_write() -> None:
+        guard()
+        _check_same(document.read(), reference)
+
     if not reference.fenced:
         # First: a late commit after the tables were put back would stay.
         for table in sorted({*tables, *(output.table for output in reference.outputs)}):
-            version = fence(workspace, table, reference)
+            version = fence(workspace, table, reference, guard=may_write)
             if version is not None:
                 _log.info("%s: from version %d on only generation %d commits", table, version, reference.generation)
     for output in reference.outputs:
         try:
-            _start(session, workspace, output)
+            _start(session, workspace, reference, output, may_write)
         except (AnalysisException, IllegalArgumentException) as error:
             raise StreamwardenError(
                 "RESTORE_OUTPUT_GONE", f"{output.table} at version {output.version}: {error}"
             ) from error
 
     def strike(found: CheckpointRef | None) -> CheckpointRef:
-        same = found is not None and (found.path, found.generation) == (reference.path, reference.generation)
-        return found.model_copy(update={"outputs": [], "fenced": True}) if found and same else found or reference
+        guard()
+        return _check_same(found, reference).model_copy(update={"outputs": [], "fenced": True})
 
-    JobDocuments(workspace.storage, reference.job).checkpoint.update(strike)
+    document.update(strike)
 
 
-def _start(session: SparkSession, workspace: Workspace, output: OutputStart) -> None:
+def _check_same(found: CheckpointRef | None, reference: CheckpointRef) -> CheckpointRef:
+    """Return the document if it asks for the same as when it was read.
+
+    Raises
+    ------
+    StreamwardenError
+        ``DOCUMENT_CONFLICT``: an operation has decided otherwise while this driver was paused.
+    """
+    if found is None or _asks(found) != _asks(reference):
+        what = f"checkpoint.json asks for something else than when generation {reference.generation} began"
+        raise StreamwardenError("DOCUMENT_CONFLICT", f"{reference.job}: {what}")
+    return found
+
+
+def _asks(reference: CheckpointRef) -> tuple[object, ...]:
+    return reference.generation, reference.path, reference.highest, reference.fenced, reference.outputs
+
+
+def _start(
+    session: SparkSession,
+    workspace: Workspace,
+    reference: CheckpointRef,
+    output: OutputStart,
+    may_write: Callable[[], None],
+) -> None:
     path = workspace.table(output.table)
+    # Each put-back of a job has a higher one than those before it: whoever comes later with the same, or with an
+    # earlier one's, is passed over by Delta, or fails if it had begun.
+    application, number = start_id(reference.job), max(reference.highest, reference.generation)
     if output.version is None:
         # It was made after the savepoint. Emptied and not removed, for those who read it.
         if DeltaLog(workspace.files, f"tables/{output.table}").latest is not None:
             _log.info("%s: emptied, as it was at the savepoint", output.table)
-            DeltaTable.forPath(session, path).delete()
+            may_write()
+            # DELETE takes its transaction id from the session.
+            session.conf.set(_TXN_APP, application)
+            session.conf.set(_TXN_VERSION, str(number))
+            try:
+                DeltaTable.forPath(session, path).delete()
+            finally:
+                session.conf.unset(_TXN_APP)
+                session.conf.unset(_TXN_VERSION)
     elif output.source is not None:
         _log.info("%s: starts as a copy of %s, version %d", output.table, output.source, output.version)
         source = workspace.table(output.source)
         rows = session.read.format("delta").option("versionAsOf", output.version).load(source)
+        may_write()
         # Over what an earlier try, or an earlier life of the clone, has left.
-        rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(path)
+        (
+            rows.write.format("delta")
+            .mode("overwrite")
+            .option("overwriteSchema", "true")
+            .option("txnAppId", application)
+            .option("txnVersion", number)
+            .save(path)
+        )
     else:
         _log.info("%s: put back to version %d", output.table, output.version)
-        if not put_back(workspace, output.table, output.version, author=session.conf.get(AUTHOR, "") or ""):
+        author = session.conf.get(AUTHOR, "") or ""
+        if not put_back(workspace, output.table, output.version, author=author, guard=may_write):
+            may_write()
             DeltaTable.forPath(session, path).restoreToVersion(output.version)

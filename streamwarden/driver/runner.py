@@ -197,8 +197,9 @@ class Driver:
         if self._stop.is_set():
             return
         for sink in spec.sinks:
-            clear_unborn(self._workspace, sink.table)
-        start_outputs(session, self._workspace, reference, [sink.table for sink in spec.sinks])
+            clear_unborn(self._workspace, sink.table, guard=self._guard)
+        tables = [sink.table for sink in spec.sinks]
+        start_outputs(session, self._workspace, reference, tables, guard=self._guard)
         application = application_id(spec.name, reference.generation)
         sinks = {
             sink.output: DeltaSink(
@@ -410,7 +411,7 @@ class Driver:
         return first
 
     def _guard(self) -> None:
-        """Raise if this driver may not write: called before every sink commit."""
+        """Raise if this driver may not write: called before everything that it does to a table."""
         if self._fatal is not None:
             raise self._fatal
         try:

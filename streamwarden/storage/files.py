@@ -98,6 +98,10 @@ class FileStore(ABC):
         """Remove every file below a prefix, and return how many; no error where there is none. May be repeated."""
 
     @abstractmethod
+    def prune(self, prefix: str) -> None:
+        """Remove folders below a prefix, and itself, that hold no file; nothing to do where folders don't exist."""
+
+    @abstractmethod
     def free_bytes(self) -> int | None:
         """Return how many bytes fit in yet, or None where there is no such limit."""
 
@@ -238,6 +242,11 @@ class LocalFiles(FileStore):
         for info in list(self.walk(prefix)):
             self._path(info.key).unlink(missing_ok=True)
             number += 1
+        self.prune(prefix)
+        return number
+
+    @override
+    def prune(self, prefix: str) -> None:
         root = self._path(prefix)
         for folder, _, _ in sorted(os.walk(root), reverse=True):
             try:
@@ -245,7 +254,6 @@ class LocalFiles(FileStore):
             except OSError:
                 # Somebody writes there at this moment; what is left is found by the next housekeeping.
                 continue
-        return number
 
     @override
     def free_bytes(self) -> int | None:

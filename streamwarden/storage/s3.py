@@ -256,6 +256,17 @@ class S3Files(FileStore):
     def delete_tree(self, prefix: str) -> int:
         # Folders' marks too, and each after what is in it: a server on a file system refuses them otherwise.
         keys = [item["Key"] for item in reversed(self._bucket.list(prefix))]
+        self._delete_all(keys, prefix)
+        return sum(not key.endswith("/") for key in keys)
+
+    @override
+    @_patient
+    def prune(self, prefix: str) -> None:
+        # Hadoop leaves marks of empty folders, and takes them for folders.
+        keys = [item["Key"] for item in reversed(self._bucket.list(prefix))]
+        self._delete_all([key for key in keys if key.endswith("/")], prefix)
+
+    def _delete_all(self, keys: list[str], prefix: str) -> None:
         for start in range(0, len(keys), _DELETED_AT_ONCE):
             chosen = keys[start : start + _DELETED_AT_ONCE]
             with self._bucket.errors("delete", prefix):
@@ -267,7 +278,6 @@ class S3Files(FileStore):
                     if refused.get("Code") not in ("NoSuchKey", None):
                         # As if the whole request had been refused: it may be repeated, and then finds what is left.
                         raise ClientError({"Error": refused}, "DeleteObjects")
-        return sum(not key.endswith("/") for key in keys)
 
     @override
     def free_bytes(self) -> int | None:

@@ -33,7 +33,8 @@ LEASE = "8s"
 
 
 def pausing(place: Place, marker: Path, before: int) -> None:
-    place.profile(lease=LEASE)
+    s3 = place.workspace.profile.s3
+    place.profile(lease=LEASE, **({"s3": s3.model_dump(exclude_none=True)} if s3 else {}))
     place.numbers()
     options = {"pause_before": before, "marker": str(marker)}
     place.job("numbers", module="tests.integration.jobs.pausing", options=options)
@@ -105,7 +106,13 @@ def test_paused_before_a_commit_of_an_earlier_generation(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fenced: bool
 ) -> None:
     """Without the fence its rows come on top of a table that was put back; with it they don't, and it is told so."""
-    marker = tmp_path / "paused"
+    wakes_in_another_generation(place, tmp_path / "paused", monkeypatch, fenced=fenced)
+
+
+def wakes_in_another_generation(
+    place: Place, marker: Path, monkeypatch: pytest.MonkeyPatch, *, fenced: bool = True
+) -> None:
+    """Pause a driver before a commit, restore the job under it, and let it wake; on disk or on S3."""
     pausing(place, marker, before=2)
     for number in range(2):
         place.land(f"{number}.txt")

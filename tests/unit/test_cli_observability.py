@@ -97,16 +97,49 @@ def running(workspace: Workspace, metrics: str) -> None:
     )
 
 
+def targets() -> list[tuple[str, str]]:
+    found = json.loads(run("targets"))
+    assert all(one["labels"]["profile"] == "test" for one in found)
+    return [(one["labels"]["job"], *one["targets"]) for one in found]
+
+
 def test_targets_are_what_prometheus_reads(workspace: Workspace) -> None:
-    assert json.loads(run("targets")) == []
+    assert targets() == []
     running(workspace, "127.0.0.1:40123")
-    assert json.loads(run("targets")) == [{"targets": ["127.0.0.1:40123"], "labels": {"profile": "test"}}]
+    assert targets() == [(JOB, "127.0.0.1:40123")]
     assert "lamp: metrics on http://127.0.0.1:40123/metrics" in run("status")
-    # One that has ended is no target.
+
+
+def test_a_driver_that_should_run_stays_a_target_so_that_prometheus_sees_it_down(workspace: Workspace) -> None:
+    running(workspace, "127.0.0.1:40123")
     documents = JobDocuments(workspace.storage, JOB)
-    documents.exit("i1").write(Exit(incarnation="i1", at=utc_now(), outcome="stopped"))
-    assert json.loads(run("targets")) == []
-    assert "metrics on" not in run("status")
+    failed = Exit(incarnation="i1", at=utc_now(), outcome="failed")
+    documents.exit("i1").write(failed)
+    assert targets() == [(JOB, "127.0.0.1:40123")]
+    assert "metrics on" not in run("status", code=1)
+    # The next one dies before it has an address.
+    documents.launch("i2").write(Launch(incarnation="i2", at=utc_now(), by="test", reason="", digest=""))
+    documents.exit("i2").write(failed.model_copy(update={"incarnation": "i2"}))
+    assert targets() == [(JOB, "127.0.0.1:40123")]
+    # Its YAML is no reason to look away, while it is wanted.
+    (workspace.config / "jobs" / f"{JOB}.yaml").unlink()
+    assert targets() == [(JOB, "127.0.0.1:40123")]
+    documents.desired.update(lambda was: was.model_copy(update={"state": "suspended"}))  # type: ignore[union-attr]
+    assert targets() == []
+
+
+def test_an_address_that_another_driver_has_taken_is_not_scraped_for_two(workspace: Workspace) -> None:
+    running(workspace, "127.0.0.1:9400")
+    dead, other = JobDocuments(workspace.storage, JOB), JobDocuments(workspace.storage, "other")
+    wanted, beat, lease = dead.desired.read(), dead.heartbeat("i1").read(), dead.lease.read()
+    launch = dead.launch("i1").read()
+    assert wanted and beat and lease and launch
+    other.desired.write(wanted.model_copy(update={"job": "other"}))
+    other.launch("i1").write(launch)
+    other.heartbeat("i1").write(beat)
+    other.lease.write(lease)
+    dead.exit("i1").write(Exit(incarnation="i1", at=utc_now(), outcome="failed"))
+    assert targets() == [(JOB, "127.0.0.1:0"), ("other", "127.0.0.1:9400")]
 
 
 def test_housekeeping_of_all_jobs_looks_after_the_table(workspace: Workspace) -> None:

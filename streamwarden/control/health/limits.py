@@ -140,17 +140,20 @@ class HealthSpec(_Strict):
     state_bytes: CountLimit = Field(
         default=CountLimit(),
         description="Memory of the state stores, bytes. By default warn at resources.memory: RocksDB's comes on top of"
-        " the heap, and the two together are what a container is killed for.",
+        " the heap, and the two together are what a container is killed for. Critical by default at twice that: a"
+        " container made for the heap and as much again has nothing left, and state does not shrink by waiting.",
     )
     state_growth: ShareLimit = Field(
         default=ShareLimit(warn=1.0),
         description="Growth of the number of keys over the window, for an hour at that pace, as a share of what there"
-        " is; from 10,000 keys on. 1: doubled within the hour.",
+        " is; from 10,000 keys on. 1: doubled within the hour. Critical by default at 10, when the driver has run for"
+        " an hour: a first start or a replay fills the state as fast, and state that only grows evenly from nothing is"
+        " below 1 by then. A critical limit that is given counts from the start.",
     )
     compaction: ShareLimit = Field(
-        default=ShareLimit(warn=0.3),
+        default=ShareLimit(warn=0.3, critical=0.8),
         description="Time of RocksDB's compactions over the batches' time x resources.cores, in the window. 0.3: a"
-        " third of the machine is busy with upkeep.",
+        " third of the machine is busy with upkeep. 0.8: hardly anything is left for the batches.",
     )
     write_stall: ShareLimit = Field(
         default=ShareLimit(warn=0.05, critical=0.3),

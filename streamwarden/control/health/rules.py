@@ -21,6 +21,12 @@ __all__ = ["RULES", "Facts", "Finding", "Health", "Level", "judge", "stuck_for"]
 _ENOUGH = 3
 """Batches that an average needs. 3: the first one of a JVM is slow, and one alone says nothing."""
 
+_FILLED = timedelta(hours=1)
+"""How long a first start or a replay may fill the state. 1 h: what grows evenly from nothing at most doubles then."""
+
+_GROWTH = 10.0
+"""A tenfold state within the hour is no load that grows, but keys that never repeat."""
+
 _ROWS = 100
 _KEYS = 10_000
 _READS = 1_000
@@ -307,7 +313,8 @@ def _state_bytes(facts: Facts) -> _Measure | None:
         return None
     limit, memory = facts.spec.health.state_bytes, facts.spec.resources.memory_bytes
     warn = limit.warn if limit.warn is not None else memory if limit.critical is None else min(memory, limit.critical)
-    return _Measure(facts.batches[-1].state_bytes, "memory of the state stores", warn, limit.critical, _bytes)
+    critical = limit.critical if limit.critical is not None else max(2 * memory, warn)
+    return _Measure(facts.batches[-1].state_bytes, "memory of the state stores", warn, critical, _bytes)
 
 
 def _state_growth(facts: Facts) -> _Measure | None:
@@ -319,7 +326,11 @@ def _state_growth(facts: Facts) -> _Measure | None:
         return None
     limit = facts.spec.health.state_growth
     growth = (last.state_rows - first.state_rows) / first.state_rows / hours
-    return _Measure(growth, "the state grows, a share an hour, by", limit.warn, limit.critical, _ratio)
+    critical = limit.critical
+    began = facts.heartbeat.started_at if facts.heartbeat else None
+    if critical is None and began is not None and facts.now - began >= _FILLED:
+        critical = max(_GROWTH, limit.warn or 0.0)
+    return _Measure(growth, "the state grows, a share an hour, by", limit.warn, critical, _ratio)
 
 
 def _compaction(facts: Facts) -> _Measure | None:

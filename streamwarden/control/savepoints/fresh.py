@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from streamwarden.control.documents import CheckpointRef, OutputStart, utc_now
 from streamwarden.control.savepoints.closure import relocated
 from streamwarden.control.savepoints.manifest import Manifest, checkpoint_key
@@ -22,25 +24,29 @@ def fresh_checkpoint(
     workspace: Workspace,
     job: str,
     manifest: Manifest | None,
-    current: CheckpointRef | None,
+    generation: int,
     *,
     outputs: list[OutputStart],
     operation: str,
     reason: str,
+    check: Callable[[], None],
     report: Report | None = None,
 ) -> CheckpointRef:
-    """Make a checkpoint under a generation that was never used; return what puts it in force, which this does not.
+    """Make a checkpoint under a generation of its own; return what puts it in force, which this does not.
 
     Parameters
     ----------
     manifest
         The savepoint; None begins with no state and no offsets, as a first start does.
-    current
-        The checkpoint that the job runs on now, if any.
+    generation
+        One that was never used, and that no other try of an operation can have been given.
     outputs
         What the output tables shall start with.
     operation, reason
         By which operation it is made, and why.
+    check
+        Called before its folder is emptied; raises if another process performs the operation by now. A clone's first
+        generation is the same for all.
     report
         Told how far it is.
 
@@ -49,8 +55,8 @@ def fresh_checkpoint(
     StreamwardenError
         ``SAVEPOINT_DAMAGED``, naming the first files.
     """
-    generation = max(current.generation, current.highest) + 1 if current else 1
     path = checkpoint_path(job, generation)
+    check()
     # A killed try may have left some of it.
     workspace.files.delete_tree(path)
     if manifest is not None:

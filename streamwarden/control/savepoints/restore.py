@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Literal
 
 from streamwarden.control import running
@@ -15,7 +16,7 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.job_operation import JobOperation
 from streamwarden.control.operation import begin
-from streamwarden.control.parallelism import decide, effective_spec, put_back, widened, width_of
+from streamwarden.control.parallelism import as_before, decide, effective_spec, widened, width_of
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.catalogue import Savepoint
 from streamwarden.control.savepoints.compat import incompatibilities, missing_outputs, readers_of, taken_outputs
@@ -108,10 +109,11 @@ class _Restore(JobOperation):
         try:
             self._stop()
             self._save(current)
-            reference = self._make_checkpoint(found, current, outputs, spec)
+            reference = self._make_checkpoint(found, outputs, spec)
             self._switch(reference, spec)
         except BaseException as error:
-            catalogue.release(self._workspace, found, self.handle.id)
+            if not _is_anothers(error):
+                catalogue.release(self._workspace, found, self.handle.id)
             if isinstance(error, Exception):
                 self._go_on(error)
             raise
@@ -120,14 +122,13 @@ class _Restore(JobOperation):
     def _go_on(self, error: Exception) -> None:
         """Start the job where it was, after what failed before the switch."""
         plan, reference = self._plan, self._documents.checkpoint.read()
-        if isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED":
-            # Somebody else performs it now.
+        if _is_anothers(error):
             return
         if not plan["was_alive"] or (reference is not None and reference.operation == self.handle.id):
             # Nothing ran; or the switch was done after all, and its answer was lost: the new state is in force.
             return
         if plan.get("desired"):
-            self._documents.desired.write(Desired.model_validate(plan["desired"]))
+            self._decide(self._documents.desired, Desired.model_validate(plan["desired"]))
         running.start(self._workspace, self._job, by=self._by, reason="its restore failed before the switch")
 
     def _precheck(
@@ -177,19 +178,18 @@ class _Restore(JobOperation):
                     raise
                 step.detail = f"none: {error.code}: {error.what}"
 
-    def _make_checkpoint(
-        self, found: Savepoint, current: CheckpointRef | None, outputs: Outputs, spec: JobSpec
-    ) -> CheckpointRef:
+    def _make_checkpoint(self, found: Savepoint, outputs: Outputs, spec: JobSpec) -> CheckpointRef:
         manifest = found.manifest
         with self.handle.step("fresh checkpoint") as step:
             made = fresh_checkpoint(
                 self._workspace,
                 self._job,
                 manifest,
-                current,
+                self._next_generation(),
                 outputs=_starts(manifest, spec, outputs),
                 operation=self.handle.id,
                 reason=f"restored from {manifest.job} {manifest.id}",
+                check=self.handle.check,
                 report=self._report,
             )
             step.detail = f"{made.path}: {len(manifest.files)} files, {manifest.bytes} bytes"
@@ -223,9 +223,10 @@ class _Restore(JobOperation):
                 note=self._reason or reference.reason,
             )
             if width_of(spec) != width_of(effective_spec(self._workspace, self._job)):
-                self._documents.parallelism.write(decide(self._workspace, self._job, width_of(spec), by=self._by))
-            self._documents.desired.write(now)
-            self._documents.checkpoint.write(reference)
+                width = decide(self._workspace, self._job, width_of(spec), by=self._by)
+                self._decide(self._documents.parallelism, width)
+            self._decide(self._documents.desired, now)
+            self._decide(self._documents.checkpoint, reference)
             step.detail = f"generation {reference.generation}, {reference.path}"
 
     def _launch_and_judge(self, found: Savepoint, reference: CheckpointRef) -> Operation:
@@ -251,7 +252,8 @@ class _Restore(JobOperation):
             self._roll_back(reference, error)
             raise StreamwardenError("RESTORE_UNHEALTHY", f"{self._job}: {error.code}: {error.what}") from error
         finally:
-            catalogue.release(self._workspace, found, self.handle.id)
+            if not _is_anothers(sys.exception()):
+                catalogue.release(self._workspace, found, self.handle.id)
         return self.handle.end("done")
 
     def _roll_back(self, reference: CheckpointRef, error: StreamwardenError) -> None:
@@ -267,13 +269,16 @@ class _Restore(JobOperation):
                 outputs = [OutputStart(table=table, version=version) for table, version in plan["versions"].items()]
                 # Its own generation and not a new one: what its last batch in flight has written, it has written under
                 # this id, and putting a table forward again does not take that back.
-                self._documents.checkpoint.write(
-                    before.model_copy(update={"highest": reference.highest, "outputs": outputs, "fenced": False})
+                self._decide(
+                    self._documents.checkpoint,
+                    before.model_copy(update={"highest": reference.highest, "outputs": outputs, "fenced": False}),
                 )
-                put_back(self._workspace, self._job, plan.get("parallelism"), by=self._by)
+                width = as_before(self._workspace, self._job, plan.get("parallelism"), by=self._by)
+                if width is not None:
+                    self._decide(self._documents.parallelism, width)
                 was = Desired.model_validate(plan["desired"]) if plan["desired"] else None
                 if was is not None:
-                    self._documents.desired.write(was)
+                    self._decide(self._documents.desired, was)
                 if was is not None and was.state == "running":
                     launched = running.start(self._workspace, self._job, by=self._by, reason=step.name)
                     step.detail = f"{before.path}, generation {before.generation}: {launched}"
@@ -283,10 +288,16 @@ class _Restore(JobOperation):
 
     def _suspend(self, reference: CheckpointRef, error: StreamwardenError) -> None:
         def change(found: Desired | None) -> Desired:
+            self.handle.check()
             assert found is not None
             return found.model_copy(update={"state": "suspended", "note": f"{reference.reason} failed: {error.code}"})
 
         self._documents.desired.update(change)
+
+
+def _is_anothers(error: BaseException | None) -> bool:
+    """Tell whether an error says that another process performs the operation by now, and needs the savepoint."""
+    return isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED"
 
 
 def _starts(manifest: Manifest, spec: JobSpec, outputs: Outputs) -> list[OutputStart]:

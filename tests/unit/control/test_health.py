@@ -73,10 +73,8 @@ def facts(
     heartbeat = Heartbeat(
         incarnation="i",
         at=NOW,
-        started_at=NOW - 7200 * S,
-        state=DriverState.RUNNING,
+        **{"started_at": NOW - 7200 * S, "state": DriverState.RUNNING, **(beat or {})},
         process=current_process(),
-        **(beat or {}),
     )
     return Facts(
         now=NOW,
@@ -193,6 +191,9 @@ def test_commits_are_judged_by_their_median() -> None:
     assert levels(facts(batches(commit_ms=[500] * 8 + [90_000] * 2))) == {}
     slow = facts(batches(commit_ms=31_000, checkpoint_ms=6_000))
     assert levels(slow) == {"commit_time": "warn", "checkpoint_time": "warn"}
+    assert levels(facts(batches(commit_ms=299_000, checkpoint_ms=59_000))) == levels(slow)
+    slower = facts(batches(commit_ms=300_000, checkpoint_ms=60_000))
+    assert levels(slower) == {"commit_time": "critical", "checkpoint_time": "critical"}
 
 
 def test_state() -> None:
@@ -206,12 +207,40 @@ def test_state() -> None:
     assert levels(facts(batches(state_rows=[60 + n for n in range(10)]))) == {}, "few keys double easily"
 
 
+def test_state_of_twice_the_heap_is_critical() -> None:
+    assert levels(facts(batches(state_bytes=2**31 - 1))) == {"state_bytes": "warn"}
+    assert levels(facts(batches(state_bytes=2**31))) == {"state_bytes": "critical"}
+    assert levels(facts(batches(state_bytes=2**31), resources={"memory": "2g"})) == {"state_bytes": "warn"}
+    # A limit that is given is never below the other's default.
+    wide = {"health": {"state_bytes": {"warn": 2**33}}}
+    assert levels(facts(batches(state_bytes=2**32), **wide)) == {}
+    assert levels(facts(batches(state_bytes=2**33), **wide)) == {"state_bytes": "critical"}
+    low = {"health": {"state_bytes": {"critical": 2**20}}}
+    assert levels(facts(batches(state_bytes=2**20), **low)) == {"state_bytes": "critical"}
+
+
+def test_state_that_grows_tenfold_is_critical_but_for_a_drivers_first_hour() -> None:
+    # Nine minutes apart, by one and a half: ten an hour.
+    grows = batches(state_rows=[60_000 + 10_001 * n for n in range(10)])
+    assert levels(facts(grows)) == {"state_growth": "critical"}
+    young = {"beat": {"started_at": NOW - 3599 * S}}
+    assert levels(facts(grows, **young)) == {"state_growth": "warn"}, "a first start or a replay fills the state"
+    given = {"health": {"state_growth": {"critical": 10}}}
+    assert levels(facts(grows, **young, **given)) == {"state_growth": "critical"}, "who gives a limit means it"
+    wide = {"health": {"state_growth": {"warn": 50}}}
+    assert levels(facts(grows, **wide)) == {}
+
+
 def test_rocksdb() -> None:
     stalls = batches(operators=rocksdb(rocksdbWriterStallLatencyMs=60))
     assert levels(facts(stalls)) == {"write_stall": "warn"}
+    assert levels(facts(batches(operators=rocksdb(rocksdbWriterStallLatencyMs=300)))) == {"write_stall": "critical"}
     compacts = batches(operators=rocksdb(rocksdbTotalCompactionLatencyMs=400))
     assert levels(facts(compacts)) == {"compaction": "warn"}
     assert levels(facts(compacts, resources={"cores": 2})) == {}
+    upkeep = batches(operators=rocksdb(rocksdbTotalCompactionLatencyMs=800))
+    assert levels(facts(upkeep)) == {"compaction": "critical"}
+    assert levels(facts(upkeep, resources={"cores": 2})) == {"compaction": "warn"}
     cold = batches(operators=rocksdb(rocksdbReadBlockCacheHitCount=40, rocksdbReadBlockCacheMissCount=60))
     assert levels(facts(cold)) == {}
     floor = {"health": {"cache_hits": {"warn": 0.5, "critical": 0.3}}}

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from streamwarden.control.documents import JobDocuments, Width
-from streamwarden.control.parallelism import decide, effective_spec, put_back, width_of
+from streamwarden.control.parallelism import as_before, decide, effective_spec, width_of
 from streamwarden.control.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
@@ -48,6 +48,12 @@ def rescaled(workspace: Workspace, partitions: int, cores: int) -> None:
     JobDocuments(workspace.storage, JOB).parallelism.write(decided)
 
 
+def put_back(workspace: Workspace, kept: dict[str, Any] | None, *, by: str) -> None:
+    found = as_before(workspace, JOB, kept, by=by)
+    if found is not None:
+        JobDocuments(workspace.storage, JOB).parallelism.write(found)
+
+
 def test_without_a_rescale_the_yaml_counts(workspace: Workspace) -> None:
     assert width(workspace) == (2, 1, "1g")
 
@@ -64,11 +70,11 @@ def test_a_rescale_counts_over_the_yaml_until_the_same_field_changes_there(works
 def test_it_is_put_back_to_what_it_was(workspace: Workspace) -> None:
     document = JobDocuments(workspace.storage, JOB).parallelism
     rescaled(workspace, 8, 2)
-    put_back(workspace, JOB, None, by="test")
+    put_back(workspace, None, by="test")
     assert width(workspace) == (2, 1, "1g"), "there was none"
     rescaled(workspace, 8, 2)
     kept = document.read()
     assert kept is not None
     rescaled(workspace, 3, 1)
-    put_back(workspace, JOB, kept.model_dump(mode="json"), by="test")
+    put_back(workspace, kept.model_dump(mode="json"), by="test")
     assert width(workspace) == (8, 2, "1g")

@@ -111,6 +111,8 @@ def copied(workspace: Workspace, spare: Spare) -> StateCopy:
         made,
         was=2,
         partitions=3,
+        generation=lambda: 2,
+        check=lambda: None,
         spare=spare,  # type: ignore[arg-type]
         step=step,
         heed=lambda: None,
