@@ -184,6 +184,7 @@ with DAG(
         cores="{{ params.cores }}",
         memory="{{ params.memory or '' }}",
         wanted="{{ params.approval }}",
+        advised="{{ (dag_run.conf or {}).get('advised', False) }}",
     )
     rescale = RescaleOperator(
         task_id="rescale",
@@ -195,6 +196,7 @@ with DAG(
         way="{{ params.way }}",
         reason="{{ params.reason or '' }}",
         health_timeout="{{ params.health_timeout }}",
+        advised="{{ (dag_run.conf or {}).get('advised', False) }}",
     )
     supervise_rescaled = EnsureSupervisedOperator(
         task_id="supervise", job="{{ params.job }}", restore_task_id=rescale.task_id
