@@ -169,7 +169,7 @@ class _Rescale(JobOperation):
 
     def _precheck(self) -> RescalePlan:
         with self.handle.step("precheck") as step:
-            planned = plan_rescale(self._workspace, self._job, **self._target())
+            planned = plan_rescale(self._workspace, self._job, operation=self.handle.id, **self._target())
             seen = observe(self._workspace, self._job)
             self._keep_way_back(seen, planned)
             step.detail = planned.words
