@@ -108,6 +108,8 @@ def rescale(
     params: dict[str, Any] = {"partitions": partitions, "cores": cores, "memory": memory, "on_timeout": on_timeout}
     params |= {"way": way, "reason": reason}
     with begin(workspace, job, "rescale", by=by, params=params) as handle:
+        # Not among the params: with other ones it is the same rescale, and a resumed one goes by those it was given.
+        handle.plan(stop_timeout=stop_timeout, health_timeout=health_timeout)
         work = _Rescale(workspace, handle, stop_timeout, health_timeout, report)
         with work.failure_on_record():
             return work.run()

@@ -11,8 +11,18 @@ from typer.testing import CliRunner
 
 from streamwarden.cli import app
 from streamwarden.control import rescale_plan
-from streamwarden.control.documents import CheckpointRef, Desired, DriverState, Exit, JobDocuments, Width, utc_now
+from streamwarden.control.documents import (
+    CheckpointRef,
+    Desired,
+    DriverState,
+    Exit,
+    JobDocuments,
+    Operation,
+    Width,
+    utc_now,
+)
 from streamwarden.control.operation import begin
+from streamwarden.control.rescale import rescale
 from streamwarden.control.rescale_plan import plan_rescale
 from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
@@ -195,3 +205,29 @@ def test_no_space_where_the_drivers_work_on_it_wherever_it_is_kept(
     said = place.refused()
     assert said.startswith("RESCALE_NO_SPACE") and str(place.workspace.scratch) in said
     assert not plan_rescale(place.workspace, JOB, cores=2).repartitions
+
+
+def test_a_resumed_rescale_has_the_timeouts_that_it_was_given(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StreamwardenError, match="RESCALE_NOTHING"):
+        rescale(place.workspace, JOB, partitions=PARTITIONS, by="somebody", stop_timeout=11, health_timeout=900)
+    operation = place.documents.operation.read()
+    assert operation is not None
+    # As a process that was killed leaves it.
+    left = operation.model_copy(update={"state": "running", "process": None, "ended_at": None, "error": None})
+    place.documents.operation.write(left)
+    called: dict[str, Any] = {}
+
+    def noted(*_: Any, **values: Any) -> Operation:
+        called.update(values)
+        return left
+
+    monkeypatch.setattr("streamwarden.cli.rescale.run_rescale", noted)
+    for asked, health in (([], 900), (["--health-timeout", "7"], 7)):
+        command = ["rescale", JOB, "--resume", "--profile", "test", "--json", *asked]
+        answer = CliRunner().invoke(app, command, env={"STREAMWARDEN_CONFIG": str(place.config)})
+        assert answer.exit_code == 0, answer.output
+        assert (called["stop_timeout"], called["health_timeout"]) == (11, health)
+        assert (called["by"], called["partitions"]) == ("somebody", PARTITIONS)
+    # They are no part of what was asked for: whoever is more patient goes on with the same one.
+    with begin(place.workspace, JOB, "rescale", by="somebody", params=left.params) as handle:
+        assert handle.id == left.id
