@@ -7,7 +7,8 @@ from typing import Annotated, get_args
 import typer
 from rich.table import Table
 
-from streamwarden.cli.savepoints import operation_table, progress
+from streamwarden.cli.operation_table import operation_table
+from streamwarden.cli.savepoints import progress
 from streamwarden.cli.terminal import (
     JobArgument,
     JsonOption,
