@@ -113,10 +113,12 @@ with DAG(
     dag_id="rescale",
     description="Change a job's state partitions, cores or memory, keeping its state; go back if it is not healthy.",
     doc_md=(
-        "Looks first, while the job runs, whether it can. Then: stop between batches, a savepoint, a copy with the"
-        " other number of partitions, the proof that its state is the same, start, wait for health. A job that does"
-        " not become healthy goes back to the untouched checkpoint and to the width that it had, and the run fails,"
-        " saying why. The job's own DAG run goes on all the while.\n\n"
+        "Looks first, while the job runs, whether it can, and starts the new driver's JVM beside it. By the way `fast`"
+        " a savepoint is taken and a copy of it gets the other number of partitions while the job runs on; its state is"
+        " proved to be the same, and it follows the job batch by batch. Only then is the job stopped, between two"
+        " batches, and the new driver takes over. By the way `plain`, and where the copy can't keep up, the job is"
+        " stopped first. A job that does not become healthy goes back to the untouched checkpoint and to the width that"
+        " it had, and the run fails, saying why. The job's own DAG run goes on all the while.\n\n"
         "Leave a field empty to keep what it is. Cores and memory alone need no copy. What is decided here counts over"
         " the job's YAML until somebody changes the same field there. Ended by hand, `rescale` leaves the job in the"
         " new or in the old state, whole."
@@ -184,6 +186,7 @@ with DAG(
         cores="{{ params.cores }}",
         memory="{{ params.memory or '' }}",
         wanted="{{ params.approval }}",
+        advised="{{ (dag_run.conf or {}).get('advised', False) }}",
     )
     rescale = RescaleOperator(
         task_id="rescale",
@@ -195,6 +198,7 @@ with DAG(
         way="{{ params.way }}",
         reason="{{ params.reason or '' }}",
         health_timeout="{{ params.health_timeout }}",
+        advised="{{ (dag_run.conf or {}).get('advised', False) }}",
     )
     supervise_rescaled = EnsureSupervisedOperator(
         task_id="supervise", job="{{ params.job }}", restore_task_id=rescale.task_id

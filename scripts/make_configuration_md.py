@@ -53,7 +53,8 @@ ENVIRONMENT = {
     "STREAMWARDEN_ADVISE_SCHEDULE": ("none", "When DAG `advise` does."),
     "STREAMWARDEN_KAFKA_SECURITY_PROTOCOL": (
         "none",
-        "`security.protocol` of Kafka's clients. So for every property of theirs, with `_` for a dot.",
+        "`security.protocol` of Kafka's clients. So for every property of theirs, with `_` for a dot; it counts over"
+        " the job's YAML.",
     ),
     "STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG": ("none", "`sasl.jaas.config` of Kafka's clients: the login."),
     launcher.DRIVER_MODULE_ENV: ("`streamwarden.driver`", "For tests: what a launch runs in the driver's place."),

@@ -131,7 +131,8 @@ CATALOGUE: dict[str, ErrorKind] = {
     "STOP_INCOMPLETE": ErrorKind(
         "not every job was stopped",
         "The named ones were not, each for the reason behind its name; all others are. Wait for an operation to end"
-        " (`streamwarden operations JOB`), or cancel a rescale, then stop them again.",
+        " (`streamwarden operations JOB`), or cancel a rescale, then stop them again. One that hangs: `streamwarden"
+        " stop JOB --kill`.",
         retryable=True,
     ),
     "STATE_LIMIT_REACHED": ErrorKind(

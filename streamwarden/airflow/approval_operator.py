@@ -10,7 +10,7 @@ from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from streamwarden.airflow.job_operator import JobOperator, is_true
-from streamwarden.airflow.rescale_operator import number_of
+from streamwarden.airflow.rescale_operator import number_of, skip_if_held_back
 from streamwarden.control.documents import JobDocuments
 from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
 from streamwarden.control.workspace import Workspace
@@ -23,11 +23,12 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
     """Looks whether a rescale can be done and, where that is wanted, asks a person before it is.
 
     Airflow's own approval: the run waits, without a worker, under *Required Actions*. Rejected, the tasks that follow
-    are skipped. What can't be done fails here, while the job runs, and nobody is asked.
+    are skipped. What can't be done fails here, while the job runs, and nobody is asked. What was advised and is held
+    back by now is skipped, with the reason.
 
     Parameters
     ----------
-    job, partitions, cores, memory
+    job, partitions, cores, memory, advised
         As for :class:`~.rescale_operator.RescaleOperator`. (templated)
     wanted
         Whether to ask; else the run goes on. (templated)
@@ -35,7 +36,7 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
         The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
     """
 
-    template_fields: Sequence[str] = ("subject", "body", "job", "partitions", "cores", "memory", "wanted")
+    template_fields: Sequence[str] = ("subject", "body", "job", "partitions", "cores", "memory", "wanted", "advised")
     ui_color = "#f5ecd0"
 
     def __init__(
@@ -45,6 +46,7 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
         cores: int | str | None = None,
         memory: str | None = None,
         wanted: bool | str = True,
+        advised: bool | str = False,
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("subject", "Rescale a job?")
@@ -53,11 +55,14 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
         self.cores = cores
         self.memory = memory
         self.wanted = wanted
+        self.advised = advised
 
     def execute(self, context: Context) -> None:
         """Look, and ask."""
         workspace = self.open()
         try:
+            if is_true(self.advised):
+                skip_if_held_back(workspace, self.job, partitions=self.partitions, cores=self.cores)
             planned = plan_rescale(
                 workspace,
                 self.job,

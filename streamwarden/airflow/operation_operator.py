@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +28,8 @@ class OperationOperator(JobOperator, InterruptibleOperator):
     that has failed, or gone back, is final and fails the task with the error's code and remedy: the same again would
     stop the job again. Does not supervise: see :class:`~.restore_operators.EnsureSupervisedOperator`.
 
-    Pushes ``error`` to XCom if it fails: code, what happened, what to do.
+    Pushes ``error`` to XCom if it fails: code, what happened, what to do; and as ``summary``, of an operation that was
+    begun, what one that succeeds returns.
 
     Parameters
     ----------
@@ -69,13 +71,15 @@ class OperationOperator(JobOperator, InterruptibleOperator):
         raise NotImplementedError
 
     def told(self, workspace: Workspace, operation: Operation) -> dict[str, Any]:
-        """Return what is told of one that is done: its job, checkpoint, savepoint and the seconds of each step."""
+        """Return what is told of one that has ended: who, why, its checkpoint, savepoint, the seconds of each step."""
         reference = JobDocuments(workspace.storage, operation.job).checkpoint.read()
         mine = reference if reference is not None and reference.operation == operation.id else None
         return {
             "operation": operation.id,
             "state": operation.state,
             "job": operation.job,
+            "by": operation.by,
+            "reason": operation.params.get("reason") or "",
             "savepoint": operation.plan.get("savepoint"),
             "batch": mine.base_batch if mine else None,
             "generation": mine.generation if mine else None,
@@ -86,7 +90,7 @@ class OperationOperator(JobOperator, InterruptibleOperator):
         """Perform the operation, or go on with what an earlier try began."""
         workspace = self.open()
         # The same in every try of this run, and in no other run: by it an operation is known as one's own.
-        by = f"airflow:{holder_of(context)}"
+        by = f"airflow:{holder_of(context)}{_person(context)}"
         try:
             operation = self._ended_already(context, workspace, by)
             if operation is None:
@@ -94,6 +98,7 @@ class OperationOperator(JobOperator, InterruptibleOperator):
                     operation = self.perform(workspace, by)
         except StreamwardenError as error:
             context["ti"].xcom_push(key="error", value={"code": error.code, "what": error.what, "remedy": error.remedy})
+            self._push_summary(context, workspace, by)
             raise self._judge(workspace, by, error) from error
         return self.told(workspace, operation)
 
@@ -107,6 +112,13 @@ class OperationOperator(JobOperator, InterruptibleOperator):
         if found.state == "rolled back":
             raise StreamwardenError(self.unhealthy, f"{self.job}: {found.error.code}: {found.error.what}")
         raise found.error.to_exception()
+
+    def _push_summary(self, context: Context, workspace: Workspace, by: str) -> None:
+        # What can't be read now is no reason to lose the error.
+        with suppress(OSError, StreamwardenError):
+            found = JobDocuments(workspace.storage, self.job).operation.read()
+            if found is not None and found.by == by:
+                context["ti"].xcom_push(key="summary", value=self.told(workspace, found))
 
     def _judge(self, workspace: Workspace, by: str, error: StreamwardenError) -> AirflowException:
         try:
@@ -126,3 +138,9 @@ class OperationOperator(JobOperator, InterruptibleOperator):
                 self.log.error("driver %s:\n%s", started.split()[0], log_tail(workspace, self.job, started.split()[0]))
         self.log.error("%s", error)
         return AirflowFailException(str(error))
+
+
+def _person(context: Context) -> str:
+    """Return who has triggered the run, in words; nothing where it was no person, or Airflow does not say."""
+    name = getattr(context.get("dag_run"), "triggering_user_name", None)
+    return f", for {name}" if name else ""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from streamwarden.airflow.job_operator import ProgressLog
+from airflow.sdk.exceptions import AirflowSkipException
+
+from streamwarden.airflow.job_operator import ProgressLog, is_true
 from streamwarden.airflow.operation_operator import OperationOperator
-from streamwarden.control.documents import Operation
+from streamwarden.control.advice.advise import holds_back
+from streamwarden.control.documents import JobDocuments, Operation
 from streamwarden.control.rescale import OnTimeout, Way, rescale
 from streamwarden.control.workspace import Workspace
 
-__all__ = ["RescaleOperator", "number_of"]
+__all__ = ["RescaleOperator", "number_of", "skip_if_held_back"]
 
 
 class RescaleOperator(OperationOperator):
@@ -28,11 +31,14 @@ class RescaleOperator(OperationOperator):
         ``roll back`` or ``hold``, for a job that only is not caught up in time. (templated)
     way
         ``fast`` or ``plain``. (templated)
+    advised
+        Whether advice and nobody else asks for it: then the task is skipped where the job's ``advisor`` settings stand
+        against it by now. (templated)
     """
 
     template_fields: Sequence[str] = (
         *OperationOperator.template_fields,
-        *("partitions", "cores", "memory", "on_timeout", "way"),
+        *("partitions", "cores", "memory", "on_timeout", "way", "advised"),
     )
     unhealthy = "RESCALE_UNHEALTHY"
 
@@ -44,6 +50,7 @@ class RescaleOperator(OperationOperator):
         memory: str | None = None,
         on_timeout: str = "roll back",
         way: str = "fast",
+        advised: bool | str = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -52,9 +59,15 @@ class RescaleOperator(OperationOperator):
         self.memory = memory
         self.on_timeout = on_timeout
         self.way = way
+        self.advised = advised
 
     def perform(self, workspace: Workspace, by: str) -> Operation:
         """Rescale, or go on with what an earlier try began."""
+        if is_true(self.advised):
+            found = JobDocuments(workspace.storage, self.job).operation.read()
+            if found is None or found.by != by:
+                # Not begun by this run: what was advised may have waited for hours.
+                skip_if_held_back(workspace, self.job, partitions=self.partitions, cores=self.cores)
         return rescale(
             workspace,
             self.job,
@@ -74,6 +87,20 @@ class RescaleOperator(OperationOperator):
         """Return what was done."""
         told = {name: operation.plan.get(name) for name in ("was", "to", "state_rows", "downtime_s")}
         return {**super().told(workspace, operation), **told}
+
+
+def skip_if_held_back(workspace: Workspace, job: str, *, partitions: int | str | None, cores: int | str | None) -> None:
+    """Skip the task if the job's ``advisor`` settings, or its state, stand against a rescale that was advised.
+
+    Raises
+    ------
+    AirflowSkipException
+        With what holds it back.
+    """
+    asked = {"partitions": number_of(partitions), "cores": number_of(cores)}
+    held = holds_back(workspace, job, {name: value for name, value in asked.items() if value is not None})
+    if held:
+        raise AirflowSkipException(f"{job}: not rescaled as advised: {'; '.join(held)}")
 
 
 def number_of(value: int | str | None) -> int | None:

@@ -7,7 +7,8 @@ from typing import Annotated, get_args
 import typer
 from rich.table import Table
 
-from streamwarden.cli.savepoints import operation_table, progress
+from streamwarden.cli.operation_table import operation_table
+from streamwarden.cli.savepoints import progress
 from streamwarden.cli.terminal import (
     JobArgument,
     JsonOption,
@@ -30,6 +31,9 @@ __all__ = ["app"]
 
 app = typer.Typer()
 
+_TIMEOUT_S = 300.0
+_DEFAULT = f"{_TIMEOUT_S:.0f}, or with --resume what it was"
+
 
 @app.command()
 @reported
@@ -50,8 +54,12 @@ def rescale(
     profile: ProfileOption = None,
     root: RootOption = None,
     reason: ReasonOption = "",
-    stop_timeout: Annotated[float, typer.Option(help="Seconds that the driver may take to stop.")] = 300,
-    health_timeout: Annotated[float, typer.Option(help="Seconds to wait for health; then it goes back.")] = 300,
+    stop_timeout: Annotated[
+        float | None, typer.Option(help="Seconds that the driver may take to stop.", show_default=_DEFAULT)
+    ] = None,
+    health_timeout: Annotated[
+        float | None, typer.Option(help="Seconds to wait for health; then it goes back.", show_default=_DEFAULT)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Change a job's state partitions, cores or memory, keeping its state; go back if it does not become healthy."""
@@ -72,18 +80,22 @@ def rescale(
         return
     by, params = who(), {"partitions": partitions, "cores": cores, "memory": memory}
     params |= {"on_timeout": on_timeout, "way": way, "reason": reason}
+    given: dict[str, float | None] = {"stop_timeout": stop_timeout, "health_timeout": health_timeout}
+    timeouts: dict[str, float] = dict.fromkeys(given, _TIMEOUT_S)
     if resume:
         # Whoever asked for it: it is known again by that, and by what was asked for.
         left = interrupted_operation(workspace, job, "rescale")
         by, params = left.by, left.params
+        timeouts |= {name: left.plan[name] for name in timeouts if name in left.plan}
+    timeouts |= {name: value for name, value in given.items() if value is not None}
     with progress(hidden=as_json) as report:
         done = run_rescale(
             workspace,
             job,
             **params,  # type: ignore[arg-type]
             by=by,
-            stop_timeout=stop_timeout,
-            health_timeout=health_timeout,
+            stop_timeout=timeouts["stop_timeout"],
+            health_timeout=timeouts["health_timeout"],
             report=report,
         )
     if as_json:

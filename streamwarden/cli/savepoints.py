@@ -12,6 +12,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from streamwarden.cli.operation_table import operation_table
 from streamwarden.cli.terminal import (
     JobArgument,
     JsonOption,
@@ -25,7 +26,7 @@ from streamwarden.cli.terminal import (
     who,
 )
 from streamwarden.control.config import job_names
-from streamwarden.control.documents import JobDocuments, Operation, dump
+from streamwarden.control.documents import JobDocuments, dump
 from streamwarden.control.housekeeping import housekeep
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.manifest import Manifest, Origin, Verification
@@ -36,7 +37,7 @@ from streamwarden.control.savepoints.verify import verify as run_verify
 from streamwarden.control.spec import PROGRESS_TABLE
 from streamwarden.control.workspace import Workspace, open_workspace
 
-__all__ = ["app", "catalogue_app", "operation_table", "progress"]
+__all__ = ["app", "catalogue_app", "progress"]
 
 app = typer.Typer()
 catalogue_app = typer.Typer(help="The savepoints that there are.", no_args_is_help=True)
@@ -351,20 +352,3 @@ def _line(manifest: Manifest) -> str:
 def _say_problems(verification: Verification | None) -> None:
     for problem in verification.problems if verification else ():
         out.print(f"  {problem}", markup=False)
-
-
-def operation_table(found: list[Operation]) -> Table:
-    """Return operations with their steps, as a table."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("operation", "step", "took", "detail"):
-        table.add_column(name, justify="right" if name == "took" else "left")
-    for one in found:
-        table.add_row(f"{one.kind} {one.id}", one.state, "", f"by {one.by} at {one.started_at:%Y-%m-%d %H:%M:%S}")
-        for step in one.steps:
-            took = f"{(step.ended_at - step.started_at).total_seconds():.1f} s" if step.ended_at else "…"
-            table.add_row("", step.name, took, step.detail)
-        if "downtime_s" in one.plan:
-            table.add_row("", "downtime", f"{one.plan['downtime_s']:.1f} s", "last commit before to first commit after")
-        if one.error is not None:
-            table.add_row("", "error", "", f"[{one.error.code}] {one.error.what}".replace("[", "\\["))
-    return table

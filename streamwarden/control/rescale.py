@@ -113,6 +113,8 @@ def rescale(
     params: dict[str, Any] = {"partitions": partitions, "cores": cores, "memory": memory, "on_timeout": on_timeout}
     params |= {"way": way, "reason": reason}
     with begin(workspace, job, "rescale", by=by, params=params) as handle:
+        # Not among the params: with other ones it is the same rescale, and a resumed one goes by those it was given.
+        handle.plan(stop_timeout=stop_timeout, health_timeout=health_timeout)
         work = _Rescale(workspace, handle, stop_timeout, health_timeout, report)
         with work.failure_on_record():
             return work.run()
@@ -179,7 +181,7 @@ class _Rescale(JobOperation):
 
     def _precheck(self) -> RescalePlan:
         with self.handle.step("precheck") as step:
-            planned = plan_rescale(self._workspace, self._job, **self._target())
+            planned = plan_rescale(self._workspace, self._job, operation=self.handle.id, **self._target())
             seen = observe(self._workspace, self._job)
             self._keep_way_back(seen, planned)
             step.detail = planned.words
@@ -403,7 +405,6 @@ class _Rescale(JobOperation):
             if error.code == "OPERATION_INTERRUPTED":
                 raise
             self._roll_back(error)
-        self._note_downtime()
         self._release()
         return self.handle.end("done")
 
@@ -447,6 +448,9 @@ class _Rescale(JobOperation):
             seen = observe(self._workspace, self._job)
             if not seen.phase.alive:
                 raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
+            if "downtime_s" not in self._plan:
+                # While its first batch is among those that its progress holds: catching up may take hours.
+                self._note_downtime(seen)
             last = seen.progress.last if seen.progress else None
             pending = _pending(last)
             wrong = [f"{one.rule}: {one.what}" for one in self._findings(seen) if one.rule not in known]
@@ -483,7 +487,7 @@ class _Rescale(JobOperation):
             step.detail = f"{way}: {self._start_again()}" if was_running else f"{way}; suspended, as it was"
         if was_running:
             self._await_health_of_before()
-        self._note_downtime()
+        self._note_downtime(observe(self._workspace, self._job))
         self._release()
         record_decision(self._workspace, self._job, "roll back", f"{error.code}: {error.what}")
         self.handle.end("rolled back", error)
@@ -561,13 +565,12 @@ class _Rescale(JobOperation):
 
     # -- shared ------------------------------------------------------------------------------------------------------
 
-    def _note_downtime(self) -> None:
+    def _note_downtime(self, seen: Observation) -> None:
         """Keep how long the job was away: from its last batch, or its stop, to the first batch after it.
 
         Or to the moment when it looked for one in vain: a source without news has missed nothing.
         """
         stopped = self._plan.get("stopped_at")
-        seen = observe(self._workspace, self._job)
         recent = seen.progress.recent if seen.progress else []
         back = recent[0].at if recent else seen.heartbeat.idle_at if seen.heartbeat else None
         if stopped is not None and back is not None:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from streamwarden.control.config import describe_validation
 from streamwarden.control.documents import JobDocuments, Width
+from streamwarden.control.operation import refuse_if_busy
 from streamwarden.control.parallelism import FIELDS, effective_spec, widened, width_of
 from streamwarden.control.rollout_plan import CheckpointFacts, checkpoint_facts
 from streamwarden.control.savepoints.closure import OperatorFiles, newest_closure
@@ -18,6 +19,7 @@ from streamwarden.control.spec import JobSpec
 from streamwarden.control.supervision import Observation, Phase, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.storage import LocalFiles
 
 __all__ = ["SUPPORTED_OPERATORS", "RescalePlan", "current_width", "plan_rescale", "refused_operators"]
 
@@ -85,6 +87,7 @@ def plan_rescale(
     partitions: int | None = None,
     cores: int | None = None,
     memory: str | None = None,
+    operation: str | None = None,
 ) -> RescalePlan:
     """Look whether a job can be rescaled, and to what. Writes nothing.
 
@@ -92,18 +95,22 @@ def plan_rescale(
     ----------
     partitions, cores, memory
         As for :func:`~streamwarden.control.rescale.rescale`.
+    operation
+        The operation that asks; any other that works on the job stands against a rescale.
 
     Raises
     ------
     StreamwardenError
-        ``NOT_DEPLOYED``, ``RESCALE_NOTHING``, ``RESCALE_INVALID``, ``RESCALE_UNSUPPORTED``, ``RESCALE_NOT_HEALTHY`` or
-        ``RESCALE_NO_SPACE``.
+        ``NOT_DEPLOYED``, ``OPERATION_RUNNING``, ``RESCALE_NOTHING``, ``RESCALE_INVALID``, ``RESCALE_UNSUPPORTED``,
+        ``RESCALE_NOT_HEALTHY`` or ``RESCALE_NO_SPACE``.
     """
     seen = observe(workspace, job)
     documents = JobDocuments(workspace.storage, job)
     reference = documents.checkpoint.read()
     if seen.desired is None or reference is None:
         raise StreamwardenError("NOT_DEPLOYED", job)
+    # First: what stops the job or starts it otherwise would be told as a job that is not healthy.
+    refuse_if_busy(workspace, job, but=operation)
     # What runs, and not what the YAML says: that is rolled out by a deploy.
     spec = seen.desired.spec
     was, facts = current_width(workspace, job, spec)
@@ -131,10 +138,7 @@ def plan_rescale(
     if refused:
         raise StreamwardenError("RESCALE_UNSUPPORTED", f"{job}: {', '.join(refused)}")
     size = sum(one.bytes for one in operators)
-    free = workspace.files.free_bytes()
-    # The repartitioned state is written anew; what it is made of is linked or, on another file system, copied.
-    if free is not None and free < 2 * size:
-        raise StreamwardenError("RESCALE_NO_SPACE", f"{job}: {free} bytes are free, and twice {size} are needed")
+    _check_space(workspace, job, size)
     return RescalePlan(job, was, to, tuple(operators), size)
 
 
@@ -200,6 +204,18 @@ def _check_health(job: str, seen: Observation) -> None:
     if seen.heartbeat is not None and seen.heartbeat.failures:
         tries = seen.heartbeat.failures
         raise StreamwardenError("RESCALE_NOT_HEALTHY", f"{job}: {tries} failed tries: {seen.reason}")
+
+
+def _check_space(workspace: Workspace, job: str, size: int) -> None:
+    """Refuse state for which there is no room where it is kept, or on the disk where a driver works on it."""
+    # The repartitioned state is written anew; what it is made of is linked or, on another file system, copied. Spark
+    # has both of them on the local disk meanwhile, also where they are kept in a bucket.
+    places = {"where checkpoints are kept": workspace.files, f"in {workspace.scratch}": LocalFiles(workspace.scratch)}
+    for where, files in places.items():
+        free = files.free_bytes()
+        if free is not None and free < 2 * size:
+            what = f"{job}: {free} bytes are free {where}, and twice {size} are needed"
+            raise StreamwardenError("RESCALE_NO_SPACE", what)
 
 
 def _check_spark(job: str, written: str | None) -> None:

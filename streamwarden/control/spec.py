@@ -98,7 +98,8 @@ class KafkaSource(_Strict):
     """Records of a Kafka topic, in Kafka's own columns: key and value as bytes, topic, partition, offset, timestamp.
 
     What a client needs beyond the servers' addresses, such as credentials, it takes from the environment:
-    ``STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG`` is Kafka's ``sasl.jaas.config``, and so for every property.
+    ``STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG`` is Kafka's ``sasl.jaas.config``, and so for every property. It counts over
+    what is said here.
     """
 
     kind: Literal["kafka"]

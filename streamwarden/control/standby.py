@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -155,7 +155,9 @@ class Standby:
     def end(self) -> None:
         """End it, and its JVM, whatever it does; unless it runs by now."""
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            # What a command to one that is gone has left in the buffer is sent again by this, in vain: closed it is.
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
         if self._runs:
             return
         try:

@@ -16,9 +16,9 @@ from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.no_data_batch import begin_no_data_batch
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.workspace import Workspace
-from streamwarden.driver.batches import BatchWriter, release
+from streamwarden.driver.batches import release
 from streamwarden.driver.outputs import AUTHOR
-from streamwarden.driver.query import RunningQuery
+from streamwarden.driver.query import RunningQuery, Writer
 from streamwarden.driver.replay import write_nowhere
 
 __all__ = ["QueryAhead"]
@@ -39,8 +39,7 @@ class _Held:
 
     def __init__(self, written: int | None) -> None:
         self._written = -1 if written is None else written
-        self._writer: BatchWriter | None = None
-        self._author = ""
+        self._writer: Writer | None = None
         self._decided = threading.Event()
         self.hurry = threading.Event()
         self.in_flight: int | None = None
@@ -55,15 +54,36 @@ class _Held:
             self._decided.wait()
             if self._writer is None:
                 raise RuntimeError("this query is not to write")
-            # A query has a session of its own from its start on.
-            batch.sparkSession.conf.set(AUTHOR, self._author)
             self._writer(kept, batch_id)
         finally:
             release(kept)
 
-    def give(self, writer: BatchWriter | None, author: str) -> None:
-        self._writer, self._author = writer, author
+    def give(self, writer: Writer | None) -> None:
+        self._writer = writer
         self._decided.set()
+
+
+class _Signed:
+    """A writer whose commits name their author, whichever batch is the first that it gets.
+
+    A query has a session of its own from its start on: what the driver sets on the one it was started from comes too
+    late for a query that was there before the driver's lease.
+    """
+
+    def __init__(self, writer: Writer, author: str) -> None:
+        self._writer, self._author = writer, author
+
+    @property
+    def hurry(self) -> threading.Event:
+        return self._writer.hurry
+
+    @property
+    def in_flight(self) -> int | None:
+        return self._writer.in_flight
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        batch.sparkSession.conf.set(AUTHOR, self._author)
+        self._writer(batch, batch_id)
 
 
 class QueryAhead:
@@ -115,7 +135,7 @@ class QueryAhead:
                 return rows
             time.sleep(_POLL_S)
 
-    def release(self, writer: BatchWriter, author: str) -> RunningQuery:
+    def release(self, writer: Writer, author: str) -> RunningQuery:
         """Let it write, by the driver that holds the lease; return it.
 
         Parameters
@@ -123,14 +143,15 @@ class QueryAhead:
         author
             For each table's history; see :data:`~streamwarden.driver.outputs.AUTHOR`.
         """
-        self._query.write_by(writer)
-        self._held.give(writer, author)
+        signed = _Signed(writer, author)
+        self._query.write_by(signed)
+        self._held.give(signed)
         _log.info("the query that was started ahead writes from now on")
         return self._query
 
     def drop(self) -> None:
         """End it. The batch that it holds is left begun."""
-        self._held.give(None, "")
+        self._held.give(None)
         try:
             self._query.abandon()
         except Exception:

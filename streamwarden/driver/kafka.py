@@ -14,26 +14,31 @@ from streamwarden.control.spec import KafkaSource
 __all__ = ["client_properties", "missing_topic"]
 
 _PREFIX = "STREAMWARDEN_KAFKA_"
+_SERVERS = "bootstrap.servers"
 _ANSWER_S = 10
 """How long the servers may take to say which topics there are. 10: a client's first connection, on a slow network."""
 
 
-def client_properties(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return Kafka's client properties that the environment sets.
+def client_properties(source: KafkaSource, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the properties of every client of a source: the source's, and over them what the environment sets.
 
-    ``STREAMWARDEN_KAFKA_SECURITY_PROTOCOL`` is Kafka's ``security.protocol``, and so for every property.
+    ``STREAMWARDEN_KAFKA_SECURITY_PROTOCOL`` is Kafka's ``security.protocol``, and so for every property, the servers'
+    addresses among them: so a place can have servers of its own for the same YAML.
 
     Parameters
     ----------
+    source
+        As the YAML says.
     environment
         Default this process's.
     """
     found = os.environ if environment is None else environment
-    return {
+    set_there = {
         name.removeprefix(_PREFIX).lower().replace("_", "."): value
         for name, value in found.items()
         if name.startswith(_PREFIX)
     }
+    return {_SERVERS: source.bootstrap_servers, **set_there}
 
 
 def missing_topic(session: SparkSession, source: KafkaSource) -> str | None:
@@ -47,8 +52,7 @@ def missing_topic(session: SparkSession, source: KafkaSource) -> str | None:
     jvm: Any = session.sparkContext._jvm
     properties = jvm.java.util.Properties()
     wanted = {
-        **client_properties(),
-        "bootstrap.servers": source.bootstrap_servers,
+        **client_properties(source),
         "default.api.timeout.ms": str(_ANSWER_S * 1000),
         "request.timeout.ms": str(_ANSWER_S * 500),
     }
@@ -62,5 +66,5 @@ def missing_topic(session: SparkSession, source: KafkaSource) -> str | None:
             admin.close()
     except Py4JJavaError as error:
         cause = error.java_exception.getCause() or error.java_exception
-        return f"Kafka at {source.bootstrap_servers} does not answer: {cause.getMessage()}"
+        return f"Kafka at {wanted[_SERVERS]} does not answer: {cause.getMessage()}"
     return None if source.topic in names else f"Kafka's topic {source.topic} does not exist yet"

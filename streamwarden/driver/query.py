@@ -29,8 +29,13 @@ class BatchError(Exception):
 class Writer(Protocol):
     """Writes a query's batches; see :class:`~streamwarden.driver.batches.BatchWriter`."""
 
-    hurry: threading.Event
-    in_flight: int | None
+    @property
+    def hurry(self) -> threading.Event:
+        """Set to leave out pauses."""
+
+    @property
+    def in_flight(self) -> int | None:
+        """The batch that is being written, or None."""
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one."""

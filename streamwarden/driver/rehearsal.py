@@ -50,9 +50,10 @@ def rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, module:
     """Run the job's own query for some batches, with a checkpoint and tables in a folder that goes afterwards.
 
     A JVM's first batch takes three times as long as its second: classes are loaded and compiled, queries planned. A
-    driver that stands by has the time for it; its job, once it is stopped, has not. Of the job the newest rows of its
-    source are read, a file or a commit a batch (of a topic the oldest), and nothing is written. A rehearsal that fails
-    is told in the log and hinders nothing. On a cluster there is none, nor where the source has nothing.
+    driver that stands by has the time for it; its job, once it is stopped, has not. A little of the job's source is
+    read, a file or a commit a batch: of a table what was committed last, of a folder or a topic what a first start
+    would begin with, the oldest as a rule. Nothing of the job's is written. A rehearsal that fails is told in the log
+    and hinders nothing. On a cluster there is none, nor where the source has nothing.
 
     Parameters
     ----------
@@ -97,7 +98,7 @@ def _run(session: SparkSession, workspace: Workspace, spec: JobSpec, module: Str
             "trigger": spec.trigger.model_copy(update={"interval": _INTERVAL}),
         }
     )
-    rows = module.transform(_newest(session, workspace, small), settings_for(spec, module))
+    rows = module.transform(_some(session, workspace, small), settings_for(spec, module))
     query = RunningQuery(small, rows, writer, str(folder / _CHECKPOINT), checkpoint)
     deadline = time.monotonic() + _SECONDS
     while not _is_enough(session):
@@ -116,7 +117,7 @@ def _little(source: Source) -> dict[str, int]:
     return {"max_offsets_per_batch": _RECORDS} if isinstance(source, KafkaSource) else {"max_files_per_batch": 1}
 
 
-def _newest(session: SparkSession, workspace: Workspace, spec: JobSpec) -> DataFrame:
+def _some(session: SparkSession, workspace: Workspace, spec: JobSpec) -> DataFrame:
     if not isinstance(spec.source, DeltaSource):
         return open_source(session, workspace, spec)
     latest = DeltaLog(workspace.files, f"tables/{spec.source.table}").latest or 0

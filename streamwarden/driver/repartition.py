@@ -12,6 +12,7 @@ import re
 from pyspark.sql import SparkSession
 
 from streamwarden.driver.causes import headline
+from streamwarden.driver.jvm import is_unanswered
 from streamwarden.driver.state_rows import plain_path
 from streamwarden.errors import StreamwardenError
 
@@ -39,11 +40,16 @@ def repartition(session: SparkSession, checkpoint: str, partitions: int) -> None
     StreamwardenError
         ``RESCALE_UNSUPPORTED`` for an operator, a provider or a version that Spark refuses; ``RESCALE_FAILED`` for
         whatever else it says.
+    Exception
+        Py4J's, where no answer came: see :func:`~streamwarden.driver.jvm.is_unanswered`.
     """
     try:
         with plain_path(checkpoint) as path:
             session._streamingCheckpointManager.repartition(path, partitions)
     except Exception as error:
+        if is_unanswered(error):
+            # Not Spark's word: the JVM may be gone, and who asks for it knows by what it ended.
+            raise
         condition = _CONDITION.search(str(error))
         if condition is not None and condition[1] == _DONE:
             # A try that was killed after its commit.

@@ -65,13 +65,12 @@ def _open_topic(session: SparkSession, job: str, source: KafkaSource) -> DataFra
     # failOnDataLoss stays on: records that the topic has dropped are told, and not passed over.
     reader = (
         session.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", source.bootstrap_servers)
         .option("subscribe", source.topic)
         .option("startingOffsets", source.starting_offsets)
         .option("maxOffsetsPerTrigger", source.max_offsets_per_batch)
         # So that its consumers are known by the job, to whoever looks at the servers. Spark commits no offsets there.
         .option("groupIdPrefix", f"streamwarden-{job}")
     )
-    for name, value in client_properties().items():
+    for name, value in client_properties(source).items():
         reader = reader.option(f"kafka.{name}", value)
     return reader.load()

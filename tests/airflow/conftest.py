@@ -64,6 +64,7 @@ class Run:
     runs_of_job: int = 0
     job_paused: bool = False
     conf: dict[str, Any] = field(default_factory=dict)
+    person: str | None = None
 
     def context(self, task: str = "supervise") -> Any:
         from airflow.sdk import timezone
@@ -81,7 +82,9 @@ class Run:
             get_dag=lambda _: SimpleNamespace(is_paused=self.job_paused),
             pushed=pushed,
         )
-        dag_run = SimpleNamespace(run_after=timezone.utcnow(), run_type=self.run_type, conf=self.conf)
+        dag_run = SimpleNamespace(
+            run_after=timezone.utcnow(), run_type=self.run_type, conf=self.conf, triggering_user_name=self.person
+        )
         return {"ti": ti, "dag_run": dag_run, "params": {}}
 
 

@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, D
 
 from streamwarden.airflow.advise_operator import AdviseOperator
 from streamwarden.airflow.approval_operator import RescaleApprovalOperator
+from streamwarden.airflow.rescale_operator import RescaleOperator
 from streamwarden.control import operations
 from streamwarden.control.advice.advise import Advice, advise
 from streamwarden.control.rescale import rescale
@@ -62,9 +63,54 @@ def test_where_the_job_allows_it_the_rescale_is_triggered(place: Place) -> None:
     assert raised.value.trigger_dag_id == "rescale"
     conf = raised.value.conf
     assert conf is not None and conf["job"] == "lamp" and conf["cores"] > 1
-    # Such a conf is what the form of that DAG takes.
-    params = load(REPOSITORY / "dags" / "operations.py").dags["rescale"].params
-    assert set(conf) <= set(params.dump())
+    # Such a conf is what the form of that DAG takes, but for the mark that nobody has filled it in.
+    dag = load(REPOSITORY / "dags" / "operations.py").dags["rescale"]
+    assert set(conf) - set(dag.params.dump()) == {"advised"} and conf["advised"] is True
+    assert {"advised" in dag.get_task(name).template_fields for name in ("approve", "rescale")} == {True}
+    assert raised.value.dag_run_id == "advised__lamp__first__0"
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ({"job_paused": True}, "DAG rescale is paused"),
+        ({"runs_of_job": 1}, "a run of DAG rescale that was advised before has not ended"),
+    ],
+)
+def test_no_run_is_triggered_that_would_only_wait(place: Place, run: dict[str, Any], said: str) -> None:
+    running(place, apply=True)
+    advised(place)
+    context = Run(dag_id="advise", **run).context("advise")
+    task(place).execute(context)
+    pushed = context["ti"].pushed["advice"]
+    assert pushed["changes"] and not pushed["acts"] and pushed["holds"] == [said]
+
+
+def test_runs_that_came_to_nothing_do_not_hold_back_the_next(place: Place) -> None:
+    running(place, apply=True)
+    advised(place)
+    context = Run(dag_id="advise").context("advise")
+    context["ti"].get_dr_count = lambda *, states=None, **_: 0 if states else 2
+    with pytest.raises(DagRunTriggerException) as raised:
+        task(place).execute(context)
+    assert raised.value.dag_run_id == "advised__lamp__first__2"
+
+
+def test_what_was_advised_is_held_back_when_it_starts_at_last(place: Place) -> None:
+    running(place, apply=True, cool_down="1h")
+    place.batch(1)
+    rescale(place.workspace, "lamp", cores=2, by="somebody", health_timeout=60)
+    waited: dict[str, Any] = {"job": "lamp", "cores": "3", "advised": "True", **place.place()}
+    for operator in (
+        RescaleApprovalOperator(task_id="approve", wanted="False", **waited),
+        RescaleOperator(task_id="rescale", health_timeout=60, **waited),
+    ):
+        with pytest.raises(AirflowSkipException, match="cooling down"):
+            operator.execute(Run(dag_id="rescale").context(operator.task_id))
+    desired = place.seen().desired
+    assert desired is not None and desired.spec.resources.cores == 2
+    # A person who asks for the same is not held back by them.
+    RescaleOperator(task_id="rescale", **{**waited, "advised": "False"}).execute(Run(dag_id="rescale").context())
 
 
 def test_a_cool_down_and_the_daily_cap_hold_it_back(place: Place) -> None:

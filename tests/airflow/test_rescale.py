@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from streamwarden.airflow.rescale_operator import RescaleOperator
 from streamwarden.control import running
 from streamwarden.control.documents import JobDocuments, Operation
+from streamwarden.control.health.rules import Finding, Level
 from streamwarden.control.parallelism import effective_spec
-from streamwarden.control.rescale import cancel, rescale
+from streamwarden.control.rescale import _Rescale, cancel, rescale
 from streamwarden.control.rollout_plan import Effect, plan
-from streamwarden.control.supervision import Phase
+from streamwarden.control.supervision import Observation, Phase
 from streamwarden.errors import StreamwardenError
 from tests.airflow.conftest import REPOSITORY, Place, Run
 from tests.airflow.test_dags import load
@@ -53,7 +55,8 @@ def test_more_cores_from_what_a_form_gives(place: Place) -> None:
     before = cores(place)
     # As Airflow's templates leave an empty field, and a number.
     task = rescaling(place, partitions="None", cores=str(before + 1), memory="", reason="more rows")
-    told = task.execute(context())
+    told = task.execute(Run(dag_id="rescale", person="anna").context("rescale"))
+    assert (told["by"], told["reason"]) == ("airflow:rescale/manual__1, for anna", "more rows")
     assert (told["state"], told["was"]["cores"], told["to"]["cores"]) == ("done", before, before + 1)
     assert told["generation"] is None and told["savepoint"] and told["downtime_s"] >= 0
     assert list(told["steps"]) == [
@@ -61,8 +64,33 @@ def test_more_cores_from_what_a_form_gives(place: Place) -> None:
     ]
     assert cores(place) == effective_spec(place.workspace, "lamp").resources.cores == before + 1
     assert plan(place.workspace, "lamp").effect is Effect.NONE
+    refused = context()
     with pytest.raises(AirflowFailException, match="RESCALE_NOTHING"):
-        rescaling(place, cores=before + 1).execute(context())
+        rescaling(place, cores=before + 1).execute(refused)
+    pushed = refused["ti"].pushed
+    assert pushed["error"]["code"] == "RESCALE_NOTHING" and pushed["summary"]["state"] == "failed"
+
+
+def test_the_downtime_ends_with_the_first_batch_however_long_it_takes_to_catch_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.write_job(standin_batch_s=0.02)
+    place.deploy()
+    place.batch(1)
+    before, real = place.seen().incarnation, _Rescale._findings
+
+    def findings(work: _Rescale, seen: Observation) -> list[Any]:
+        recent = seen.progress.recent if seen.progress else []
+        # Until its first batches are none of those that the progress document holds.
+        behind = seen.incarnation != before and (not recent or recent[0].batch <= work._plan["base"] + 10)
+        return [Finding("lag", Level.CRITICAL, "for the test", 1.0, 1.0)] if behind else real(work, seen)
+
+    monkeypatch.setattr(_Rescale, "_findings", findings)
+    done = rescale(place.workspace, "lamp", cores=cores(place) + 1, by="test", health_timeout=120)
+    first = next(step for step in done.steps if step.name == "first batch")
+    assert first.ended_at is not None
+    back = datetime.fromisoformat(done.plan["stopped_at"]) + timedelta(seconds=done.plan["downtime_s"])
+    assert back <= first.ended_at + timedelta(milliseconds=10)
 
 
 def test_what_is_unhealthy_goes_back_and_fails_the_run_for_good(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +111,14 @@ def test_what_is_unhealthy_goes_back_and_fails_the_run_for_good(place: Place, mo
         rescaling(place, cores=before + 1).execute(run)
     assert "OUT_OF_MEMORY" in str(raised.value)
     found = operation(place)
+    pushed = run["ti"].pushed
+    assert pushed["error"]["code"] == "RESCALE_UNHEALTHY" and pushed["error"]["remedy"]
+    assert "OUT_OF_MEMORY: " in pushed["error"]["what"]
+    summary = pushed["summary"]
+    assert (summary["operation"], summary["state"]) == (found.id, "rolled back")
+    assert (summary["was"]["cores"], summary["to"]["cores"]) == (before, before + 1)
+    assert summary["savepoint"] and summary["downtime_s"] >= 0
+    assert {"stop", "switch", "roll back"} <= {name for name, took in summary["steps"].items() if took is not None}
     assert found.state == "rolled back" and found.steps[-1].name == "wait for health after the way back"
     assert cores(place) == before and place.seen().phase is Phase.RUNNING
     assert plan(place.workspace, "lamp").effect is Effect.NONE

@@ -55,7 +55,7 @@ def spec(workspace: Workspace) -> JobSpec:
 
 
 @pytest.fixture
-def begun(spark: SparkSession, workspace: Workspace, spec: JobSpec, parts: list[pa.Table]) -> list[int]:
+def stopped(spark: SparkSession, workspace: Workspace, spec: JobSpec, parts: list[pa.Table]) -> list[int]:
     """A checkpoint in which batch 2 was begun, of a job that has written it; the rows of state that it left."""
     source, module = Path(workspace.table("trips")), load_module(spec)
     write_table(source, parts[:1])
@@ -70,8 +70,14 @@ def begun(spark: SparkSession, workspace: Workspace, spec: JobSpec, parts: list[
     assert last is not None and last.batchId == 2
     for name in ("2", ".2.crc"):
         (workspace.root / CHECKPOINT / "commits" / name).unlink(missing_ok=True)
-    write_table(source, parts[3:])
     return [operator.numRowsTotal for operator in last.stateOperators]
+
+
+@pytest.fixture
+def begun(workspace: Workspace, parts: list[pa.Table], stopped: list[int]) -> list[int]:
+    """The same, and the source has gone on since."""
+    write_table(Path(workspace.table("trips")), parts[3:])
+    return stopped
 
 
 def test_what_was_begun_is_finished_unwritten_and_the_next_batch_waits_for_its_writer(
@@ -106,6 +112,27 @@ def test_what_was_begun_is_finished_unwritten_and_the_next_batch_waits_for_its_w
         for path in (Path(workspace.table(_table(spec))), workspace.root / "straight" / _table(spec))
     ]
     assert found[0].num_rows > 0 and found[0].equals(found[1].select(found[0].column_names))
+
+
+def test_what_comes_only_after_the_release_names_its_author_too(
+    spark: SparkSession, workspace: Workspace, spec: JobSpec, parts: list[pa.Table], stopped: list[int]
+) -> None:
+    version = _version(workspace, spec)
+    # A batch that only makes windows final would be held.
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    try:
+        ahead = QueryAhead(spark, workspace, spec, Replay(spark, workspace, spec).rows, CHECKPOINT)
+        assert ahead.rows() == stopped
+        query = ahead.release(_writer(spark, workspace, spec), "who writes")
+        reader = CheckpointReader(workspace.storage, CHECKPOINT)
+        assert (reader.last_offset(), _version(workspace, spec)) == (2, version)
+        write_table(Path(workspace.table("trips")), parts[3:4])
+        _wait(lambda: reader.last_commit() == 3)
+        query.stop()
+    finally:
+        spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
+    written = [one for one in DeltaTable(workspace.table(_table(spec))).history() if one["version"] > version]
+    assert written and {one.get("userMetadata") for one in written} == {"who writes"}
 
 
 def test_one_that_is_dropped_leaves_its_batch_to_the_next_query(

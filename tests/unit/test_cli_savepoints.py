@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from streamwarden.cli import app
-from streamwarden.control.documents import CheckpointRef, Desired, JobDocuments, utc_now
+from streamwarden.control.documents import CheckpointRef, Desired, JobDocuments, Operation, Step, utc_now
 from streamwarden.control.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
@@ -118,3 +119,48 @@ def test_operations_are_shown_with_their_steps_and_error(workspace: Workspace) -
     assert "precheck" in said and "RESTORE_SOURCE_CHANGED" in said
     (found,) = json.loads(run("operations", JOB, "--json"))
     assert found["state"] == "failed"
+
+
+def test_an_operation_s_record_is_told_to_people_too(workspace: Workspace) -> None:
+    width = {"partitions": 2, "cores": 1, "memory": "1g"}
+    began = utc_now()
+    documents = JobDocuments(workspace.storage, JOB)
+    documents.operation.write(
+        Operation(
+            id="op1",
+            kind="rescale",
+            job=JOB,
+            by="airflow:rescale/manual__1, for anna",
+            params={"partitions": None, "cores": 2, "memory": None, "reason": "twice the [trips] since Monday"},
+            plan={
+                "was": width,
+                "to": {**width, "cores": 2},
+                "savepoint": "20260101T120000Z-abc",
+                "state_rows": 12345,
+                "downtime_s": 4.25,
+            },
+            state="rolled back",
+            started_at=began,
+            ended_at=began + timedelta(seconds=61),
+            seen_at=began,
+            process=None,
+            steps=[Step(name="stop", started_at=began, ended_at=began + timedelta(seconds=2), detail="clean [1]")],
+        )
+    )
+    lines = [" ".join(line.split()) for line in run("operations", JOB).splitlines()]
+    for line in (
+        "who airflow:rescale/manual__1, for anna",
+        "why twice the [trips] since Monday",
+        "from → to cores 1 → 2",
+        "savepoint 20260101T120000Z-abc",
+        "state rows 12,345",
+        "stop 2.0 s clean [1]",
+        "downtime 4.2 s last commit before to first commit after",
+        "verdict 61.0 s rolled back",
+    ):
+        assert line in lines, "\n".join(lines)
+    # One that was refused has only what was asked for.
+    left = documents.operation.read()
+    assert left is not None
+    documents.operation.write(left.model_copy(update={"plan": {}, "steps": []}))
+    assert "asked for cores 2" in [" ".join(line.split()) for line in run("operations", JOB).splitlines()]

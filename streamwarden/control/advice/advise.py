@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -22,7 +22,7 @@ from streamwarden.control.supervision import Observation, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["Advice", "advise", "batches_seen"]
+__all__ = ["Advice", "advise", "batches_seen", "holds_back"]
 
 _MORE_BATCHES = 50
 """Read beyond those of the time that is looked at: an interval is the least time between two batches, but for those
@@ -124,8 +124,32 @@ def advise(workspace: Workspace, job: str, *, now: datetime | None = None) -> Ad
         _state(workspace, job, width.partitions) if stateful else None,
         idle=seen.heartbeat is not None and seen.heartbeat.idle,
     )
-    holds = tuple(_holds(workspace, job, spec.advisor, said, at)) if said.changes else ()
-    return Advice(job, at, said, holds)
+    return Advice(job, at, said, holds_back(workspace, job, said.changes, now=at) if said.changes else ())
+
+
+def holds_back(
+    workspace: Workspace, job: str, changes: Mapping[str, int], *, now: datetime | None = None
+) -> tuple[str, ...]:
+    """Say what stands against a rescale that nobody has asked for; nothing: it may be done.
+
+    To be asked when it is recommended, and again when it starts: hours may lie between.
+
+    Parameters
+    ----------
+    changes
+        The partitions and cores that it would bring, by name.
+    now
+        The time; default the real one.
+
+    Raises
+    ------
+    StreamwardenError
+        ``NOT_DEPLOYED``.
+    """
+    desired = JobDocuments(workspace.storage, job).desired.read()
+    if desired is None:
+        raise StreamwardenError("NOT_DEPLOYED", job)
+    return tuple(_holds(workspace, job, desired.spec.advisor, changes, now or utc_now()))
 
 
 def batches_seen(workspace: Workspace, job: str, spec: JobSpec, seen: Observation) -> list[BatchSeen]:
@@ -209,7 +233,9 @@ def _state(workspace: Workspace, job: str, partitions: int) -> StateShare:
     return StateShare(tuple(sizes))
 
 
-def _holds(workspace: Workspace, job: str, settings: AdvisorSpec, said: Recommendation, now: datetime) -> Iterator[str]:
+def _holds(
+    workspace: Workspace, job: str, settings: AdvisorSpec, changes: Mapping[str, int], now: datetime
+) -> Iterator[str]:
     if not settings.apply:
         yield "advisor.apply is off in the job's YAML"
     active = active_operation(workspace, job)
@@ -225,7 +251,7 @@ def _holds(workspace: Workspace, job: str, settings: AdvisorSpec, said: Recommen
         yield f"cooling down for {left} more since the last operation (advisor.cool_down)"
     if active is None:
         try:
-            plan_rescale(workspace, job, partitions=said.changes.get("partitions"), cores=said.changes.get("cores"))
+            plan_rescale(workspace, job, partitions=changes.get("partitions"), cores=changes.get("cores"))
         except StreamwardenError as error:
             yield f"a rescale would be refused: {error.code}: {error.what}"
 

@@ -305,7 +305,11 @@ class _Advisor:
         if cores != self.width.cores and not self.why:
             self.why.append(f"advisor.min_cores and max_cores allow {cores}")
         if self.state is not None and self.state.bytes:
+            told = len(self.why)
             partitions = self._spread(cores, self.state)
+            if cores == self.width.cores and partitions != self.width.partitions:
+                # The first reason is that of what changes, not of the cores that stay.
+                self.why = self.why[told:] + self.why[:told]
         return self.width.model_copy(update={"cores": cores, "partitions": partitions})
 
     def _spread(self, cores: int, state: StateShare) -> int:
@@ -326,8 +330,17 @@ class _Advisor:
         if wanted == partitions > _TOO_MANY * cores and fewest < partitions and self._peak() is not None:
             wanted = fewest
             self.why.append(f"{partitions} state partitions on {cores} cores: each commits a store in every batch")
+        allowed = min(max(wanted, limits.min_partitions), limits.max_partitions)
+        if allowed != wanted:
+            limit = "max_partitions" if allowed < wanted else "min_partitions"
+            now = (
+                f"there are {wanted} state partitions"
+                if wanted == partitions
+                else f"{wanted} state partitions are wanted"
+            )
+            self.why.append(f"{now}, and {allowed} are the limit (advisor.{limit})")
         self._tell_skew()
-        return min(max(wanted, limits.min_partitions), limits.max_partitions)
+        return allowed
 
     def _tell_skew(self) -> None:
         largest = self._largest()

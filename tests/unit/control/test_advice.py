@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from streamwarden.control.advice.load import BatchSeen, arrivals, cost
-from streamwarden.control.advice.rule import StateShare, recommend
+from streamwarden.control.advice.rule import Recommendation, StateShare, recommend
 from streamwarden.control.advice.settings import AdvisorSpec
 from streamwarden.control.documents import Width
 from tests.unit.control.simulated_job import START, SimulatedJob
@@ -177,6 +177,39 @@ def test_many_partitions_of_little_state_are_too_many() -> None:
     job.run(2 * HOUR)
     assert job.width.partitions == 2
     assert len(job.changes) == 1
+
+
+@pytest.mark.parametrize(
+    ("partitions", "limits", "to", "said"),
+    [
+        (100, {}, 64, "there are 100 state partitions, and 64 are the limit (advisor.max_partitions)"),
+        (2, {"min_partitions": 4}, 4, "there are 2 state partitions, and 4 are the limit (advisor.min_partitions)"),
+    ],
+)
+def test_partitions_beyond_the_limits_are_changed_by_what_the_limits_are(
+    partitions: int, limits: dict[str, int], to: int, said: str
+) -> None:
+    found = _of_state(StateShare((1000,) * partitions), Width(partitions=partitions, cores=2, memory="1g"), **limits)
+    assert found.changes == {"partitions": to}
+    # First: it is the reason that the rescale is given.
+    assert found.why[0] == said
+
+
+def test_a_limit_that_cuts_what_is_wanted_is_named() -> None:
+    wide = Width(partitions=4, cores=2, memory="1g")
+    found = _of_state(StateShare((3 * 2**30,) * 4), wide, bytes_per_partition=2**30, max_partitions=8)
+    assert found.changes == {"partitions": 8}
+    assert "MiB" in found.why[0]
+    assert "12 state partitions are wanted, and 8 are the limit (advisor.max_partitions)" in found.why
+
+
+def test_a_limit_that_leaves_everything_as_it_is_changes_nothing() -> None:
+    found = _of_state(StateShare((1000,) * 64), Width(partitions=64, cores=2, memory="1g"))
+    assert found.changes == {} and not any("limit" in line for line in found.why)
+
+
+def _of_state(state: StateShare, width: Width, **limits: int) -> Recommendation:
+    return recommend([], START, width, START, timedelta(seconds=10), settings(**limits), state)
 
 
 def test_too_little_known_is_said_and_nothing_recommended() -> None:

@@ -87,7 +87,8 @@ def rolls_out(work: JobOperation) -> object:
 
 def rescales(work: JobOperation) -> object:
     assert isinstance(work, _Rescale)
-    work.handle.plan(after=reference(2).model_dump(mode="json"))
+    to = Width(partitions=2, cores=3, memory="1g")
+    work.handle.plan(after=reference(2).model_dump(mode="json"), to=to.model_dump(mode="json"))
     return work._put_in_force()
 
 
@@ -159,16 +160,21 @@ def test_what_was_written_meanwhile_by_others_is_written_over(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver strikes an entry, somebody is told of a run: none of that takes the operation over."""
-    documents, check = JobDocuments(workspace.storage, JOB), OperationHandle.check
+    documents = JobDocuments(workspace.storage, JOB)
+    asked: list[str] = []
 
     def another_writes(handle: OperationHandle) -> None:
-        monkeypatch.setattr(OperationHandle, "check", check)
-        documents.checkpoint.write(reference(1, fenced=True))
+        asked.append(handle.id)
+        # Its second write is the checkpoint's.
+        if len(asked) == 2:
+            documents.checkpoint.write(reference(1, fenced=True))
 
     with begin(workspace, JOB, "rescale", by="me", params=PARAMS) as handle:
         monkeypatch.setattr(OperationHandle, "check", another_writes)
         rescales(_Rescale(workspace, handle, 1, 1, None))
         handle.end("done")
+    # Once more for the one that met the other's.
+    assert len(asked) == 3
     found = documents.checkpoint.read()
     assert found is not None and found.generation == 2
 

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from streamwarden.driver.kafka import client_properties
+from streamwarden.control.spec import KafkaSource
+from streamwarden.control.workspace import Workspace
+from streamwarden.driver.kafka import client_properties, missing_topic
+from streamwarden.driver.source import open_source
 
 pytestmark = pytest.mark.unit
+
+SOURCE = KafkaSource(kind="kafka", topic="trips", bootstrap_servers="yaml:9092")
+
+
+class Asked(dict[str, str]):
+    """Stands for what Java and Spark keep options in, and for whatever is made of them."""
+
+    def setProperty(self, name: str, value: str) -> None:
+        self[name] = value
+
+    def option(self, name: str, value: str) -> Asked:
+        self[name] = value
+        return self
+
+    def load(self) -> Asked:
+        return self
 
 
 def test_a_variable_is_a_property() -> None:
@@ -16,7 +38,30 @@ def test_a_variable_is_a_property() -> None:
         "STREAMWARDEN_ROOT": "elsewhere",
         "KAFKA_HEAP_OPTS": "-Xmx1g",
     }
-    assert client_properties(environment) == {
+    assert client_properties(SOURCE, environment) == {
+        "bootstrap.servers": "yaml:9092",
         "security.protocol": "SASL_SSL",
         "sasl.jaas.config": 'Module required password="a_B";',
     }
+
+
+def test_the_servers_of_the_environment_are_those_that_are_asked_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMWARDEN_KAFKA_BOOTSTRAP_SERVERS", "place:9092")
+    asked, read = Asked(), Asked()
+    admin: Any = SimpleNamespace(close=lambda: None)
+    admin.listTopics = lambda: SimpleNamespace(names=lambda: SimpleNamespace(get=lambda: ["trips"]))
+    kafka = SimpleNamespace(
+        clients=SimpleNamespace(admin=SimpleNamespace(AdminClient=SimpleNamespace(create=lambda _: admin)))
+    )
+    jvm = SimpleNamespace(
+        java=SimpleNamespace(util=SimpleNamespace(Properties=lambda: asked)),
+        org=SimpleNamespace(apache=SimpleNamespace(kafka=kafka)),
+    )
+    session: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(_jvm=jvm), readStream=SimpleNamespace(format=lambda _: read)
+    )
+    spec: Any = SimpleNamespace(name="job", source=SOURCE)
+    workspace: Workspace = SimpleNamespace()  # type: ignore[assignment]
+    assert missing_topic(session, SOURCE) is None
+    open_source(session, workspace, spec)
+    assert asked["bootstrap.servers"] == read["kafka.bootstrap.servers"] == "place:9092"

@@ -1,0 +1,60 @@
+"""What is on record of restores, rollouts and rescales, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from streamwarden.control.documents import Operation
+from streamwarden.control.parallelism import FIELDS
+
+__all__ = ["operation_table"]
+
+
+def operation_table(found: list[Operation]) -> Table:
+    """Return operations as a table: who asked for what and why, the steps, and how it ended."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("operation", "step", "took", "detail"):
+        table.add_column(name, justify="right" if name == "took" else "left")
+    for one in found:
+        table.add_row(f"{one.kind} {one.id}", one.state, "", f"at {one.started_at:%Y-%m-%d %H:%M:%S}")
+        for name, took, detail in _rows(one):
+            table.add_row("", name, took, escape(detail))
+    return table
+
+
+def _rows(one: Operation) -> Iterator[tuple[str, str, str]]:
+    yield "who", "", one.by
+    if one.params.get("reason"):
+        yield "why", "", str(one.params["reason"])
+    yield from ((name, "", detail) for name, detail in _what(one))
+    for step in one.steps:
+        yield step.name, _seconds(step.started_at, step.ended_at), step.detail
+    if "downtime_s" in one.plan:
+        yield "downtime", f"{one.plan['downtime_s']:.1f} s", "last commit before to first commit after"
+    if one.error is not None:
+        yield "error", "", f"[{one.error.code}] {one.error.what}"
+    yield "verdict", _seconds(one.started_at, one.ended_at), one.state
+
+
+def _what(one: Operation) -> Iterator[tuple[str, str]]:
+    was, to = one.plan.get("was"), one.plan.get("to")
+    if was and to:
+        yield "from → to", ", ".join(f"{name} {was[name]} → {to[name]}" for name in FIELDS if was[name] != to[name])
+    else:
+        # Refused, or of another kind.
+        asked: dict[str, Any] = {name: one.params.get(name) for name in FIELDS}
+        if any(asked.values()):
+            yield "asked for", ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
+    if one.plan.get("savepoint"):
+        yield "savepoint", str(one.plan["savepoint"])
+    if one.plan.get("state_rows") is not None:
+        yield "state rows", f"{one.plan['state_rows']:,}"
+
+
+def _seconds(began: datetime, ended: datetime | None) -> str:
+    return f"{(ended - began).total_seconds():.1f} s" if ended else "…"
