@@ -1,0 +1,80 @@
+"""Rescales by their DAG: a real Airflow, real drivers, and targets that can't be healthy."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamwarden.airflow.rest import AirflowClient
+from streamwarden.airflow.standalone import Standalone
+from tests.integration.conftest import REPOSITORY, Place
+from tests.integration.test_rescale import Counts, running
+
+pytestmark = [pytest.mark.integration, pytest.mark.airflow, pytest.mark.long, pytest.mark.timeout(1800)]
+
+JOB = "job_counts"
+
+
+def rescaled(client: AirflowClient, counts: Counts, *, rows: list[int], **form: Any) -> tuple[str, str]:
+    """Trigger a rescale as the form does, land rows while the job is away, and return the run and how it ended."""
+    run = client.trigger_dag("rescale", {"job": "counts", **form})
+    document = counts.place.documents("counts").operation
+    deadline = time.monotonic() + 300
+    while (found := document.read()) is None or found.state != "running" or found.steps[-1].name != "stop":
+        ended = client.dag_run("rescale", run)["state"]
+        assert ended not in ("success", "failed") and time.monotonic() < deadline, (ended, found)
+        time.sleep(0.1)
+    counts.add(rows)
+    return run, client.wait_for_run("rescale", run, timeout=600)
+
+
+def test_a_sick_target_goes_back_by_itself_with_the_reason_on_the_run(place: Place, tmp_path: Path) -> None:
+    counts = Counts(place, module="tests.integration.jobs.sickly", failures={"tolerable_consecutive": 0})
+    counts.add([1, 2, 2])
+    env = {
+        "STREAMWARDEN_PROFILE": "test",
+        "STREAMWARDEN_CONFIG": str(place.config),
+        "STREAMWARDEN_ROOT": str(place.workspace.root),
+        "STREAMWARDEN_HOUSEKEEPING_SCHEDULE": "",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    with Standalone(home=tmp_path / "airflow", port=0, env=env) as airflow:
+        airflow.wait_for_dags([JOB, "rescale", "stop"])
+        client = airflow.client
+        own = client.trigger_dag(JOB)
+        client.wait_for_task(JOB, own, "supervise", ("deferred",), timeout=300)
+        running(place)
+        counts.check()
+        before = counts.reference()
+        sick: dict[str, dict[str, Any]] = {
+            "OUT_OF_MEMORY": {"partitions": 5, "memory": "512m"},
+            "seven is too many": {"partitions": 7},
+        }
+        for words, target in sick.items():
+            # For the rehearsal, which looks at the newest: of no memory to speak of.
+            for _ in range(3):
+                counts.add([2])
+                counts.check()
+            run, state = rescaled(client, counts, rows=[400], way="plain", reason="for the test", **target)
+            assert state == "failed"
+            error = client.xcom("rescale", run, "rescale", "error")
+            assert error["code"] == "RESCALE_UNHEALTHY" and words in error["what"], error
+            summary = client.xcom("rescale", run, "rescale", "summary")
+            assert summary["state"] == "rolled back" and summary["reason"] == "for the test" and summary["savepoint"]
+            assert summary["downtime_s"] > 0 and "roll back" in summary["steps"]
+            log = client.task_log("rescale", run, "rescale")
+            assert words in log and "step roll back: " in log and "What to do" in log
+            # What ran before, watched by the same run as before.
+            assert (counts.reference().path, counts.partitions()) == (before.path, 2)
+            assert client.task_state(JOB, own, "supervise") == "deferred"
+            counts.check()
+        run, state = rescaled(client, counts, rows=[400], partitions=8, way="fast")
+        assert state == "success" and counts.partitions() == 8
+        told = client.xcom("rescale", run, "rescale")
+        assert told["state"] == "done" and told["to"]["partitions"] == 8
+        counts.check()
+        assert client.wait_for_run("stop", client.trigger_dag("stop", {"job": "counts"}), timeout=120) == "success"
+        assert client.wait_for_run(JOB, own, timeout=120) == "success"
