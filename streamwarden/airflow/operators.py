@@ -521,11 +521,9 @@ class StopOperator(JobOperator):
         by, timeout = f"airflow:{holder_of(context)}", float(self.timeout)
         try:
             if self.job == ALL_JOBS:
-                names = job_names(workspace.config)
-                ended = operations.stop_all(workspace, names, by=by, reason=self.reason, timeout=timeout)
-                for name in names:
-                    if name not in ended:
-                        self.log.info("%s was never deployed", name)
+                ended = operations.stop_all(workspace, by=by, reason=self.reason, timeout=timeout)
+                for name in sorted({*job_names(workspace.config)} - ended.keys()):
+                    self.log.info("%s was never deployed", name)
             else:
                 seen = operations.stop(workspace, self.job, by=by, reason=self.reason, timeout=timeout)
                 ended = {self.job: seen}

@@ -166,6 +166,15 @@ def test_clean_stop_ends_in_success(place: Place) -> None:
     assert summary["incarnation"] == first.incarnation and summary["phase"] == "stopped" and summary["batch"] > 0
 
 
+def test_all_jobs_are_those_that_were_deployed_whatever_yaml_is_left(place: Place) -> None:
+    place.deploy()
+    place.write_job("never")
+    (place.config / "jobs" / "lamp.yaml").unlink()
+    stop = StopOperator(task_id="stop", job="all", timeout=120, **place.place())
+    stopped = stop.execute(Run(dag_id="stop").context("stop"))
+    assert stopped.keys() == {"lamp"} and stopped["lamp"]["phase"] == "stopped"
+
+
 def test_retry_after_a_lost_trigger_attaches_to_the_same_driver(place: Place) -> None:
     run, first = Run(), place.deploy()
     deferred(lambda: supervise(place).execute(run.context()), run)

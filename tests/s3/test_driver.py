@@ -12,7 +12,9 @@ import pytest
 from deltalake import write_deltalake
 
 from streamwarden.control import operations
+from streamwarden.control.diagnosis import diagnose
 from streamwarden.control.documents import Supervision
+from streamwarden.control.processes import is_alive
 from streamwarden.control.savepoints.catalogue import find
 from streamwarden.control.savepoints.manifest import Origin, checkpoint_key
 from streamwarden.control.savepoints.restore import restore
@@ -82,6 +84,35 @@ def test_a_driver_on_s3_survives_its_own_death_and_the_servers(place: Place, ser
     # Nothing but logs, the landing folder and what a driver has while it runs is on this machine's disk.
     assert sorted(path.name for path in place.workspace.root.iterdir()) == ["landing", "logs", "scratch"]
     assert read_table(place.workspace, "numbers").num_rows == 4
+
+
+def test_credentials_that_are_taken_away_are_named(place: Place, server: S3Server) -> None:
+    place.numbers(failures={"tolerable_consecutive": 0})
+    place.land("0.txt")
+    operations.deploy(place.workspace, "numbers", by=BY)
+    seen = place.wait("numbers", reached(0), "batch 0")
+    assert seen.heartbeat is not None
+    right = server.secret_key
+    server.kill()
+    server.secret_key = "another"
+    server.start()
+    try:
+        place.land("1.txt")
+        deadline = time.monotonic() + 240
+        while is_alive(seen.heartbeat.process):
+            assert time.monotonic() < deadline, log_of(place, seen)
+            time.sleep(0.2)
+    finally:
+        server.kill()
+        server.secret_key = right
+        server.start()
+    # It could not even write down how it ended: its log on this machine says so.
+    ended = observe(place.workspace, "numbers")
+    assert not ended.phase.alive
+    found = diagnose(place.workspace, ended)
+    assert found is not None and found.code == "S3_REFUSED", (ended.phase, ended.error, found)
+    assert restart(place.workspace, ended, by=BY) is not None
+    place.wait("numbers", lambda _: len(files(place)) == 2, "both files")
 
 
 @pytest.mark.timeout(600)
