@@ -224,6 +224,7 @@ def test_a_job_that_does_not_compute_the_same_twice_goes_back_and_can_be_stopped
     assert counts.partitions() == 5
 
 
+@pytest.mark.long
 def test_too_little_memory_shows_in_the_rehearsal_or_goes_back(place: Place) -> None:
     counts = Counts(place, module="tests.integration.jobs.hungry")
     counts.add([1, 2, 400])
