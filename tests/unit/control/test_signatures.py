@@ -149,3 +149,11 @@ def test_without_last_words_there_is_the_last_error(tmp_path: Path) -> None:
     lines = ["Z INFO job i1 running", "Z ERROR job i1 try 1 failed: ValueError: no such zone", "Z INFO job i1 running"]
     (tmp_path / "driver.log").write_text("\n".join(lines))
     assert last_words(tmp_path) == LastWords(None, lines[1], "driver.log")
+
+
+def test_the_last_words_of_a_driver_whose_store_refuses_them(tmp_path: Path) -> None:
+    (tmp_path / "driver.log").write_text(
+        "INFO batch 3\nERROR its end could not be written down: [S3_REFUSED] S3 refused a request: write s3://a/exit.json\n"
+    )
+    words = last_words(tmp_path)
+    assert (words.code, words.file) == ("S3_REFUSED", "driver.log") and "s3://a/exit.json" in words.evidence
