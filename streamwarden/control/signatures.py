@@ -122,8 +122,8 @@ _FILE_GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\].* reading file (\
 _LOG_GONE = re.compile(
     r"\[(?:DELTA_TRUNCATED_TRANSACTION_LOG|DELTA_VERSIONS_NOT_CONTIGUOUS|DELTA_LOG_FILE_NOT_FOUND)\]"
 )
-# What a JVM says when it ends by itself, and a driver when it can't write its end down; anything else in a log may be an
-# old story.
+# What a JVM says when it ends by itself, and a driver when it can't write its end down; anything else in a log may be
+# an old story.
 _FATAL = (
     _signature("S3_REFUSED", r"its end could not be written down: \[S3_REFUSED\]"),
     _signature("OUT_OF_MEMORY", _OUT_OF_MEMORY),
