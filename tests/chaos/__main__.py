@@ -36,6 +36,9 @@ from tests.chaos.world import TABLES, ChaosError, World, is_running, now_text
 
 _REST_S = 15.0
 
+_WORKERS = 10
+"""Workers killed, of which one at least has cost a task a try. One that has deferred it by then costs none."""
+
 
 class Chaos:
     """One run.

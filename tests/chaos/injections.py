@@ -20,7 +20,8 @@ from tests.chaos.world import LEASE_S, TRIGGERER_THRESHOLD_S, ChaosError, World,
 DEADLINE_S = 240.0
 """Within which every job must be back and watched, from the end of the fault; with Airflow's own time-outs in it."""
 
-_WORKER = "airflow worker -- LocalExecutor"
+_WORKER = "airflow worker -- LocalExecutor: "
+"""What a worker calls itself, before the id of the task instance that it has."""
 
 
 @dataclass
@@ -330,10 +331,14 @@ class Injector:
         self._await_job(record, known)
 
     def _worker_of(self, job: str) -> psutil.Process | None:
-        for process in self.world.airflow.processes("scheduler"):
+        rows = self.world.query(
+            "SELECT id FROM task_instance WHERE dag_id = %s AND task_id = 'supervise' AND state = 'running'",
+            f"job_{job}",
+        )
+        titles = {f"{_WORKER}{row[0]}" for row in rows}
+        for process in self.world.airflow.processes("scheduler") if titles else ():
             with contextlib.suppress(psutil.Error):
-                title = " ".join(process.cmdline())
-                if title.startswith(_WORKER) and f"job_{job}" in title:
+                if " ".join(process.cmdline()).strip() in titles:
                     return process
         return None
 
