@@ -240,10 +240,12 @@ class Chaos:
         }
         goals = [Goal("faults", len(self.records), len(self.plan), at_least=True)]
         relieved = self.world.reliefs()
-        if any(
-            record.fault.kind is Kind.WORKER_KILLED and record.detail["worker"] != "missed" for record in self.records
-        ):
-            # Each such fault costs a try, and there are few.
+        workers = [record.detail.get("worker") for record in self.records if record.fault.kind is Kind.WORKER_KILLED]
+        hit = sum(worker not in (None, "missed") for worker in workers)
+        if workers:
+            # A worker has its task for moments, and some get away; a kind of faults of which none hits is none.
+            goals.append(Goal("workers_killed", hit, len(workers) // 2, at_least=True))
+        if hit >= _WORKERS:
             goals.append(Goal("runs_relieved", relieved, 1, at_least=True))
         goals += [Goal(name, len(wrong), 0) for name, wrong in found.items()]
         # One measurement of each is no goal yet: the other jobs' batches fall into the one start or into the other.
