@@ -222,6 +222,8 @@ class _Rescale(JobOperation):
             to=planned.to.model_dump(mode="json"),
             critical=[one.rule for one in self._findings(seen)],
             backlog=self._plan.get("backlog", _pending(last)),
+            # Of a copy that a killed try has made, and this one does not use.
+            proof=None,
         )
 
     def _prepare_ahead(self, planned: RescalePlan, spare: Standby) -> CheckpointRef | None:
@@ -433,10 +435,7 @@ class _Rescale(JobOperation):
                 step.detail = f"not compared: {'; '.join(wrong)}"
             elif stores := differing(found["job"]["digests"], found["copy"]["digests"]):
                 what = f"{self._job}: {', '.join(stores)}, after batch {asked['job'].batch} was replayed"
-                remedy = (
-                    "Does the job compute the same twice? By random numbers or the clock it does not: ask for `plain`."
-                )
-                raise StreamwardenError("RESCALE_STATE_DIFFERS", what, remedy=remedy)
+                raise StreamwardenError("RESCALE_STATE_DIFFERS", what)
             else:
                 step.detail = f"the same after batch {asked['job'].batch}"
         return time.monotonic() - started
