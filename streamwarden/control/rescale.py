@@ -48,6 +48,8 @@ Way = Literal["fast", "plain"]
 """How the state is repartitioned: while the job runs on, or after it was stopped."""
 
 _POLL_S = 0.25
+# A batch's progress is written within milliseconds of the heartbeat that tells of it, on S3 within a second or two.
+_PROGRESS_S = 15.0
 
 _START = "start"
 """The step from whose beginning on a rescale can't be cancelled: batches may be there that the old job has not seen."""
@@ -486,7 +488,6 @@ class _Rescale(JobOperation):
             step.detail = f"{way}: {self._start_again()}" if was_running else f"{way}; suspended, as it was"
         if was_running:
             self._await_health_of_before()
-        self._note_downtime(observe(self._workspace, self._job))
         self._release()
         record_decision(self._workspace, self._job, "roll back", f"{error.code}: {error.what}")
         self.handle.end("rolled back", error)
@@ -556,6 +557,7 @@ class _Rescale(JobOperation):
                     timeout=max(self._health_timeout, START_TIMEOUT.total_seconds()),
                     say=self._say,
                 )
+                self._await_downtime()
             except StreamwardenError as error:
                 if error.code == "OPERATION_INTERRUPTED":
                     raise
@@ -564,17 +566,32 @@ class _Rescale(JobOperation):
 
     # -- shared ------------------------------------------------------------------------------------------------------
 
-    def _note_downtime(self, seen: Observation) -> None:
+    def _await_downtime(self) -> None:
+        """Keep how long the job was away, which its progress tells a moment after its heartbeat has told of a batch."""
+        if self._plan.get("stopped_at") is None:
+            return
+        deadline = time.monotonic() + _PROGRESS_S
+        while not self._note_downtime(observe(self._workspace, self._job)) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+    def _note_downtime(self, seen: Observation) -> bool:
         """Keep how long the job was away: from its last batch, or its stop, to the first batch after it.
 
         Or to the moment when it looked for one in vain: a source without news has missed nothing.
+
+        Returns
+        -------
+        bool
+            Whether that can be told yet.
         """
         stopped = self._plan.get("stopped_at")
         recent = seen.progress.recent if seen.progress else []
         back = recent[0].at if recent else seen.heartbeat.idle_at if seen.heartbeat else None
-        if stopped is not None and back is not None:
-            took = (back - datetime.fromisoformat(stopped)).total_seconds()
-            self.handle.plan(downtime_s=round(took, 2))
+        if stopped is None or back is None:
+            return False
+        took = (back - datetime.fromisoformat(stopped)).total_seconds()
+        self.handle.plan(downtime_s=round(took, 2))
+        return True
 
     def _findings(self, seen: Observation) -> list[Any]:
         memory = self._documents.supervision.read() or Supervision()
