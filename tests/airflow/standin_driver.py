@@ -4,7 +4,8 @@ Called like ``streamwarden.driver``. The job's ``options`` tell it how to misbeh
 fail with, once ``standin_after`` batches were done), ``standin_stop_s`` (how long a stop takes),
 ``standin_end_s`` (how long it is there after its query has ended), ``standin_mute`` (after so many batches it does no
 more, and lives on), ``standin_idle`` (the same, but says that there is no input), ``standin_keys`` (how many keys each
-batch adds to a state that it only speaks of) and ``standin_batch_s`` (how long a batch takes).
+batch adds to a state that it only speaks of), ``standin_batch_s`` (how long a batch takes) and ``standin_tell_s`` (how
+long its progress is behind its heartbeat).
 """
 
 from __future__ import annotations
@@ -143,6 +144,9 @@ def main() -> int:
                 batch=batch, at=utc_now(), duration_ms=int(took * 1000), rows_in=10, rows_out=10, state_rows=keys
             )
             recent = [*recent, last][-50:]
+            if "standin_tell_s" in options:
+                say(DriverState.RUNNING)
+                time.sleep(options["standin_tell_s"])
             documents.progress(incarnation).write(
                 Progress(incarnation=incarnation, at=utc_now(), last=last, recent=recent)
             )

@@ -94,6 +94,8 @@ def test_the_downtime_ends_with_the_first_batch_however_long_it_takes_to_catch_u
 
 
 def test_what_is_unhealthy_goes_back_and_fails_the_run_for_good(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A heartbeat tells of the first batch after the way back before there is the progress that dates it.
+    place.write_job(standin_tell_s=1)
     place.deploy()
     place.batch(1)
     before, real = cores(place), running.await_health
