@@ -199,6 +199,7 @@ with DAG(
         reason="{{ params.reason or '' }}",
         health_timeout="{{ params.health_timeout }}",
         advised="{{ (dag_run.conf or {}).get('advised', False) }}",
+        approved_by="{{ ti.xcom_pull(task_ids='approve', key='approved_by') or '' }}",
     )
     supervise_rescaled = EnsureSupervisedOperator(
         task_id="supervise", job="{{ params.job }}", restore_task_id=rescale.task_id

@@ -23,8 +23,9 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
     """Looks whether a rescale can be done and, where that is wanted, asks a person before it is.
 
     Airflow's own approval: the run waits, without a worker, under *Required Actions*. Rejected, the tasks that follow
-    are skipped. What can't be done fails here, while the job runs, and nobody is asked. What was advised and is held
-    back by now is skipped, with the reason.
+    are skipped; approved, XCom ``approved_by`` has the person's name, for the operation's record. What can't be done
+    fails here, while the job runs, and nobody is asked. What was advised and is held back by now is skipped, with the
+    reason.
 
     Parameters
     ----------
@@ -77,6 +78,13 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
         self.log.info("%s\n%s", self.subject, self.body)
         if is_true(self.wanted):
             super().execute(context)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Go on once somebody has answered; push who approved, as ``approved_by``."""
+        answer = super().execute_complete(context, event)
+        if answer["chosen_options"] == [self.APPROVE] and answer["responded_by_user"] is not None:
+            context["ti"].xcom_push(key="approved_by", value=answer["responded_by_user"]["name"])
+        return answer
 
 
 def summary(workspace: Workspace, planned: RescalePlan) -> str:

@@ -34,11 +34,13 @@ class RescaleOperator(OperationOperator):
     advised
         Whether advice and nobody else asks for it: then the task is skipped where the job's ``advisor`` settings stand
         against it by now. (templated)
+    approved_by
+        Who has approved it, for the record; empty where nobody was asked. (templated)
     """
 
     template_fields: Sequence[str] = (
         *OperationOperator.template_fields,
-        *("partitions", "cores", "memory", "on_timeout", "way", "advised"),
+        *("partitions", "cores", "memory", "on_timeout", "way", "advised", "approved_by"),
     )
     unhealthy = "RESCALE_UNHEALTHY"
 
@@ -51,6 +53,7 @@ class RescaleOperator(OperationOperator):
         on_timeout: str = "roll back",
         way: str = "fast",
         advised: bool | str = False,
+        approved_by: str = "",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -60,6 +63,7 @@ class RescaleOperator(OperationOperator):
         self.on_timeout = on_timeout
         self.way = way
         self.advised = advised
+        self.approved_by = approved_by
 
     def perform(self, workspace: Workspace, by: str) -> Operation:
         """Rescale, or go on with what an earlier try began."""
@@ -78,6 +82,7 @@ class RescaleOperator(OperationOperator):
             way=cast(Way, self.way),
             by=by,
             reason=self.reason,
+            approved_by=self.approved_by,
             stop_timeout=self.stop_timeout,
             health_timeout=float(self.health_timeout),
             report=ProgressLog(self.log),
@@ -85,7 +90,7 @@ class RescaleOperator(OperationOperator):
 
     def told(self, workspace: Workspace, operation: Operation) -> dict[str, Any]:
         """Return what was done."""
-        told = {name: operation.plan.get(name) for name in ("was", "to", "state_rows", "downtime_s")}
+        told = {name: operation.plan.get(name) for name in ("approved_by", "was", "to", "state_rows", "downtime_s")}
         return {**super().told(workspace, operation), **told}
 
 

@@ -29,6 +29,8 @@ def operation_table(found: list[Operation]) -> Table:
 
 def _rows(one: Operation) -> Iterator[tuple[str, str, str]]:
     yield "who", "", one.by
+    if one.plan.get("approved_by"):
+        yield "approved by", "", str(one.plan["approved_by"])
     if one.params.get("reason"):
         yield "why", "", str(one.params["reason"])
     yield from ((name, "", detail) for name, detail in _what(one))

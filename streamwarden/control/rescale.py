@@ -66,6 +66,7 @@ def rescale(
     way: Way = "fast",
     by: str,
     reason: str = "",
+    approved_by: str = "",
     stop_timeout: float = 300,
     health_timeout: float = 300,
     report: Report | None = None,
@@ -100,6 +101,8 @@ def rescale(
         end with the same state. Without another number of partitions, or of a job that does not run, they are the same.
     by, reason
         Who and why.
+    approved_by
+        Who was asked beforehand and has approved it; empty if nobody was. Only kept.
     stop_timeout, health_timeout
         Seconds.
     report
@@ -117,6 +120,8 @@ def rescale(
     with begin(workspace, job, "rescale", by=by, params=params) as handle:
         # Not among the params: with other ones it is the same rescale, and a resumed one goes by those it was given.
         handle.plan(stop_timeout=stop_timeout, health_timeout=health_timeout)
+        if approved_by:
+            handle.plan(approved_by=approved_by)
         work = _Rescale(workspace, handle, stop_timeout, health_timeout, report)
         with work.failure_on_record():
             return work.run()

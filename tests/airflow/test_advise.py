@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -153,3 +154,13 @@ def test_a_person_is_asked_with_the_plan_and_only_if_wanted(place: Place, monkey
     assert "savepoint is taken before" in str(operator.body)
     with pytest.raises(AirflowFailException, match="RESCALE_NOTHING"):
         approval(place, cores="1").execute(context)
+
+
+def test_who_has_approved_is_told_to_the_rescale(place: Place) -> None:
+    event = {"params_input": {}, "responded_at": datetime.now(UTC), "timedout": False}
+    anna = {"id": "7", "name": "anna"}
+    context = Run(dag_id="rescale").context("approve")
+    approval(place).execute_complete(context, {**event, "chosen_options": ["Reject"], "responded_by_user": anna})
+    assert "approved_by" not in context["ti"].pushed
+    approval(place).execute_complete(context, {**event, "chosen_options": ["Approve"], "responded_by_user": anna})
+    assert context["ti"].pushed["approved_by"] == "anna"

@@ -54,9 +54,12 @@ def test_more_cores_from_what_a_form_gives(place: Place) -> None:
     place.batch(1)
     before = cores(place)
     # As Airflow's templates leave an empty field, and a number.
-    task = rescaling(place, partitions="None", cores=str(before + 1), memory="", reason="more rows")
+    task = rescaling(
+        place, partitions="None", cores=str(before + 1), memory="", reason="more rows", approved_by="boris"
+    )
     told = task.execute(Run(dag_id="rescale", person="anna").context("rescale"))
     assert (told["by"], told["reason"]) == ("airflow:rescale/manual__1, for anna", "more rows")
+    assert told["approved_by"] == operation(place).plan["approved_by"] == "boris"
     assert (told["state"], told["was"]["cores"], told["to"]["cores"]) == ("done", before, before + 1)
     assert told["generation"] is None and told["savepoint"] and told["downtime_s"] >= 0
     assert list(told["steps"]) == [
