@@ -6,9 +6,12 @@ files and Delta tables the rest is looked up.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -17,6 +20,7 @@ from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.documents import SourceProgress
 from streamwarden.control.spec import DeltaSource, FileSource, JobSpec, KafkaSource
 from streamwarden.control.workspace import Workspace
+from streamwarden.storage import Bucket
 
 __all__ = ["Backlog", "DeltaBacklog", "FileBacklog", "KafkaBacklog", "backlog_of"]
 
@@ -63,13 +67,13 @@ def backlog_of(workspace: Workspace, spec: JobSpec, checkpoint: str) -> Backlog:
 class FileBacklog:
     """Files of a folder that are younger than the last one taken: Spark takes them oldest first.
 
-    A file that lands with an older time than one already taken is not counted while it waits. Folders that are not on
-    this machine's disk are not looked into: what is pending is then None.
+    A file that lands with an older time than one already taken is not counted while it waits. Folders that are neither
+    on this machine's disk nor on S3 are not looked into: what is pending is then None.
     """
 
     def __init__(self, workspace: Workspace, source: FileSource, checkpoint: str) -> None:
         self._workspace = workspace
-        self._folder = workspace.source_path(source.path)
+        self._folder = _folder_of(workspace, source)
         self._log = f"{checkpoint}/sources/0"
 
     def after(self, start: str | None, end: str | None, *_: object) -> SourceProgress | None:
@@ -105,23 +109,61 @@ class FileBacklog:
         return []
 
     def _younger(self, newest_ms: int, known: set[str]) -> int | None:
-        if "://" in self._folder or not Path(self._folder).is_dir():
+        files = self._folder() if self._folder is not None else None
+        if files is None:
             return None
-        pending = 0
-        for folder, folders, names in os.walk(self._folder):
-            folders[:] = [name for name in folders if not name.startswith((".", "_"))]
-            for name in names:
-                if name.startswith((".", "_")):
-                    continue
-                try:
-                    found = (Path(folder) / name).stat()
-                except FileNotFoundError:
-                    continue
-                landed = found.st_mtime_ns // 1_000_000
-                # Spark passes over empty files.
-                if found.st_size and (landed > newest_ms or (landed == newest_ms and name not in known)):
-                    pending += 1
-        return pending
+        return sum(landed > newest_ms or (landed == newest_ms and name not in known) for name, landed in files)
+
+
+_Folder = Callable[[], Iterable[tuple[str, int]] | None]
+"""Looks into a folder: the name of each file that Spark would take, and when it landed (ms). None: there is none."""
+
+
+def _folder_of(workspace: Workspace, source: FileSource) -> _Folder | None:
+    # As Hadoop reads addresses: nothing in them is escaped.
+    scheme, is_address, rest = (address := workspace.source_path(source.path)).partition("://")
+    if not is_address or scheme == "file":
+        return partial(_on_disk, Path(rest or address))
+    if scheme == "s3a" and workspace.s3 is not None:
+        bucket, _, prefix = rest.partition("/")
+        # Spark reads every bucket from the profile's server.
+        location = replace(workspace.s3, bucket=bucket, prefix=prefix.strip("/"))
+        return partial(_on_s3, Bucket(location, connections=1, attempts=3, read_timeout_s=20))
+    return None
+
+
+def _on_disk(root: Path) -> Iterable[tuple[str, int]] | None:
+    return _walked(root) if root.is_dir() else None
+
+
+def _walked(root: Path) -> Iterator[tuple[str, int]]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = filter(_is_partition, folders)
+        for name in itertools.filterfalse(_is_hidden, names):
+            try:
+                yield name, (Path(folder) / name).stat().st_mtime_ns // 1_000_000
+            except FileNotFoundError:
+                continue
+
+
+def _on_s3(bucket: Bucket) -> Iterator[tuple[str, int]]:
+    for item in bucket.list():
+        *folders, name = item["Key"].split("/")
+        # What ends with a slash is the mark of a folder.
+        if name and not _is_hidden(name) and all(map(_is_partition, folders)):
+            at = item["LastModified"]
+            yield name, int(at.timestamp()) * 1000 + at.microsecond // 1000
+
+
+# What Spark's file source takes, by its InMemoryFileIndex and HadoopFSUtils: empty files, too, which bring no rows.
+
+
+def _is_partition(folder: str) -> bool:
+    return "=" in folder and not _is_hidden(folder)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
 
 
 class DeltaBacklog:

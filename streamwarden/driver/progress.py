@@ -255,10 +255,13 @@ class ProgressListener(StreamingQueryListener):
             backlog=self._backlog,
         )
         self._recent = [*self._recent, done][-_KEPT:]
-        self._committed(done)
-        self._documents.progress(self._incarnation).write(
-            Progress(incarnation=self._incarnation, at=utc_now(), last=done, recent=self._recent)
-        )
+        try:
+            # Before the heartbeat: who has seen that tell of a batch finds it here, too.
+            self._documents.progress(self._incarnation).write(
+                Progress(incarnation=self._incarnation, at=utc_now(), last=done, recent=self._recent)
+            )
+        finally:
+            self._committed(done)
         self._documents.totals.update(lambda was: _added(was, done, self._generation))
         _log.info(
             "batch %d: %d rows in, %s out, %d late, %d quarantined, %d ms, %.0f rows/s, watermark %s, state %d rows",

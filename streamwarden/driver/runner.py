@@ -423,16 +423,17 @@ class Driver:
             raise
 
     def _committed(self, done: BatchProgress) -> None:
+        if self._metrics is not None:
+            self._metrics.batch(done)
+        if self._recorder is not None:
+            self._recorder.add(done)
+        # Last: the heartbeat, which is written beside this, tells of what is on record.
         first, self._writes = not self._writes, True
         self._batch = done.batch
         self._idle = False
         self._failures = 0
         if self._state is DriverState.RUNNING:
             self._reason = f"batch {done.batch} committed"
-        if self._metrics is not None:
-            self._metrics.batch(done)
-        if self._recorder is not None:
-            self._recorder.add(done)
         if first:
             # Whoever started this driver waits for this batch, and not for the next heartbeat.
             self._say(self._state, self._reason)

@@ -4,9 +4,10 @@ from streamwarden.storage.base import Conflict, Entry, Storage
 from streamwarden.storage.files import FileInfo, FileStore, Hashed, LocalFiles
 from streamwarden.storage.local import LocalStorage
 from streamwarden.storage.s3 import S3Files, S3Storage
-from streamwarden.storage.s3_client import S3Location
+from streamwarden.storage.s3_client import Bucket, S3Location
 
 __all__ = [
+    "Bucket",
     "Conflict",
     "Entry",
     "FileInfo",

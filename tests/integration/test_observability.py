@@ -45,7 +45,11 @@ def at_batch(place: Place, batch: int) -> Observation:
     """Wait for the report of a batch by the driver that runs now."""
     return place.wait(
         "numbers",
-        lambda seen: bool(seen.progress and seen.progress.last and seen.progress.last.batch == batch),
+        # The heartbeat tells last, when the metrics have it, too.
+        lambda seen: bool(
+            (seen.heartbeat and seen.heartbeat.batch == batch)
+            and (seen.progress and seen.progress.last and seen.progress.last.batch == batch)
+        ),
         f"the report of batch {batch}",
     )
 

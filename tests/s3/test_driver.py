@@ -25,6 +25,7 @@ from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
 from streamwarden.demo.verify import read_table
 from tests.conftest import TripMaker
 from tests.integration.conftest import BY, Place
+from tests.s3.conftest import Place as S3Place
 from tests.s3.server import S3Server
 from tests.spark.job_runs import as_trips
 
@@ -84,6 +85,29 @@ def test_a_driver_on_s3_survives_its_own_death_and_the_servers(place: Place, ser
     # Nothing but logs, the landing folder and what a driver has while it runs is on this machine's disk.
     assert sorted(path.name for path in place.workspace.root.iterdir()) == ["landing", "logs", "scratch"]
     assert read_table(place.workspace, "numbers").num_rows == 4
+
+
+def test_what_is_left_of_files_in_a_bucket_is_counted(place: Place, s3: S3Place) -> None:
+    client, bucket = s3.client(), s3.location.bucket
+    place.numbers()
+    place.job("numbers", source={"kind": "files", "path": f"s3a://{bucket}/landed here", "max_files_per_batch": 1})
+    for name in ("0.txt", "with blank.txt", "2.txt", "deep/5.txt", "_hidden.txt", "_hidden/3.txt", ".hidden"):
+        client.put_object(Bucket=bucket, Key=f"landed here/{name}", Body=b"x")
+    for name in ("empty.txt", "folder/"):
+        client.put_object(Bucket=bucket, Key=f"landed here/{name}", Body=b"")
+    client.put_object(Bucket=bucket, Key="landed here too/4.txt", Body=b"x")
+    operations.deploy(place.workspace, "numbers", by=BY)
+
+    def is_told(seen: Observation) -> bool:
+        return seen.progress is not None and len(seen.progress.recent) >= 4
+
+    seen = place.wait("numbers", is_told, "the progress of four batches")
+    assert seen.progress is not None
+    sources = [one.source for one in seen.progress.recent]
+    assert [(one.unit, one.taken, one.pending) for one in sources if one] == [
+        ("files", 1, left) for left in (3, 2, 1, 0)
+    ]
+    assert sorted(file.rsplit("/")[-1] for file in files(place)) == ["0.txt", "2.txt", "with blank.txt"]
 
 
 def test_credentials_that_are_taken_away_are_named(place: Place, server: S3Server) -> None:

@@ -52,11 +52,13 @@ def test_files_left_are_those_younger_than_the_last_taken(workspace: Workspace) 
     taken(workspace, 0, first)
     land(workspace, "same moment.txt", 2_000)
     land(workspace, "later.txt", 3_000)
+    land(workspace, "day=1/down.txt", 3_500)
     land(workspace, "deep/down.txt", 3_500)
     land(workspace, ".hidden", 3_000)
     land(workspace, "_hidden", 3_000)
+    land(workspace, "half.txt._COPYING_", 3_000)
     land(workspace, "empty.txt", 3_000, b"")
-    assert files(workspace).after(None, offset(0)) == SourceProgress(unit="files", taken=2, pending=3)
+    assert files(workspace).after(None, offset(0)) == SourceProgress(unit="files", taken=2, pending=4)
 
 
 def test_files_of_one_moment_are_told_apart_over_batches(workspace: Workspace) -> None:
