@@ -48,8 +48,6 @@ Way = Literal["fast", "plain"]
 """How the state is repartitioned: while the job runs on, or after it was stopped."""
 
 _POLL_S = 0.25
-# A batch's progress is written within milliseconds of the heartbeat that tells of it, on S3 within a second or two.
-_PROGRESS_S = 15.0
 
 _START = "start"
 """The step from whose beginning on a rescale can't be cancelled: batches may be there that the old job has not seen."""
@@ -407,6 +405,8 @@ class _Rescale(JobOperation):
                     timeout=self._health_timeout,
                     say=self._say,
                 )
+                # While its first batch is among those that its progress holds: catching up may take hours.
+                self._note_downtime(observe(self._workspace, self._job))
             deadline += self._prove_replayed()
             with self.handle.step("catch up") as step:
                 step.detail = self._await_caught_up(deadline)
@@ -455,14 +455,13 @@ class _Rescale(JobOperation):
             if not seen.phase.alive:
                 raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
             if "downtime_s" not in self._plan:
-                # While its first batch is among those that its progress holds: catching up may take hours.
                 self._note_downtime(seen)
             last = seen.progress.last if seen.progress else None
             pending = _pending(last)
             wrong = [f"{one.rule}: {one.what}" for one in self._findings(seen) if one.rule not in known]
             idle = seen.heartbeat is not None and seen.heartbeat.idle
-            if last is None and not idle and seen.phase is Phase.RUNNING:
-                # The heartbeat tells of a batch before the progress does, which says what is left.
+            if last is None and not idle:
+                # Its first try fails, or its progress could not be written, which says what is left.
                 wrong.append("a batch without progress")
             if not wrong and (idle or pending is None or pending <= (backlog or 0)):
                 return "nothing is left to read" if idle or not pending else f"{pending} left to read, {backlog} before"
@@ -562,7 +561,7 @@ class _Rescale(JobOperation):
                     timeout=max(self._health_timeout, START_TIMEOUT.total_seconds()),
                     say=self._say,
                 )
-                self._await_downtime()
+                self._note_downtime(observe(self._workspace, self._job))
             except StreamwardenError as error:
                 if error.code == "OPERATION_INTERRUPTED":
                     raise
@@ -571,32 +570,17 @@ class _Rescale(JobOperation):
 
     # -- shared ------------------------------------------------------------------------------------------------------
 
-    def _await_downtime(self) -> None:
-        """Keep how long the job was away, which its progress tells a moment after its heartbeat has told of a batch."""
-        if self._plan.get("stopped_at") is None:
-            return
-        deadline = time.monotonic() + _PROGRESS_S
-        while not self._note_downtime(observe(self._workspace, self._job)) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-
-    def _note_downtime(self, seen: Observation) -> bool:
+    def _note_downtime(self, seen: Observation) -> None:
         """Keep how long the job was away: from its last batch, or its stop, to the first batch after it.
 
         Or to the moment when it looked for one in vain: a source without news has missed nothing.
-
-        Returns
-        -------
-        bool
-            Whether that can be told yet.
         """
         stopped = self._plan.get("stopped_at")
         recent = seen.progress.recent if seen.progress else []
         back = recent[0].at if recent else seen.heartbeat.idle_at if seen.heartbeat else None
-        if stopped is None or back is None:
-            return False
-        took = (back - datetime.fromisoformat(stopped)).total_seconds()
-        self.handle.plan(downtime_s=round(took, 2))
-        return True
+        if stopped is not None and back is not None:
+            took = (back - datetime.fromisoformat(stopped)).total_seconds()
+            self.handle.plan(downtime_s=round(took, 2))
 
     def _findings(self, seen: Observation) -> list[Any]:
         memory = self._documents.supervision.read() or Supervision()

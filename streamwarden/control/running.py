@@ -361,7 +361,8 @@ def await_health(
         mine = heartbeat is not None and heartbeat.generation == generation
         # One of an older generation, paused or on another machine, holds its lease for a moment yet. One that ended
         # before it knew its generation (0) is the new one: the older had been running.
-        if not seen.phase.alive and (mine or heartbeat is None or heartbeat.generation == 0):
+        over = not seen.phase.alive and not _may_speak_again(workspace, seen)
+        if over and (mine or heartbeat is None or heartbeat.generation == 0):
             raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
         if mine and heartbeat is not None and seen.phase is Phase.RUNNING and heartbeat.failures == 0:
             if heartbeat.batch is not None and heartbeat.batch > before:
@@ -377,6 +378,11 @@ def await_health(
                 f"no batch after {timeout:.0f} s; {seen.incarnation} is {seen.phase} ({seen.reason})",
             )
         time.sleep(_POLL_S)
+
+
+def _may_speak_again(workspace: Workspace, seen: Observation) -> bool:
+    """Tell whether a silent driver is given time: one that waited for the store goes on where nobody replaced it."""
+    return seen.phase is Phase.SILENT and utc_now() - seen.since < 3 * workspace.profile.lease
 
 
 def forgive(workspace: Workspace, job: str, *, why: str) -> None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
 from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.documents import CheckpointRef, JobDocuments, Step
+from streamwarden.control.documents import BatchProgress, CheckpointRef, JobDocuments, Step
 from streamwarden.control.follow import Follower, pays_to_start_ahead
 from streamwarden.control.savepoints.closure import repartitioned
 from streamwarden.control.savepoints.fresh import fresh_checkpoint
@@ -19,7 +19,7 @@ from streamwarden.control.savepoints.manifest import Manifest
 from streamwarden.control.savepoints.take import Report
 from streamwarden.control.standby import Standby
 from streamwarden.control.state_reader import StateAt
-from streamwarden.control.supervision import observe
+from streamwarden.control.supervision import Phase, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -37,6 +37,9 @@ _OUTRUN = 3
 
 _WORK_S = 3600.0
 """How long Spark may take to repartition, or to digest. An hour: ten million keys take some minutes."""
+
+_PROGRESS_S = 2.0
+"""How long the report of a batch is waited for once it is committed: it is written within milliseconds, as a rule."""
 
 
 class _Follows(Protocol):
@@ -279,12 +282,22 @@ class StateCopy:
 
     def _check_replayed(self, batch: int, rows: list[int]) -> None:
         self._follower.check(batch)
-        progress = observe(self._workspace, self._job).progress
-        known = next((one for one in (progress.recent if progress else []) if one.batch == batch), None)
+        known = self._progress(batch)
         if known is not None and [one.rows for one in known.operators] != rows:
             what = f"{[one.rows for one in known.operators]} rows of state after batch {batch}, {rows} in the copy"
             raise StreamwardenError("RESCALE_STATE_DIFFERS", f"{self._job}: {what}")
         self._say(f"batch {batch} replayed, {self.behind} behind")
+
+    def _progress(self, batch: int) -> BatchProgress | None:
+        """Return what the job has said of a batch, which it says a moment after the commit; None if nothing."""
+        deadline = time.monotonic() + _PROGRESS_S
+        while True:
+            seen = observe(self._workspace, self._job)
+            recent = seen.progress.recent if seen.progress else []
+            comes = seen.phase is Phase.RUNNING and (not recent or recent[-1].batch < batch)
+            if not comes or time.monotonic() >= deadline:
+                return next((one for one in recent if one.batch == batch), None)
+            time.sleep(0.1)
 
 
 def _count(digest: str) -> int:

@@ -134,6 +134,10 @@ class Place:
         }
         (self.config / "jobs" / f"{name}.yaml").write_text(yaml.safe_dump(spec))
 
+    def gate(self, name: str) -> Path:
+        """A file that a stand-in is told to wait for."""
+        return self.config.parent / f"{name}.gate"
+
     def place(self) -> dict[str, str]:
         return {"profile": "test", "config": str(self.config), "root": str(self.workspace.root)}
 

@@ -2,10 +2,12 @@
 
 Called like ``streamwarden.driver``. The job's ``options`` tell it how to misbehave: ``standin_fail`` (an error code to
 fail with, once ``standin_after`` batches were done), ``standin_stop_s`` (how long a stop takes),
-``standin_end_s`` (how long it is there after its query has ended), ``standin_mute`` (after so many batches it does no
+``standin_mute`` (after so many batches it does no
 more, and lives on), ``standin_idle`` (the same, but says that there is no input), ``standin_keys`` (how many keys each
-batch adds to a state that it only speaks of), ``standin_batch_s`` (how long a batch takes) and ``standin_tell_s`` (how
-long its progress is behind its heartbeat).
+batch adds to a state that it only speaks of), and ``standin_batch_s`` (how long a batch takes).
+
+Three more name files, until which it waits: ``standin_gate`` before it does, or fails at, anything but saying that it
+runs; ``standin_stop_gate`` in a stop; ``standin_end_gate`` when its query has ended.
 """
 
 from __future__ import annotations
@@ -118,6 +120,10 @@ def main() -> int:
     desired = documents.desired.read()
     assert desired is not None
     options = desired.spec.options
+
+    def shut(gate: str) -> bool:
+        return gate in options and not Path(options[gate]).exists()
+
     say_aloud(f"stand-in of {given.job} starts")
     try:
         lease.acquire(wait=workspace.profile.lease)
@@ -130,11 +136,12 @@ def main() -> int:
     recent: list[BatchProgress] = []
     while True:
         lease.renew()
-        if "standin_fail" in options and (batch or 0) >= options.get("standin_after", 0):
+        held = shut("standin_gate")
+        if not held and "standin_fail" in options and (batch or 0) >= options.get("standin_after", 0):
             say_aloud("stand-in fails as it was told")
             return leave(StreamwardenError(options["standin_fail"], "as it was told"))
         idle_at = utc_now() if done >= options.get("standin_idle", 1_000_000) else None
-        if idle_at is None and done < options.get("standin_mute", 1_000_000):
+        if not held and idle_at is None and done < options.get("standin_mute", 1_000_000):
             batch = 0 if batch is None else batch + 1
             commit(workspace, reference.path, batch)
             keys = options.get("standin_keys", 0) * (done + 1)
@@ -144,9 +151,6 @@ def main() -> int:
                 batch=batch, at=utc_now(), duration_ms=int(took * 1000), rows_in=10, rows_out=10, state_rows=keys
             )
             recent = [*recent, last][-50:]
-            if "standin_tell_s" in options:
-                say(DriverState.RUNNING)
-                time.sleep(options["standin_tell_s"])
             documents.progress(incarnation).write(
                 Progress(incarnation=incarnation, at=utc_now(), last=last, recent=recent)
             )
@@ -156,10 +160,9 @@ def main() -> int:
         if requests or signalled:
             say(DriverState.STOPPING)
             time.sleep(options.get("standin_stop_s", 0))
-            gone_at = time.monotonic() + options.get("standin_end_s", 0)
-            while time.monotonic() < gone_at:
+            while (stopping := shut("standin_stop_gate")) or shut("standin_end_gate"):
                 lease.renew()
-                say(DriverState.STOPPING, query_ended=True)
+                say(DriverState.STOPPING, query_ended=not stopping)
                 time.sleep(0.1)
             for request in requests:
                 documents.result(request.id).write(RequestResult(id=request.id, at=utc_now(), outcome="done"))

@@ -56,11 +56,13 @@ def test_job_dags_are_wired_alike(airflow_database: None) -> None:
 def test_parse_is_quick_and_without_spark() -> None:
     script = textwrap.dedent(
         """
-        import airflow.sdk, runpy, sys, time
+        import runpy, sys, time
+        import airflow.sdk
+        base = time.process_time()
         for path in sys.argv[1:]:
             began = time.process_time()
             runpy.run_path(path)
-            print(path, time.process_time() - began)
+            print(path, time.process_time() - began, base)
         for name in ("pyspark", "great_expectations", "pandas", "pyarrow"):
             assert name not in sys.modules, name
         """
@@ -71,8 +73,9 @@ def test_parse_is_quick_and_without_spark() -> None:
     assert run.returncode == 0, run.stderr
     for line in run.stdout.splitlines():
         if line.startswith("/"):
-            path, seconds = line.split()
-            assert float(seconds) < 1, path  # CPU time
+            # CPU time, beside that of importing Airflow: so that it means the same on a slow machine.
+            _, seconds, base = line.split()
+            assert float(seconds) < float(base), line
 
 
 def test_schedules_come_from_the_environment(

@@ -134,10 +134,13 @@ def test_what_is_no_notifier_is_said_and_supervision_goes_on(place: Place, path:
 
 
 def test_a_job_that_fails_for_good_is_told_at_once(place: Place) -> None:
-    place.write_job(standin_fail="SINK_SCHEMA_MISMATCH", standin_after=3)
+    gate = place.gate("fails")
+    place.write_job(standin_fail="SINK_SCHEMA_MISMATCH", standin_after=3, standin_gate=str(gate))
     paths, run, operator = notify(place, "pager", level="critical"), Run(), supervise(place)
     operations.deploy(place.workspace, "lamp", by="test")
-    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    gate.touch()
+    event = fired(trigger)
     assert event is not None and event["action"] == "fail"
     with pytest.raises(AirflowFailException):
         operator.resume(run.context(), event)
@@ -147,11 +150,15 @@ def test_a_job_that_fails_for_good_is_told_at_once(place: Place) -> None:
 
 def failed_for_good(place: Place, paths: dict[str, Path]) -> ReleaseOperator:
     """A job that failed for good while its notifier was away; return what comes next."""
+    gate = place.gate("fails")
+    place.write_job(standin_fail="SINK_SCHEMA_MISMATCH", standin_after=3, standin_gate=str(gate))
     run, operator = Run(), supervise(place)
     for path in paths.values():
         path.with_suffix(".broken").touch()
     operations.deploy(place.workspace, "lamp", by="test")
-    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    gate.touch()
+    event = fired(trigger)
     with pytest.raises(AirflowFailException):
         operator.resume(run.context(), event)
     assert set(told(place).unsent) == set(paths)
@@ -162,7 +169,6 @@ def test_the_page_of_a_jobs_end_comes_though_its_notifier_was_away(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record, "RETRY", timedelta(seconds=2))
-    place.write_job(standin_fail="SINK_SCHEMA_MISMATCH", standin_after=3)
     paths = notify(place, "pager", level="critical")
     release = failed_for_good(place, paths)
     back = threading.Timer(3, paths["pager"].with_suffix(".broken").unlink)
@@ -178,7 +184,6 @@ def test_a_notifier_that_stays_away_holds_nobody_up_for_long(
 ) -> None:
     if not waits:
         monkeypatch.setattr(operators, "_TELL_S", 1.0)
-    place.write_job(standin_fail="SINK_SCHEMA_MISMATCH", standin_after=3)
     paths = notify(place, "pager", level="critical")
     run = Run(states={"supervise": "failed"}, runs_of_job=int(waits))
     failed_for_good(place, paths).execute(run.context("release"))
@@ -219,10 +224,13 @@ def test_an_alerts_level_is_that_of_now() -> None:
 
 def test_a_state_limit_suspends_the_job_with_a_savepoint(place: Place) -> None:
     limits = {"state_rows": {"critical": 50}, "on_state_limit": "savepoint_and_stop"}
-    place.write_job(health=limits, standin_keys=10)
+    gate = place.gate("grows")
+    place.write_job(health=limits, standin_keys=10, standin_gate=str(gate))
     run, operator = Run(), supervise(place)
     place.deploy()
-    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    gate.touch()
+    event = fired(trigger)
     assert event is not None and event["action"] == "suspend" and "keys in the state, the limit is 50" in event["why"]
     with pytest.raises(AirflowFailException, match="STATE_LIMIT_REACHED") as raised:
         operator.resume(run.context(), event)
@@ -244,7 +252,7 @@ def test_a_stuck_driver_is_replaced(place: Place) -> None:
 
 
 def test_a_stuck_driver_without_a_restart_left_is_diagnosed_and_told_as_down(place: Place) -> None:
-    place.write_job(restarts={"max": 0}, health={"hold": "1h", "no_batch": {"critical": "3s"}}, standin_mute=1)
+    place.write_job(restarts={"max": 0}, health={"hold": "1h", "no_batch": {"critical": "10s"}}, standin_mute=1)
     paths, run, operator = notify(place, "pager", level="critical"), Run(), supervise(place)
     errors: list[str] = []
     operator.log.error = lambda text, *args: errors.append(text % args)  # type: ignore[method-assign]
@@ -262,15 +270,20 @@ def test_a_state_limit_whose_stop_takes_too_long_is_carried_out_and_told_later(
     place: Place, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = {"state_rows": {"critical": 50}, "on_state_limit": act}
-    place.write_job(health=limits, standin_keys=10, standin_stop_s=5)
+    grows, stops = place.gate("grows"), place.gate("stops")
+    place.write_job(health=limits, standin_keys=10, standin_gate=str(grows), standin_stop_gate=str(stops))
     monkeypatch.setattr(operators, "put_down", partial(put_down, timeout=0.5))
     run, operator = Run(), supervise(place)
     place.deploy()
-    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    grows.touch()
+    event = fired(trigger)
     with pytest.raises(AirflowException, match="STOP_TIMED_OUT") as raised:
         operator.resume(run.context(), event)
     assert not isinstance(raised.value, AirflowFailException), "Airflow tries it again"
-    event = fired(deferred(lambda: supervise(place).execute(run.context()), run))
+    trigger = deferred(lambda: supervise(place).execute(run.context()), run)
+    stops.touch()
+    event = fired(trigger)
     assert event is not None and event["action"] == "suspend"
     with pytest.raises(AirflowFailException, match="STATE_LIMIT_REACHED") as ended:
         operator.resume(run.context(), event)

@@ -19,6 +19,7 @@ from streamwarden.control.health.rules import Finding, Level
 from streamwarden.control.parallelism import effective_spec
 from streamwarden.control.rescale import _Rescale, cancel, rescale
 from streamwarden.control.rollout_plan import Effect, plan
+from streamwarden.control.savepoints.take import take
 from streamwarden.control.supervision import Observation, Phase
 from streamwarden.errors import StreamwardenError
 from tests.airflow.conftest import REPOSITORY, Place, Run
@@ -77,7 +78,7 @@ def test_more_cores_from_what_a_form_gives(place: Place) -> None:
 def test_the_downtime_ends_with_the_first_batch_however_long_it_takes_to_catch_up(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.write_job(standin_batch_s=0.02)
+    place.write_job(standin_batch_s=0.1)
     place.deploy()
     place.batch(1)
     before, real = place.seen().incarnation, _Rescale._findings
@@ -97,8 +98,6 @@ def test_the_downtime_ends_with_the_first_batch_however_long_it_takes_to_catch_u
 
 
 def test_what_is_unhealthy_goes_back_and_fails_the_run_for_good(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A heartbeat tells of the first batch after the way back before there is the progress that dates it.
-    place.write_job(standin_tell_s=1)
     place.deploy()
     place.batch(1)
     before, real = cores(place), running.await_health
@@ -261,20 +260,21 @@ rescale(open_workspace("test", config=Path(sys.argv[1])), "lamp", cores=int(sys.
 
 
 def killed_while_the_driver_stops(place: Place, wanted: int) -> Operation:
-    """kill -9 a rescale that has asked the driver to stop, which takes a while; return its operation."""
+    """kill -9 a rescale that has asked the driver to stop, while it stops; return its operation."""
     command = [sys.executable, "-c", RESCALE, str(place.config), str(wanted)]
     with subprocess.Popen(command, env={**os.environ, "STREAMWARDEN_ROOT": str(place.workspace.root)}) as process:
         try:
             place.until(lambda seen: seen.phase is Phase.STOPPING)
         finally:
             process.kill()
+    place.gate("stops").touch()
     found = operation(place)
     assert found.state == "running" and found.steps[-1].name == "stop"
     return found
 
 
 def test_a_try_that_was_killed_while_the_driver_stops_is_gone_on_with(place: Place) -> None:
-    place.write_job(standin_stop_s=4)
+    place.write_job(standin_stop_gate=str(place.gate("stops")))
     place.deploy()
     place.batch(1)
     before = cores(place)
@@ -292,7 +292,7 @@ def assert_runs_again_as_before(place: Place, before: int, incarnation: str | No
 def test_what_is_refused_after_the_driver_was_asked_to_stop_leaves_the_job_running(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.write_job(standin_stop_s=4)
+    place.write_job(standin_stop_gate=str(place.gate("stops")))
     place.deploy()
     place.batch(1)
     before, incarnation = cores(place), place.seen().incarnation
@@ -307,28 +307,35 @@ def test_what_is_refused_after_the_driver_was_asked_to_stop_leaves_the_job_runni
     assert_runs_again_as_before(place, before, incarnation)
 
 
-def test_what_is_left_is_done_while_the_driver_ends_spark(place: Place) -> None:
-    place.write_job(standin_end_s=3)
+def test_what_is_left_is_done_while_the_driver_ends_spark(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = place.gate("ends")
+    place.write_job(standin_end_gate=str(gate))
     place.deploy()
     place.batch(1)
     incarnation = place.seen().incarnation
     assert incarnation is not None
+    monkeypatch.setattr(
+        "streamwarden.control.job_operation.take", lambda *args, **kwargs: gate.touch() or take(*args, **kwargs)
+    )
     done = rescale(place.workspace, "lamp", cores=cores(place) + 1, by="test")
     began = {step.name: step.started_at for step in done.steps}
     ended = JobDocuments(place.workspace.storage, "lamp").exit(incarnation).read()
     assert ended is not None and began["pre-rescale savepoint"] < ended.at < began["start"]
-    assert done.plan["downtime_s"] > 3
+    stopped = datetime.fromisoformat(done.plan["stopped_at"])
+    assert stopped + timedelta(seconds=done.plan["downtime_s"]) > ended.at
 
 
 def test_what_fails_while_the_driver_ends_spark_leaves_the_job_running(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.write_job(standin_end_s=3)
+    gate = place.gate("ends")
+    place.write_job(standin_end_gate=str(gate))
     place.deploy()
     place.batch(1)
     before, incarnation = cores(place), place.seen().incarnation
 
     def fail(*_: Any, **__: Any) -> Any:
+        gate.touch()
         raise StreamwardenError("SAVEPOINT_FAILED", "for the test")
 
     monkeypatch.setattr("streamwarden.control.job_operation.take", fail)

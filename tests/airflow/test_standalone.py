@@ -18,7 +18,7 @@ from streamwarden.control.documents import JobDocuments
 from streamwarden.control.supervision import Phase
 from tests.airflow.conftest import REPOSITORY, STANDIN, Place
 
-pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 DAG = "job_lamp"
 
@@ -49,7 +49,7 @@ def test_supervises_through_kills_and_restarts(place: Place, airflow: Standalone
     client = airflow.client
     assert client.import_errors() == []
     run = client.trigger_dag(DAG)
-    client.wait_for_task(DAG, run, "supervise", ("deferred",), timeout=90)
+    client.wait_for_task(DAG, run, "supervise", ("deferred",), timeout=180)
     # Housekeeping's first run may have one for a moment.
     place.until(lambda _: _slots(client) == {"deferred_slots": 1, "occupied_slots": 0})
     first = place.seen()
@@ -78,7 +78,7 @@ def test_supervises_through_kills_and_restarts(place: Place, airflow: Standalone
     # Marked failed: the driver is stopped. (The wait above made sure that it runs.)
     place.until(lambda _: "starting" in client.task_log(DAG, run, "supervise"))
     client.set_task_state(DAG, run, "supervise", "failed")
-    stopped = place.until(lambda seen: seen.phase is Phase.STOPPED, timeout=90)
+    stopped = place.until(lambda seen: seen.phase is Phase.STOPPED, timeout=180)
     assert stopped.desired is not None and stopped.desired.state == "suspended"
     assert "its supervise task" in stopped.desired.note
     # By the trigger's on_kill, or, where Airflow does not call that soon after a triggerer's start, by `release`.
@@ -86,10 +86,10 @@ def test_supervises_through_kills_and_restarts(place: Place, airflow: Standalone
 
     # And back, and to its proper end.
     again = client.trigger_dag(DAG)
-    client.wait_for_task(DAG, again, "supervise", ("deferred",), timeout=90)
+    client.wait_for_task(DAG, again, "supervise", ("deferred",), timeout=180)
     stop = client.trigger_dag("stop", {"job": "lamp"})
-    assert client.wait_for_run("stop", stop, timeout=90) == "success"
-    assert client.wait_for_run(DAG, again, timeout=90) == "success"
+    assert client.wait_for_run("stop", stop, timeout=180) == "success"
+    assert client.wait_for_run(DAG, again, timeout=180) == "success"
     assert client.xcom(DAG, again, "supervise")["phase"] == "stopped"
     log = client.task_log(DAG, run, "supervise", attempt=1)
     assert "restarted as" in log and "DRIVER_DIED" in log
@@ -103,10 +103,10 @@ def _slots(client: AirflowClient) -> dict[str, int]:
 def test_supervised_run_survives_restores(place: Place, airflow: Standalone) -> None:
     client, documents = airflow.client, JobDocuments(place.workspace.storage, "lamp")
     run = client.trigger_dag(DAG)
-    client.wait_for_task(DAG, run, "supervise", ("deferred",), timeout=90)
+    client.wait_for_task(DAG, run, "supervise", ("deferred",), timeout=180)
     place.batch(1)
     taken = client.trigger_dag("savepoint", {"job": "lamp", "note": "for the test"})
-    assert client.wait_for_run("savepoint", taken, timeout=90) == "success"
+    assert client.wait_for_run("savepoint", taken, timeout=180) == "success"
     savepoint = client.xcom("savepoint", taken, "take")
     assert client.xcom("savepoint", taken, "verify") == {"verified": [savepoint["id"]]}
 
@@ -125,12 +125,12 @@ def test_supervised_run_survives_restores(place: Place, airflow: Standalone) -> 
     # Marked failed while it waits for a job that does nothing: on the new checkpoint, and let go.
     place.write_job(standin_mute=0)
     half = client.trigger_dag("restore", {"job": "lamp", "savepoint": savepoint["id"], "health_timeout": 600})
-    place.until(lambda _: _step(documents) == "wait for health", timeout=90)
+    place.until(lambda _: _step(documents) == "wait for health", timeout=180)
     client.set_task_state("restore", half, "restore", "failed")
     place.until(lambda seen: seen.operation is None, timeout=60)
     operation = documents.operation.read()
     assert operation is not None and operation.state == "running", "it may be resumed"
-    assert client.wait_for_run("restore", half, timeout=90) == "failed"
+    assert client.wait_for_run("restore", half, timeout=180) == "failed"
     assert client.task_state("restore", half, "supervise") == "success"
     reference = documents.checkpoint.read()
     assert reference is not None and reference.generation == 3
@@ -150,17 +150,17 @@ def test_supervised_run_survives_restores(place: Place, airflow: Standalone) -> 
     seen = place.until(lambda now: now.phase is Phase.RUNNING)
     assert seen.heartbeat is not None
     os.kill(seen.heartbeat.process.pid, signal.SIGKILL)
-    place.until(lambda now: now.phase is Phase.RUNNING and now.incarnation != seen.incarnation, timeout=90)
+    place.until(lambda now: now.phase is Phase.RUNNING and now.incarnation != seen.incarnation, timeout=180)
     stop = client.trigger_dag("stop", {"job": "lamp"})
-    assert client.wait_for_run("stop", stop, timeout=90) == "success"
-    assert client.wait_for_run(DAG, run, timeout=90) == "success"
+    assert client.wait_for_run("stop", stop, timeout=180) == "success"
+    assert client.wait_for_run(DAG, run, timeout=180) == "success"
 
     # Nobody supervises it now: the restore sees to that.
     place.write_job()
     alone = client.trigger_dag("restore", {"job": "lamp", "savepoint": savepoint["id"]})
     assert client.wait_for_run("restore", alone, timeout=120) == "success"
     triggered = client.xcom("restore", alone, "supervise", "trigger_run_id")
-    client.wait_for_task(DAG, triggered, "supervise", ("deferred",), timeout=90)
+    client.wait_for_task(DAG, triggered, "supervise", ("deferred",), timeout=180)
     launched = client.xcom(DAG, triggered, "deploy")
     assert launched["launched"] is False and launched["incarnation"] == place.seen().incarnation
 

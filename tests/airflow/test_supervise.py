@@ -89,10 +89,13 @@ def test_silent_driver_is_killed_and_restarted(place: Place) -> None:
 
 
 def test_spent_budget_fails_with_the_last_error(place: Place) -> None:
-    place.write_job(restarts={"max": 2, "backoff": "100ms"}, standin_fail="BATCH_FAILED")
+    gate = place.gate("fails")
+    restarts = {"max": 2, "backoff": "100ms"}
+    place.write_job(restarts=restarts, standin_fail="BATCH_FAILED", standin_gate=str(gate))
     run, operator = Run(), supervise(place)
     operations.deploy(place.workspace, "lamp", by="test")
     trigger = deferred(lambda: operator.execute(run.context()), run)
+    gate.touch()
     for _ in range(2):
         event = fired(trigger)
         assert event is not None and event["action"] == "restart"
@@ -107,10 +110,12 @@ def test_spent_budget_fails_with_the_last_error(place: Place) -> None:
 
 
 def test_error_that_cannot_pass_fails_at_once_with_the_log(place: Place) -> None:
-    place.write_job(standin_fail="SINK_SCHEMA_MISMATCH", standin_after=3)
+    gate = place.gate("fails")
+    place.write_job(standin_fail="SINK_SCHEMA_MISMATCH", standin_after=3, standin_gate=str(gate))
     run, operator = Run(), supervise(place)
     operations.deploy(place.workspace, "lamp", by="test")
     trigger = deferred(lambda: operator.execute(run.context()), run)
+    gate.touch()
     event = fired(trigger)
     assert event is not None and event["action"] == "fail"
     said: list[str] = []
@@ -345,10 +350,11 @@ def test_marked_while_it_is_down_is_suspended_at_once_and_the_next_run_deploys(
 
 
 def test_release_leaves_a_job_that_failed_for_good_as_it_is(place: Place) -> None:
-    run = Run()
-    place.write_job(standin_fail="CONFIG_INVALID", standin_after=5)
+    run, gate = Run(), place.gate("fails")
+    place.write_job(standin_fail="CONFIG_INVALID", standin_after=5, standin_gate=str(gate))
     place.deploy()
     deferred(lambda: supervise(place).execute(run.context()), run)
+    gate.touch()
     place.until(lambda seen: seen.phase is Phase.FAILED)
     run.states["supervise"] = "failed"
     ReleaseOperator(task_id="release", job="lamp", **place.place()).execute(run.context("release"))

@@ -144,12 +144,12 @@ class Injector:
         deadline = time.monotonic() + 30
         if moment is Moment.IN_BATCH:
             while checkpoint.last_offset() == checkpoint.last_commit() and time.monotonic() < deadline:
-                time.sleep(0.01)
+                time.sleep(0.03)
             record.detail["batch"] = checkpoint.last_offset()
         elif moment is Moment.BETWEEN:
             done = checkpoint.last_commit()
             while checkpoint.last_commit() == done and time.monotonic() < deadline:
-                time.sleep(0.01)
+                time.sleep(0.03)
             record.detail["batch"] = checkpoint.last_commit()
         if time.monotonic() >= deadline:
             record.detail["moment_missed"] = True

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streamwarden.control.documents import JobDocuments
+from streamwarden.control.documents import JobDocuments, utc_now
 from streamwarden.control.lease import LeaseHolder, lease_is_live
 from streamwarden.control.processes import ProcessRef, current_process, is_alive, process_of
 from streamwarden.errors import StreamwardenError
@@ -79,10 +79,13 @@ def test_a_living_jvm_of_a_dead_driver_keeps_the_lease(documents: JobDocuments, 
 
 
 def test_of_a_holder_elsewhere_only_the_expiry_counts(documents: JobDocuments) -> None:
-    LeaseHolder(documents, "one", ELSEWHERE, timedelta(seconds=3)).acquire()
+    LeaseHolder(documents, "one", ELSEWHERE, timedelta(hours=1)).acquire()
     two = LeaseHolder(documents, "two", current_process(), TTL)
     with pytest.raises(StreamwardenError, match="LEASE_HELD"):
         two.acquire()
+    held = documents.lease.read()
+    assert held is not None
+    documents.lease.write(held.model_copy(update={"expires_at": utc_now() + timedelta(seconds=1)}))
     two.acquire(wait=timedelta(seconds=60))
 
 

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryProgress
+
+from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.documents import BatchProgress, JobDocuments, SourceProgress
+from streamwarden.driver.progress import ProgressListener
+from streamwarden.errors import StreamwardenError
+from streamwarden.storage import LocalStorage
+
+pytestmark = pytest.mark.unit
+
+CHECKPOINT = "checkpoints/job/g000001"
+
+
+class NoBacklog:
+    def after(self, *_: object) -> SourceProgress | None:
+        return None
+
+
+class Away(LocalStorage):
+    """A store that takes no progress."""
+
+    def write(self, key: str, data: bytes) -> str:
+        raise StreamwardenError("STORAGE_UNAVAILABLE", key)
+
+
+def event(batch: int) -> QueryProgressEvent:
+    found: dict[str, Any] = {
+        **{"id": "0" * 8 + "-0000-0000-0000-" + "0" * 12, "runId": "0" * 8 + "-0000-0000-0000-" + "0" * 12},
+        **{"name": "job", "timestamp": "2026-01-01T00:00:00.000Z", "batchId": batch, "batchDuration": 10},
+        **{"durationMs": {"addBatch": 5, "triggerExecution": 10}, "eventTime": {}, "stateOperators": []},
+        **{"sources": [], "sink": {"description": "foreach", "numOutputRows": -1}, "observedMetrics": {}},
+        **{"numInputRows": 7, "inputRowsPerSecond": 1.0, "processedRowsPerSecond": 1.0},
+    }
+    return QueryProgressEvent(StreamingQueryProgress.fromJson(found))
+
+
+def listener(storage: LocalStorage, committed: Any) -> ProgressListener:
+    return ProgressListener(
+        JobDocuments(storage, "job"),
+        "i",
+        1,
+        CheckpointReader(storage, CHECKPOINT),
+        lambda _: None,
+        committed,
+        lambda: None,
+        lambda: 1,
+        NoBacklog(),
+        files=False,
+    )
+
+
+def committed_batch(root: Path, batch: int) -> None:
+    (root / CHECKPOINT / "commits").mkdir(parents=True, exist_ok=True)
+    (root / CHECKPOINT / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
+def test_a_batch_is_in_the_progress_before_anybody_is_told_of_it(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    told: list[tuple[int, int | None]] = []
+
+    def committed(done: BatchProgress) -> None:
+        progress = JobDocuments(storage, "job").progress("i").read()
+        told.append((done.batch, progress.last.batch if progress and progress.last else None))
+
+    listens = listener(storage, committed)
+    for batch in (0, 1):
+        committed_batch(tmp_path, batch)
+        listens.onQueryProgress(event(batch))
+    assert told == [(0, 0), (1, 1)]
+
+
+def test_a_batch_counts_though_its_progress_can_t_be_written(tmp_path: Path) -> None:
+    told: list[int] = []
+    committed_batch(tmp_path, 0)
+    listener(Away(tmp_path), lambda done: told.append(done.batch)).onQueryProgress(event(0))
+    assert told == [0]
