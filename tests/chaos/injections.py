@@ -141,7 +141,7 @@ class Injector:
         world, job, moment = self.world, record.fault.job, record.fault.moment
         world.until(lambda: is_running(world.seen(job)), DEADLINE_S, f"{job} to run")
         checkpoint = world.checkpoint(job)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         if moment is Moment.IN_BATCH:
             while checkpoint.last_offset() == checkpoint.last_commit() and time.monotonic() < deadline:
                 time.sleep(0.03)
@@ -195,7 +195,7 @@ class Injector:
             record.detail["savepoint"] = world.run_state("savepoint", savepoint)
 
     def _targets(self, job: str, kind: Kind) -> list[psutil.Process]:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:
             members = self.world.driver(job)
             java = [process for process in members if _name(process) == "java"]
