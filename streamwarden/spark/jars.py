@@ -80,6 +80,11 @@ def require(*uses: str) -> list[Path]:
     return paths
 
 
+_PROBES = 3
+"""How often Java is asked for its version where a signal ends it: whoever kills that process, such as a kernel that is
+short of memory, has said nothing of the Java. A job whose driver takes it for missing stays down."""
+
+
 def find_java() -> str:
     """Return the path of a Java 17 (or newer, as far as Spark allows: 17, 21, 25) launcher.
 
@@ -92,10 +97,15 @@ def find_java() -> str:
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
         raise StreamwardenError("JAVA_MISSING", f"no java launcher ({'JAVA_HOME=' + home if home else 'on PATH'})")
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    for _ in range(_PROBES):
+        asked = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+        if asked.returncode >= 0:
+            break
+    said = asked.stderr
     version = re.search(r'version "(\d+)', said)
     if version is None or int(version[1]) not in (17, 21, 25):
-        raise StreamwardenError("JAVA_MISSING", f"{java} is {said.strip().splitlines()[0] if said else 'unusable'}")
+        unusable = f"unusable (exit code {asked.returncode})"
+        raise StreamwardenError("JAVA_MISSING", f"{java} is {said.strip().splitlines()[0] if said else unusable}")
     return java
 
 

@@ -198,7 +198,8 @@ class Injector:
         deadline = time.monotonic() + 60
         while True:
             members = self.world.driver(job)
-            java = [process for process in members if _name(process) == "java"]
+            # Not the one that only tells its version.
+            java = [process for process in members if _is_jvm(process)]
             if members and (kind is Kind.DRIVER_PYTHON or java or time.monotonic() >= deadline):
                 break
             time.sleep(0.05)
@@ -605,10 +606,11 @@ class _Rest:
         return self.since is not None and now - self.since >= self.seconds
 
 
-def _name(process: psutil.Process) -> str:
+def _is_jvm(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return process.name()
-    return ""
+        # Not the one that only tells its version.
+        return process.name() == "java" and "-version" not in process.cmdline()
+    return False
 
 
 def _is_driver(process: psutil.Process) -> bool:
