@@ -200,7 +200,7 @@ class Chaos:
             closed = set(read_table(world.workspace, "card_sessions")["status"].to_pylist()) <= {"closed"}
             return closed and time.monotonic() - since >= _REST_S
 
-        world.until(rests, 300, "the jobs to come to rest", poll=1.0)
+        world.until(rests, 480, "the jobs to come to rest", poll=1.0)
 
     def _stop_jobs(self) -> list[str]:
         """Stop all jobs by the DAG; return what is not as it must be afterwards."""

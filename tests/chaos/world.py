@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 TABLES = ("trips", "trips_quarantine", "zone_windows", "card_sessions")
 LEASE_S = 10.0
+INTERVAL_S = 30
 TRIGGERER_THRESHOLD_S = 30.0
 """Airflow's own default, said here because a stall must last longer."""
 
@@ -54,7 +55,7 @@ _PROFILE: dict[str, Any] = {
     "lease": f"{LEASE_S:.0f}s",
     "heartbeat": "1s",
     "jobs": {
-        "interval": "30s",
+        "interval": f"{INTERVAL_S}s",
         "partitions": 2,
         "resources": {"cores": 1, "memory": "640m"},
         "options": {"card_sessions": {"close_after": "10s"}},
@@ -259,9 +260,10 @@ class World:
         """Tell whether a job has read all there is: idle, or with batches without rows where timers make some."""
         progress = self.seen(job).progress
         now = time.time()
-        newest = [batch for batch in progress.recent[-3:] if batch.at.timestamp() > now - 10] if progress else []
-        return self.idle_after(job, now - 10) is not None or (
-            len(newest) == 3 and all(batch.rows_in == 0 for batch in newest)
+        since = now - 2 * INTERVAL_S - 10
+        newest = [batch for batch in progress.recent[-2:] if batch.at.timestamp() > since] if progress else []
+        return self.idle_after(job, now - INTERVAL_S - 10) is not None or (
+            len(newest) == 2 and all(batch.rows_in == 0 for batch in newest)
         )
 
     def driver(self, job: str) -> list[psutil.Process]:
