@@ -351,7 +351,8 @@ def await_health(
     Raises
     ------
     StreamwardenError
-        The driver's own error if it ends, or ``DRIVER_DID_NOT_START`` when the time is over.
+        The driver's own error if it ends, ``DRIVER_SILENT`` if it says nothing for three leases, or
+        ``DRIVER_DID_NOT_START`` when the time is over.
     """
     deadline = time.monotonic() + timeout
     before = -1 if base is None else base

@@ -74,8 +74,8 @@ def _check_name(value: str) -> str:
 class FileSource(_Strict):
     """Files that appear in a folder, each read once, whole.
 
-    Folders within it are not read, as with Spark, but for those named ``key=value``. A file is handed to the job as
-    bytes, so that a corrupt one is the job's to judge and not the query's end.
+    Folders within it are not read, as with Spark, unless all its files lie in folders named ``key=value``. A file is
+    handed to the job as bytes, so that a corrupt one is the job's to judge and not the query's end.
     """
 
     kind: Literal["files"]

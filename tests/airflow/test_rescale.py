@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -342,6 +343,20 @@ def test_what_fails_while_the_driver_ends_spark_leaves_the_job_running(
     with pytest.raises(StreamwardenError, match="SAVEPOINT_FAILED"):
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
     assert_runs_again_as_before(place, before, incarnation)
+
+
+def test_a_driver_that_is_silent_for_a_moment_is_waited_for(place: Place) -> None:
+    place.profile(lease="4s")
+    seen = place.deploy()
+    assert seen.heartbeat is not None
+    pid = seen.heartbeat.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    place.until(lambda seen: seen.phase is Phase.SILENT)
+    woken = threading.Timer(1, os.kill, (pid, signal.SIGCONT))
+    woken.start()
+    said = running.await_health(place.workspace, "lamp", generation=1, base=None, timeout=60)
+    woken.join()
+    assert said.startswith("batch ") and place.seen().incarnation == seen.incarnation
 
 
 def test_the_dag_is_wired(airflow_database: None) -> None:

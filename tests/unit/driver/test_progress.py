@@ -26,7 +26,7 @@ class Away(LocalStorage):
     """A store that takes no progress."""
 
     def write(self, key: str, data: bytes) -> str:
-        raise StreamwardenError("STORAGE_UNAVAILABLE", key)
+        raise StreamwardenError("S3_UNREACHABLE", key)
 
 
 def event(batch: int) -> QueryProgressEvent:
