@@ -1,8 +1,8 @@
 """A driver without Spark: speaks the control protocol, and writes the checkpoint of a stateless job without outputs.
 
 Called like ``streamwarden.driver``. The job's ``options`` tell it how to misbehave: ``standin_fail`` (an error code to
-fail with, once ``standin_after`` batches were done), ``standin_stop_s`` (how long a stop takes), ``standin_mute`` (after
-so many batches it does no more, and lives on), ``standin_idle`` (the same, but says that there is no input),
+fail with, once ``standin_after`` batches were done), ``standin_stop_s`` (how long a stop takes), ``standin_mute``
+(after so many batches it does no more, and lives on), ``standin_idle`` (the same, but says that there is no input),
 ``standin_keys`` (how many keys each batch adds to a state that it only speaks of) and ``standin_batch_s`` (how long a
 batch takes).
 
