@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from streamwarden.spark.conditional_put import CHECKPOINT_FILE_MANAGER, LOG_STORE
+
 __all__ = ["S3Server", "s3_settings"]
 
 _A = "spark.hadoop.fs.s3a"
@@ -12,13 +14,11 @@ _A = "spark.hadoop.fs.s3a"
 # by the variables that boto3 takes them from.
 _ALWAYS: dict[str, str] = {
     # Spark's default writes a file of a checkpoint under another name and renames it. On S3 a rename is a copy and a
-    # delete, in that order and one by one; this manager writes an object whole or, when interrupted, not at all.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
-    ),
-    # Delta's default for s3a, said here because it is relied on: it does not keep two writers of one table apart. Our
-    # lease does.
-    "spark.delta.logStore.s3a.impl": "io.delta.storage.S3SingleDriverLogStore",
+    # delete, in that order and one by one; this manager writes an object whole or, when interrupted, not at all. And
+    # where two drivers write the same entry of a log, one of them fails, as on disk.
+    "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILE_MANAGER,
+    # Delta's own for s3a does not keep two writers of one table apart.
+    "spark.delta.logStore.s3a.impl": LOG_STORE,
     # The defaults wait for minutes: 30 s for a connection (15 is the least it takes), 200 s of silence, 7 repetitions
     # by S3A around 5 by the SDK. A batch that fails is tried again by the driver, out of a budget that a person has
     # set, and says why; one that waits says nothing. As it is, a server that is back within some 10 s is not noticed,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from streamwarden.spark import class_archive, quick_py4j
+from streamwarden.spark import class_archive, conditional_put, quick_py4j
 from streamwarden.spark.jars import find_java, require
 from streamwarden.spark.s3 import S3Server, s3_settings
 
@@ -84,7 +84,7 @@ def build_session(
     """
     find_java()
     quick_py4j.install()
-    jars = require("s3") if s3 is not None else require()
+    jars = [*require("s3"), conditional_put.jar()] if s3 is not None else require()
     added = [path for path in require("kafka") if path not in jars] if kafka else []
     # PySpark starts Python workers by these; without them transformWithState's driver-side worker takes any `python3`.
     os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -60,6 +60,24 @@ def lives_elsewhere(place: Place) -> str:
     return launch_driver(place.workspace, desired, by=BY, reason="as if on another machine")
 
 
+def freeze(pid: int) -> list[psutil.Process]:
+    """Stop a process with all below it, as a machine that is suspended does."""
+    root = psutil.Process(pid)
+    frozen = []
+    for process in [root, *root.children(recursive=True)]:
+        # Hadoop's helpers live for a moment.
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+            frozen.append(process)
+    return frozen
+
+
+def thaw(frozen: list[psutil.Process]) -> None:
+    for process in reversed(frozen):
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
 def ended(place: Place, incarnation: str) -> Exit:
     documents = place.documents("numbers")
     until(lambda: documents.exit(incarnation).read() is not None, "the woken driver to end")
@@ -159,19 +177,11 @@ def test_frozen_with_its_jvm_at_any_moment(place: Place) -> None:
         time.sleep(rng.uniform(0.2, 3))
         found = place.documents("numbers").heartbeat(current).read()
         assert found is not None
-        root = psutil.Process(found.process.pid)
-        frozen = []
-        for process in [root, *root.children(recursive=True)]:
-            # Hadoop's helpers live for a moment.
-            with suppress(psutil.NoSuchProcess):
-                process.suspend()
-                frozen.append(process)
+        frozen = freeze(found.process.pid)
         following = lives_elsewhere(place)
         place.wait("numbers", lambda seen, name=following: seen.incarnation == name and at(seen, 0), "the next one")
         time.sleep(rng.uniform(0, 2))
-        for process in reversed(frozen):
-            with suppress(psutil.NoSuchProcess):
-                process.resume()
+        thaw(frozen)
         last = ended(place, current)
         assert last.error is not None and last.error.code in ("LEASE_LOST", "BATCH_FAILED"), last.error
         current = following

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import random
+import re
 import threading
 import time
 from dataclasses import dataclass
@@ -27,14 +28,42 @@ class Trouble:
     methods: tuple[str, ...] = ("DELETE", "GET", "HEAD", "POST", "PUT")
 
 
+class Hold:
+    """The first request whose line, ``PUT /bucket/key``, ends as a pattern says: kept until it is let go.
+
+    `reached` and `answered` are set when it has come, and when the server has said `status` to it.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self.reached = threading.Event()
+        self.answered = threading.Event()
+        self.status: int | None = None
+        self._pattern = re.compile(pattern + "$")
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+
+    def release(self) -> None:
+        self._over.set()
+
+    def takes(self, line: str) -> bool:
+        """Return whether a request is the one, after it was let go."""
+        with self._lock:
+            if self.reached.is_set() or not self._pattern.search(line):
+                return False
+            self.reached.set()
+        self._over.wait()
+        return True
+
+
 class Proxy:
     """Forwards as it is asked, under the name that it was asked by: signatures cover it, and stay valid.
 
-    `trouble` may be changed at any time; `seen` counts what was done.
+    `trouble` and `hold` may be changed at any time; `seen` counts what was done.
     """
 
     def __init__(self, upstream: str, *, seed: int = 1) -> None:
         self.trouble = Trouble()
+        self.hold: Hold | None = None
         self.seen = {"forwarded": 0, "slow_down": 0, "lose_request": 0, "lose_answer": 0}
         self._upstream = urlsplit(upstream).netloc
         self._random = random.Random(seed)
@@ -92,6 +121,8 @@ class Proxy:
     def _handle(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
         time.sleep(self.trouble.delay_s)
+        hold = self.hold
+        held = hold is not None and hold.takes(f"{request.command} {urlsplit(request.path).path}")
         fate = self._draw(request.command)
         if fate == "lose_request":
             request.close_connection = True
@@ -115,6 +146,9 @@ class Proxy:
             return
         finally:
             upstream.close()
+        if hold is not None and held:
+            hold.status = answer.status
+            hold.answered.set()
         if fate == "lose_answer":
             request.close_connection = True
             return

@@ -1,0 +1,103 @@
+"""Our own classes for Spark on S3, compiled once at set-up: Delta's log and the checkpoint's logs by conditional PUT.
+
+What they do is said in their sources, ``java/*.java``; why, in docs/decisions/0015. Their compiler is Janino, which
+Spark carries for its generated code: a Java runtime has none.
+
+``python -m streamwarden.spark.conditional_put`` compiles them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.spark.jars import find_java, jar_dir, require
+
+__all__ = ["CHECKPOINT_FILE_MANAGER", "LOG_STORE", "compile_jar", "jar"]
+
+LOG_STORE = "streamwarden.ConditionalPutLogStore"
+CHECKPOINT_FILE_MANAGER = "streamwarden.ConditionalPutCheckpointFileManager"
+
+_SOURCES = tuple(sorted((Path(__file__).parent / "java").glob("*.java")))
+_NAME = "streamwarden-conditional-put"
+_JANINO = "org.codehaus.commons.compiler.samples.CompilerDemo"
+"""Its command line, named as a sample of how to use it."""
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The first moment that a zip file can tell: the same sources make the same jar."""
+
+
+def _path() -> Path:
+    """Return where the jar of these sources lies: those of another version have another name."""
+    content = b"".join(source.read_bytes() for source in _SOURCES)
+    return jar_dir() / f"{_NAME}-{hashlib.sha256(content).hexdigest()[:12]}.jar"
+
+
+def jar() -> Path:
+    """Return the path of the compiled jar.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JAR_MISSING``.
+    """
+    path = _path()
+    if not path.is_file():
+        raise StreamwardenError("JAR_MISSING", str(path))
+    return path
+
+
+def compile_jar() -> Path:
+    """Compile the sources, unless that was done, and return the jar's path. Jars of other versions are removed.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JAVA_MISSING``; ``JAR_MISSING`` if a jar that the sources need is not there.
+    subprocess.CalledProcessError
+        With what the compiler said.
+    """
+    path = _path()
+    if path.is_file():
+        return path
+    spec = find_spec("pyspark")
+    assert spec is not None and spec.origin is not None
+    shipped = Path(spec.origin).parent / "jars"
+    class_path = os.pathsep.join(str(one) for one in (*require("s3"), *sorted(shipped.glob("*.jar"))))
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".compile-") as work:
+        classes = Path(work) / "classes"
+        classes.mkdir()
+        compiler = [find_java(), "-cp", str(shipped / "*"), _JANINO, "-d", str(classes), "-classpath", class_path]
+        command = [*compiler, *(str(source) for source in _SOURCES)]
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        made = Path(work) / path.name
+        with zipfile.ZipFile(made, "w") as archive:
+            for compiled in sorted(classes.rglob("*.class")):
+                entry = zipfile.ZipInfo(compiled.relative_to(classes).as_posix(), date_time=_EPOCH)
+                archive.writestr(entry, compiled.read_bytes())
+        for other in path.parent.glob(f"{_NAME}-*.jar"):
+            other.unlink()
+        made.replace(path)
+    return path
+
+
+def main() -> int:
+    """Compile, as ``make setup`` does, and say what is there."""
+    try:
+        path = compile_jar()
+    except (StreamwardenError, subprocess.SubprocessError) as error:
+        sys.stderr.write(f"{error}\n{getattr(error, 'stderr', '') or ''}")
+        return 1
+    sys.stdout.write(f"jars: {path.name}, compiled\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
