@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import Any
 
 from airflow.sdk import BaseNotifier
+from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.sdk.execution_time.timeout import timeout
 
 from streamwarden.control.alerts import NotifierSpec
 from streamwarden.control.config import load_alerts
@@ -19,6 +21,9 @@ from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
 __all__ = ["Alert", "tell"]
+
+_NOTIFIER_S = 60
+"""How long a notifier may take: nobody looks at the job meanwhile. 60: a slow mail server, tried once."""
 
 _WORDS = {"ok": "well again", "warn": "warning", "critical": "critical"}
 
@@ -69,7 +74,8 @@ def tell(
     """Write the changes of a job's health down, log them, and give them to the notifiers that want them.
 
     Each change is told once, however many look. A notifier that fails is given the same again at a later call, a minute
-    on; one that fails after it has in fact sent is therefore given it twice. Never raises what a notifier raises.
+    on; one that fails after it has in fact sent is therefore given it twice. So is one that takes more than a minute.
+    Never raises what a notifier raises.
 
     Parameters
     ----------
@@ -87,25 +93,34 @@ def tell(
     list of HealthChange
         What is new.
     """
-    known = True
+    document = JobDocuments(workspace.storage, job).health
     try:
-        notifiers = load_alerts(workspace.config).of(job)
+        notifiers: Sequence[NotifierSpec] | None = load_alerts(workspace.config).of(job)
     except StreamwardenError as error:
         # A slip in that file must not end the supervision of a job, nor lose what is to be told once it is mended.
         log.error("nobody is notified: %s", error)
-        notifiers, known = [], False
-    wanted = [(notifier.name, Level(notifier.level)) for notifier in notifiers]
+        notifiers = None
+    if notifiers is None:
+        wanted = [(record.ANYBODY, Level.WARN)]
+    else:
+        wanted = [(notifier.name, Level(notifier.level)) for notifier in notifiers]
+        if record.ANYBODY in (document.read() or HealthRecord()).unsent:
+            record.hand_out(workspace, job, wanted)
     noted = record.note(workspace, job, health, rules=rules, notifiers=wanted)
     for change in noted:
         level = logging.INFO if change.after == "ok" else logging.WARNING
         log.log(level, "health: %s %s -> %s: %s", change.rule, change.before, change.after, change.what)
-    found = JobDocuments(workspace.storage, job).health.read() or HealthRecord()
-    if noted or record.unsent_due(found):
+    found = document.read() or HealthRecord()
+    if not found.unsent or not (noted or record.unsent_due(found)):
+        return noted
+    if notifiers is None:
+        record.sent(workspace, job, record.ANYBODY, [], ok=False)
+    else:
         for notifier in notifiers:
             changes = found.unsent.get(notifier.name, [])
             if changes:
                 _send(workspace, notifier, Alert(job, changes), context, log)
-        for gone in set(found.unsent) - {notifier.name for notifier in notifiers} if known else ():
+        for gone in set(found.unsent) - {notifier.name for notifier in notifiers}:
             # It is configured no longer.
             record.sent(workspace, job, gone, found.unsent[gone], ok=True)
     return noted
@@ -115,8 +130,9 @@ def _send(
     workspace: Workspace, spec: NotifierSpec, alert: Alert, context: Mapping[str, Any], log: logging.Logger
 ) -> None:
     try:
-        _notifier(spec)({**context, "alert": alert})
-    except Exception:
+        with timeout(_NOTIFIER_S, f"notifier {spec.name} took longer than {_NOTIFIER_S} s"):  # type: ignore[no-untyped-call]
+            _notifier(spec)({**context, "alert": alert})
+    except (Exception, AirflowTaskTimeout):
         # Whatever it is: the job's supervision goes on, and the notifier is asked again.
         log.exception("notifier %s could not be given: %s", spec.name, alert.title)
         record.sent(workspace, alert.job, spec.name, alert.changes, ok=False)

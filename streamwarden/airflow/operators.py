@@ -301,7 +301,7 @@ class SuperviseOperator(JobOperator):
             seen, verdict = self._look(workspace)
             if event and event.get("action") == ALERT:
                 self._tell(context, workspace, seen, verdict, rules=event.get("rules", ()))
-            return self._act(context, workspace, seen, verdict)
+            return self._act(context, workspace, seen, verdict, (event or {}).get("differing", ()))
         except StreamwardenError as error:
             raise self.fail(error) from error
 
@@ -322,13 +322,23 @@ class SuperviseOperator(JobOperator):
         memory = JobDocuments(workspace.storage, self.job).supervision.read() or Supervision()
         return seen, decide(seen, memory)
 
-    def _act(self, context: Context, workspace: Workspace, seen: Observation, verdict: Verdict) -> dict[str, Any]:
+    def _act(
+        self,
+        context: Context,
+        workspace: Workspace,
+        seen: Observation,
+        verdict: Verdict,
+        differing: Sequence[tuple[str, str, float]] = (),
+    ) -> dict[str, Any]:
         if verdict.action is Action.FINISH:
             self.log.info("finished: %s", verdict.why)
             record_decision(workspace, self.job, "finish", verdict.why)
             self._tell(context, workspace, seen, verdict)
             return _summary(workspace, seen)
         if verdict.action in (Action.FAIL, Action.SUSPEND):
+            if verdict.action is Action.SUSPEND:
+                # Before the stop, which may take long and is tried again: by then the job is one that is suspended.
+                self._tell(context, workspace, seen, verdict)
             error = put_down(workspace, seen, verdict, by=f"airflow:{holder_of(context)}")
             if verdict.action is Action.FAIL:
                 # A stuck one was alive, and has an end and a diagnosis only now.
@@ -348,7 +358,7 @@ class SuperviseOperator(JobOperator):
             self.log.info("%s: asked to stop: %s", incarnation, verdict.why)
             ask_to_stop(workspace, seen, by=f"airflow:{holder_of(context)}", why=verdict.why)
         self._stop_if_ended(context, workspace, incarnation)
-        self._defer(context, workspace, incarnation)
+        self._defer(context, workspace, incarnation, differing)
         raise AssertionError("defer() returned")
 
     def _restart(self, context: Context, workspace: Workspace, seen: Observation, verdict: Verdict) -> str | None:
@@ -389,7 +399,13 @@ class SuperviseOperator(JobOperator):
         )
         raise AirflowFailException(f"the task was marked {state}: driver {incarnation} is asked to stop")
 
-    def _defer(self, context: Context, workspace: Workspace, incarnation: str | None) -> None:
+    def _defer(
+        self,
+        context: Context,
+        workspace: Workspace,
+        incarnation: str | None,
+        differing: Sequence[tuple[str, str, float]],
+    ) -> None:
         self.defer(
             trigger=SuperviseTrigger(
                 job=self.job,
@@ -400,6 +416,7 @@ class SuperviseOperator(JobOperator):
                 attempt=context["ti"].try_number,
                 incarnation=incarnation,
                 poll_interval=self.poll_interval,
+                differing=differing,
             ),
             method_name="resume",
         )
@@ -479,7 +496,7 @@ class ReleaseOperator(JobOperator):
             if unsent_due(found):
                 tell(workspace, self.job, Health(), context=context, log=self.log, rules=())  # type: ignore[arg-type]
             elif time.monotonic() >= deadline or ti.get_dr_count(dag_id=ti.dag_id, states=["queued"]):
-                self.log.warning("not told yet: %s", ", ".join(sorted(found.unsent)))
+                self.log.warning("not told yet: %s", ", ".join(sorted(name or "anybody" for name in found.unsent)))
                 return
             time.sleep(1)
 

@@ -59,6 +59,9 @@ class SuperviseTrigger(BaseTrigger):
     settle
         Seconds in which nothing is fired: a trigger that fires while the scheduler has not yet heard that the
         deferring process ended can fail its task for no reason.
+    differing
+        Since when which rule has had which level that was not told yet, as the trigger before it has seen it: a
+        notifier that is asked again every minute must not keep a level from lasting for ``health.hold``.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class SuperviseTrigger(BaseTrigger):
         incarnation: str | None = None,
         poll_interval: float = 2.0,
         settle: float = 5.0,
+        differing: Sequence[tuple[str, str, float]] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.job = job
@@ -87,7 +91,7 @@ class SuperviseTrigger(BaseTrigger):
         self._said = ""
         self._batch: int | None = None
         self._progress_at = 0.0
-        self._differing: dict[tuple[str, str], float] = {}
+        self._differing = {(rule, level): began for rule, level, began in differing}
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class's path and the arguments that make this trigger again."""
@@ -103,6 +107,7 @@ class SuperviseTrigger(BaseTrigger):
                 "incarnation": self.incarnation,
                 "poll_interval": self.poll_interval,
                 "settle": self.settle,
+                "differing": self._differences(),
             },
         )
 
@@ -128,7 +133,8 @@ class SuperviseTrigger(BaseTrigger):
                     yield _event(verdict.action.value, verdict.why, seen.incarnation)
                     return
                 if (rules or record.unsent_due(told)) and time.monotonic() >= settled:
-                    yield _event(ALERT, ", ".join(rules) or "a notifier is to be asked again", seen.incarnation, rules)
+                    why = ", ".join(rules) or "a notifier is to be asked again"
+                    yield _event(ALERT, why, seen.incarnation, rules, self._differences())
                     return
             await asyncio.sleep(self.poll_interval)
 
@@ -156,12 +162,16 @@ class SuperviseTrigger(BaseTrigger):
 
     def _lasting_changes(self, seen: Observation, health: Health, told: HealthRecord) -> list[str]:
         """Return the rules whose level has differed from what was told for long enough."""
-        now = time.monotonic()
+        # A time of day: the trigger that goes on after a notifier was asked again knows it too.
+        now = time.time()
         since = self._differing
         differing = [(change.rule, change.after) for change in record.changes(told, health)]
         self._differing = {change: since.get(change, now) for change in differing}
         hold = seen.desired.spec.health.hold.total_seconds() if seen.desired else 0.0
         return [rule for (rule, _), began in self._differing.items() if now - began >= hold]
+
+    def _differences(self) -> list[tuple[str, str, float]]:
+        return [(rule, level, began) for (rule, level), began in self._differing.items()]
 
     def _stop(self, reason: str) -> str:
         workspace = self._workspace()
@@ -238,9 +248,21 @@ class SuperviseTrigger(BaseTrigger):
             self.log.info("%s%s", line, f" ({detail})" if detail else "")
 
 
-def _event(action: str, why: str, incarnation: str | None, rules: Sequence[str] = ()) -> TriggerEvent:
-    # The same wherever it is run: of two triggerers' events Airflow drops one.
-    payload = {"action": action, "why": why, "incarnation": incarnation, "rules": list(rules)}
+def _event(
+    action: str,
+    why: str,
+    incarnation: str | None,
+    rules: Sequence[str] = (),
+    differing: Sequence[tuple[str, str, float]] = (),
+) -> TriggerEvent:
+    # Of two triggerers' events Airflow drops one.
+    payload = {
+        "action": action,
+        "why": why,
+        "incarnation": incarnation,
+        "rules": list(rules),
+        "differing": [list(one) for one in differing],
+    }
     return TriggerEvent(payload)  # type: ignore[no-untyped-call]
 
 

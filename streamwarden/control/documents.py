@@ -370,6 +370,9 @@ class RuleState(_Record):
     """A health rule whose limit is reached, as it was told."""
 
     level: Literal["warn", "critical"]
+    worst: Literal["", "warn", "critical"] = Field(
+        default="", description="Since it was well: whoever was told of that is told of the end."
+    )
     since: datetime
     what: str
 

@@ -139,8 +139,12 @@ def deploy(
     documents = JobDocuments(workspace.storage, job)
     seen = observe(workspace, job)
     stopping = seen.phase.alive and _stops(documents, seen)
-    # One that was interrupted has stopped the job, or changed it, and there is something to go back to.
-    guarded = left is not None or (seen.phase.alive and not stopping)
+    # One that was interrupted has stopped the job, or changed it, and there is something to go back to. So there is of
+    # a job that is to run and whose driver stops for an operation that did not wait for it to the end.
+    wanted = seen.desired is not None and seen.desired.state == "running"
+    guarded = left is not None or (
+        seen.phase.alive and (not stopping or (wanted and planned.effect.rank > Effect.LIVE.rank))
+    )
     if not ours and seen.phase.alive and not stopping and planned.effect.rank <= Effect.LIVE.rank:
         assert seen.incarnation is not None
         if planned.changes or seen.desired is None:

@@ -293,7 +293,9 @@ class _Rollout(JobOperation):
         reader = self._reader(reference)
         if reader.last_offset() == base:
             return f"the new spec began no batch, the old one goes on after {_batch(base)}"
-        if Effect(self._plan["effect"]) is not Effect.SAVEPOINT:
+        # Before the first batch source and state may change without a savepoint: what the new spec has made of them is
+        # not for the old one.
+        if base is not None and Effect(self._plan["effect"]) is not Effect.SAVEPOINT:
             return f"what changed has no part in results, the old spec goes on after {_batch(reader.last_commit())}"
         desired = self._documents.desired.read()
         assert desired is not None
@@ -325,7 +327,8 @@ class _Rollout(JobOperation):
         )
         self._decide(self._documents.checkpoint, fresh)
         tables = f", {', '.join(one.table for one in outputs)} put back" if outputs else ""
-        return f"the old spec goes on from savepoint {name} after {_batch(base)}{tables}"
+        where = f"goes on from savepoint {name} after {_batch(base)}" if found else "begins anew, as before any batch"
+        return f"the old spec {where}{tables}"
 
     def _reader(self, reference: CheckpointRef) -> CheckpointReader:
         return CheckpointReader(self._workspace.storage, reference.path)

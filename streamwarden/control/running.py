@@ -11,7 +11,14 @@ from streamwarden.control.ids import new_id
 from streamwarden.control.launcher import launch_driver
 from streamwarden.control.operation import refuse_if_busy
 from streamwarden.control.standby import Standby
-from streamwarden.control.supervision import Observation, Phase, kill_by_hand, kill_silent, observe
+from streamwarden.control.supervision import (
+    Observation,
+    Phase,
+    kill_by_hand,
+    kill_silent,
+    observe,
+    process_of_driver,
+)
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -141,7 +148,7 @@ def _stopped(workspace: Workspace, job: str, timeout: float, *, by: str, kill: b
             raise
         seen = observe(workspace, job)
         if seen.phase.alive and not kill_by_hand(workspace, seen, by=by):
-            process = seen.heartbeat.process if seen.heartbeat else seen.launch.process if seen.launch else None
+            process = process_of_driver(seen)
             where = f"its process is one of {process.host}: kill it there" if process else "its process is not known"
             raise StreamwardenError(error.code, f"{error.what}; {where}", remedy=error.remedy) from error
     return observe(workspace, job)
@@ -154,13 +161,23 @@ def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout:
     ----------
     timeout
         Seconds until it is killed. 60: a batch in flight of a driver that is to go anyway.
+
+    Raises
+    ------
+    StreamwardenError
+        ``STOP_TIMED_OUT`` for one of another machine, which can't be killed from here.
     """
     request_stop(workspace, job, by=by, reason=reason)
     deadline = time.monotonic() + timeout
     while (seen := observe(workspace, job)).phase.alive:
-        process = seen.heartbeat.process if seen.heartbeat else seen.launch.process if seen.launch else None
-        if time.monotonic() >= deadline and process is not None and processes.kill(process):
-            return
+        process = process_of_driver(seen)
+        if time.monotonic() >= deadline and process is not None:
+            if processes.kill(process):
+                return
+            if processes.is_alive(process) is None:
+                what = f"{job}: its driver on {process.host} was asked to stop {timeout:.0f} s ago, and lives"
+                remedy = f"End process {process.pid} there, and repeat this."
+                raise StreamwardenError("STOP_TIMED_OUT", what, remedy=remedy)
         time.sleep(0.2)
     kill_silent(seen)
 

@@ -37,7 +37,7 @@ from streamwarden.control.ids import new_id
 from streamwarden.control.launcher import launch_driver
 from streamwarden.control.lease import lease_is_live
 from streamwarden.control.operation import active_operation
-from streamwarden.control.processes import is_alive, kill
+from streamwarden.control.processes import ProcessRef, is_alive, kill
 from streamwarden.control.spec import RestartSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
@@ -61,6 +61,7 @@ __all__ = [
     "kill_driver",
     "kill_silent",
     "observe",
+    "process_of_driver",
     "record_decision",
     "record_ending",
     "restart",
@@ -380,14 +381,15 @@ def _facts(seen: Observation, memory: Supervision, now: datetime, *, down: str =
 def _judge_living(seen: Observation, memory: Supervision, now: datetime) -> Verdict:
     assert seen.desired is not None
     health = seen.desired.spec.health
-    if seen.phase is Phase.STOPPING or seen.asked_at is not None:
+    stops = seen.phase is Phase.STOPPING or seen.asked_at is not None
+    if stops and (seen.desired.state == "suspended" or not _is_here(seen)):
         return Verdict(Action.WAIT, seen.reason)
     if seen.desired.state == "suspended":
         # Launched while somebody stopped the job, who found no driver to ask.
         return Verdict(Action.STOP, "the job is to be suspended, and its driver was not asked to stop")
     rows = seen.progress.last.state_rows if seen.progress and seen.progress.last else 0
     limit = health.state_rows.critical
-    if limit is not None and rows >= limit and health.on_state_limit != "warn":
+    if limit is not None and rows >= limit and health.on_state_limit != "warn" and not stops:
         what = f"{seen.job}: {rows:,} keys in the state; health.state_rows.critical is {limit:,}"
         error = ErrorInfo.of(StreamwardenError("STATE_LIMIT_REACHED", what))
         return Verdict(
@@ -396,6 +398,7 @@ def _judge_living(seen: Observation, memory: Supervision, now: datetime) -> Verd
             error=error,
             savepoint=health.on_state_limit == "savepoint_and_stop",
         )
+    # Also of one that stops, though its job is to run: what asked it to may have given up, and it hangs in its batch.
     stuck = stuck_for(_facts(seen, memory, now))
     # One that waits for its source table is told of, and that's all: no restart brings the table, and jobs may be
     # deployed in any order.
@@ -539,8 +542,19 @@ def kill_silent(seen: Observation) -> bool:
 
 def kill_driver(seen: Observation) -> bool:
     """Kill the driver that was observed, if it is one of this machine; return whether there was one."""
-    process = seen.heartbeat.process if seen.heartbeat else seen.launch.process if seen.launch else None
+    process = process_of_driver(seen)
     return process is not None and kill(process)
+
+
+def process_of_driver(seen: Observation) -> ProcessRef | None:
+    """Return the process of the driver that was observed, as far as it is known."""
+    return seen.heartbeat.process if seen.heartbeat else seen.launch.process if seen.launch else None
+
+
+def _is_here(seen: Observation) -> bool:
+    """Tell whether the driver that was observed is a process of this machine, which can be killed."""
+    process = process_of_driver(seen)
+    return process is not None and is_alive(process) is not None
 
 
 def _claim_document(workspace: Workspace, job: str) -> Document[Claim]:

@@ -212,6 +212,9 @@ class ProgressListener(StreamingQueryListener):
         self._after = -1 if after is None else after
         self._files = files
         self._recent: list[BatchProgress] = []
+        self._unreported: list[StreamingQueryProgress] = []
+        self._uncounted: list[BatchProgress] = []
+        self._written = True
         self._lock = threading.Lock()
 
     @functools.cached_property
@@ -225,6 +228,8 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: ARG002, N802
         """Pass it on: a query without new data runs no batches, and is well."""
+        with self._lock:
+            self._report_all()
         self._idle()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
@@ -232,11 +237,27 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Report a batch."""
+        with self._lock:
+            self._unreported = [*self._unreported, event.progress][-_KEPT:]
+            self._report_all()
+
+    def _report_all(self) -> None:
+        """Report what waits for it. What the store was away for waits for the next event."""
+        while self._unreported:
+            event = self._unreported[0]
+            try:
+                self._report(event)
+            except (OSError, StreamwardenError):
+                _log.warning("batch %s: its progress could not be written yet", event.batchId, exc_info=True)
+                return
+            except Exception:
+                _log.exception("batch %s committed, but its progress could not be told", event.batchId)
+            del self._unreported[0]
         try:
-            with self._lock:
-                self._report(event.progress)
-        except Exception:
-            _log.exception("batch %s committed, but its progress could not be written", event.progress.batchId)
+            self._write()
+            self._count()
+        except (OSError, StreamwardenError):
+            _log.warning("progress and totals could not be written yet", exc_info=True)
 
     def _report(self, event: StreamingQueryProgress) -> None:
         # Spark also sends events for triggers that found nothing to do, under the id of the batch that comes next.
@@ -255,14 +276,13 @@ class ProgressListener(StreamingQueryListener):
             backlog=self._backlog,
         )
         self._recent = [*self._recent, done][-_KEPT:]
+        self._uncounted = [*self._uncounted, done][-_KEPT:]
+        self._written = False
         try:
             # Before the heartbeat: who has seen that tell of a batch finds it here, too.
-            self._documents.progress(self._incarnation).write(
-                Progress(incarnation=self._incarnation, at=utc_now(), last=done, recent=self._recent)
-            )
+            self._write()
         finally:
             self._committed(done)
-        self._documents.totals.update(lambda was: _added(was, done, self._generation))
         _log.info(
             "batch %d: %d rows in, %s out, %d late, %d quarantined, %d ms, %.0f rows/s, watermark %s, state %d rows",
             done.batch,
@@ -275,6 +295,27 @@ class ProgressListener(StreamingQueryListener):
             done.watermark.isoformat() if done.watermark else "-",
             done.state_rows,
         )
+
+    def _write(self) -> None:
+        if not self._written:
+            self._documents.progress(self._incarnation).write(
+                Progress(incarnation=self._incarnation, at=utc_now(), last=self._recent[-1], recent=self._recent)
+            )
+            self._written = True
+
+    def _count(self) -> None:
+        if not self._uncounted:
+            return
+        counted = self._uncounted
+
+        def add(was: Totals | None) -> Totals:
+            for done in counted:
+                was = _added(was, done, self._generation)
+            assert was is not None
+            return was
+
+        self._documents.totals.update(add)
+        self._uncounted = []
 
 
 def _added(was: Totals | None, done: BatchProgress, generation: int) -> Totals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ class FileNotifier(BaseNotifier):
         self.text = text
 
     def notify(self, context: Any) -> None:
+        while Path(self.path).with_suffix(".hangs").exists():
+            time.sleep(0.1)
         if Path(self.path).with_suffix(".broken").exists():
             raise ConnectionError("nobody there")
         with Path(self.path).open("a") as stream:

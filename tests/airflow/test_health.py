@@ -118,6 +118,44 @@ def test_a_slip_in_alerts_yaml_does_not_end_supervision(place: Place, content: s
     deferred(lambda: operator.resume(run.context(), event), run)
     assert "CONFIG_INVALID" in errors[0] and "alerts.yaml" in errors[0]
     assert set(told(place).rules) == {"no_batch"}
+    # What came meanwhile is told once the slip is mended.
+    paths = notify(place, "mail")
+    document = JobDocuments(place.workspace.storage, "lamp").health
+    document.update(lambda found: (found or HealthRecord()).model_copy(update={"retry_at": utc_now()}))
+    deferred(lambda: operator.resume(run.context(), {"action": "alert", "rules": []}), run)
+    assert "no_batch" in said(paths["mail"]) and not told(place).unsent
+
+
+def test_a_notifier_that_hangs_is_given_up_for_now(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamwarden.airflow.notify._NOTIFIER_S", 0.5)
+    place.write_job(health={**QUICK, "no_batch": {"warn": "1s", "critical": "1h"}}, standin_mute=1)
+    paths, run, operator = notify(place, "mail"), Run(), supervise(place)
+    paths["mail"].with_suffix(".hangs").touch()
+    place.deploy()
+    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    deferred(lambda: operator.resume(run.context(), event), run)
+    assert not said(paths["mail"]) and set(told(place).unsent) == {"mail"}
+
+
+def test_a_level_lasts_over_the_wakes_of_a_notifier_that_is_asked_again(place: Place) -> None:
+    place.write_job(health={"hold": "1h", "no_batch": {"warn": "1s", "critical": "1h"}}, standin_mute=1)
+    run, operator = Run(), supervise(place)
+    place.deploy()
+    document = JobDocuments(place.workspace.storage, "lamp").health
+    change = HealthChange(rule="backlog", before="ok", after="warn", what="for the test", at=utc_now())
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    assert fired(trigger, within=3) is None
+    document.update(lambda found: HealthRecord(unsent={"mail": [change]}))
+    event = fired(trigger)
+    assert event is not None and event["rules"] == []
+    (first,) = event["differing"]
+    assert first[:2] == ["no_batch", "warn"]
+    # As if it had begun two hours ago.
+    again = deferred(
+        lambda: operator.resume(run.context(), {**event, "differing": [[*first[:2], first[2] - 7200]]}), run
+    )
+    event = fired(again)
+    assert event is not None and event["rules"] == ["no_batch"]
 
 
 @pytest.mark.parametrize("path", ["no.such.Thing", "pathlib.Path", "tests.airflow.notifiers.Missing"])
@@ -203,8 +241,10 @@ def test_what_is_to_be_told_outlives_a_slip_in_alerts_yaml(place: Place) -> None
     file.write_text("{")
     document = JobDocuments(place.workspace.storage, "lamp").health
     document.update(lambda found: (found or HealthRecord()).model_copy(update={"retry_at": utc_now()}))
-    deferred(lambda: operator.resume(run.context(), {"action": "alert", "rules": []}), run)
+    trigger = deferred(lambda: operator.resume(run.context(), {"action": "alert", "rules": []}), run)
     assert set(told(place).unsent) == {"mail"}
+    assert fired(trigger, within=1) is None, "not again at once"
+    document.update(lambda found: (found or HealthRecord()).model_copy(update={"retry_at": utc_now()}))
     file.write_text(content)
     paths["mail"].with_suffix(".broken").unlink()
     deferred(lambda: operator.resume(run.context(), {"action": "alert", "rules": []}), run)

@@ -9,9 +9,12 @@ from streamwarden.control.documents import HealthChange, HealthRecord, JobDocume
 from streamwarden.control.health.rules import Health, Level
 from streamwarden.control.workspace import Workspace
 
-__all__ = ["changes", "note", "sent", "told", "unsent_due"]
+__all__ = ["ANYBODY", "changes", "hand_out", "note", "sent", "told", "unsent_due"]
 
 _KEPT = 50
+
+ANYBODY = ""
+"""In place of a notifier's name: changes that are kept until it is known again which notifiers there are."""
 
 RETRY = timedelta(minutes=1)
 """How long to wait before a notifier that failed is asked again."""
@@ -38,8 +41,14 @@ def told(record: HealthRecord, changes: Collection[HealthChange]) -> HealthRecor
         if change.after == "ok":
             rules.pop(change.rule, None)
         else:
-            rules[change.rule] = RuleState(level=change.after, since=change.at, what=change.what)
+            worst = max(_worst(record, change.rule), Level(change.after), key=lambda level: level.rank)
+            rules[change.rule] = RuleState(level=change.after, worst=worst.value, since=change.at, what=change.what)
     return record.model_copy(update={"rules": rules, "changes": [*record.changes, *changes][-_KEPT:]})
+
+
+def _worst(record: HealthRecord, rule: str) -> Level:
+    state = record.rules.get(rule)
+    return Level(state.worst or state.level) if state is not None else Level.OK
 
 
 def note(
@@ -71,13 +80,29 @@ def note(
             return found
         unsent = dict(record.unsent)
         for name, level in notifiers:
-            wanted = [c for c in noted if max(Level(c.before).rank, Level(c.after).rank) >= level.rank]
+            wanted = [c for c in noted if max(_worst(record, c.rule).rank, Level(c.after).rank) >= level.rank]
             if wanted:
                 unsent[name] = [*unsent.get(name, []), *wanted][-_KEPT:]
         return told(record, noted).model_copy(update={"unsent": unsent})
 
     JobDocuments(workspace.storage, job).health.update(apply)
     return noted
+
+
+def hand_out(workspace: Workspace, job: str, notifiers: Collection[tuple[str, Level]]) -> None:
+    """Give what was kept for :data:`ANYBODY` to the notifiers that want it, as in :func:`note`."""
+
+    def apply(found: HealthRecord | None) -> HealthRecord:
+        record = found or HealthRecord()
+        unsent = dict(record.unsent)
+        kept = unsent.pop(ANYBODY, [])
+        for name, level in notifiers:
+            wanted = [c for c in kept if max(Level(c.before).rank, Level(c.after).rank) >= level.rank]
+            if wanted:
+                unsent[name] = [*unsent.get(name, []), *wanted][-_KEPT:]
+        return record.model_copy(update={"unsent": unsent})
+
+    JobDocuments(workspace.storage, job).health.update(apply)
 
 
 def unsent_due(record: HealthRecord, *, now: datetime | None = None) -> bool:

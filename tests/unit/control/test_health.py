@@ -124,6 +124,8 @@ def test_a_suspended_job_is_well_whatever_it_was() -> None:
         (11, {"health": {"no_batch": {"warn": "5s", "critical": "10s"}}}, "critical"),
         (11, {"health": {"no_batch": {"critical": "10s"}}}, "critical"),
         (51 * 60, {"health": {"no_batch": {"warn": "2h"}}}, None),
+        (51 * 60, {"trigger": {"min_pause": "1h"}}, None),
+        (111 * 60, {"trigger": {"min_pause": "1h"}}, "critical"),
     ],
 )
 def test_no_batch_for_too_long(ago: int, fields: dict[str, Any], level: str | None) -> None:
@@ -308,6 +310,32 @@ def test_each_change_is_noted_once(workspace: Workspace) -> None:
 def test_only_the_rules_that_lasted(workspace: Workspace) -> None:
     noted = record.note(workspace, "job", health(backlog=Level.WARN, restarts=Level.WARN), rules=["restarts"])
     assert steps(noted) == [("restarts", "ok", "warn")]
+
+
+def test_who_was_paged_hears_of_the_end_though_it_came_by_steps(workspace: Workspace) -> None:
+    page = [("page", Level.CRITICAL)]
+    for level in (Level.WARN, Level.CRITICAL, Level.WARN):
+        record.note(workspace, "job", health(backlog=level), notifiers=page)
+    record.note(workspace, "job", health(), notifiers=page)
+    assert steps(told(workspace).unsent["page"]) == [
+        *(("backlog", "warn", "critical"), ("backlog", "critical", "warn"), ("backlog", "warn", "ok")),
+    ]
+    # A new alarm that stays below: nothing to page, and nothing to call off.
+    record.sent(workspace, "job", "page", told(workspace).unsent["page"], ok=True)
+    record.note(workspace, "job", health(backlog=Level.WARN), notifiers=page)
+    record.note(workspace, "job", health(), notifiers=page)
+    assert not told(workspace).unsent
+
+
+def test_what_is_kept_for_anybody_goes_to_whoever_wants_it(workspace: Workspace) -> None:
+    kept = [(record.ANYBODY, Level.WARN)]
+    record.note(workspace, "job", health(backlog=Level.WARN, driver=Level.CRITICAL), notifiers=kept)
+    record.hand_out(workspace, "job", [("mail", Level.WARN), ("page", Level.CRITICAL)])
+    owed = told(workspace).unsent
+    assert {name: [change.rule for change in queue] for name, queue in owed.items()} == {
+        "mail": ["backlog", "driver"],
+        "page": ["driver"],
+    }
 
 
 def test_a_notifier_is_owed_what_it_wants_and_the_end_of_it(workspace: Workspace) -> None:

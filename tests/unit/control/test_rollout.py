@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,35 @@ def test_batches_that_mean_the_same_stay(place: Place, monkeypatch: pytest.Monke
         place.deploy()
     assert place.reference.generation == 1 and place.desired.spec.trigger.interval.total_seconds() == 60
     assert place.goes_on().heartbeat.batch > place.operation.plan["base"] + 2  # type: ignore[operator, union-attr]
+
+
+def test_a_first_batch_of_another_source_is_not_for_the_old_spec(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first batch a source may be another one; what was read of that must not stand for the old one's."""
+    place.write(options={"standin_mute": 0})
+    place.deploy()
+    place.until(lambda seen: seen.phase is Phase.RUNNING)
+    place.write(source={"kind": "files", "path": "elsewhere"})
+    unhealthy_after_a_batch(place, monkeypatch)
+    with pytest.raises(StreamwardenError, match=r"(?s)ROLLOUT_UNHEALTHY.*begins anew"):
+        place.deploy()
+    assert place.desired.spec.source.path == "landing"  # type: ignore[union-attr]
+    assert (place.reference.generation, place.reference.base_batch) == (2, None)
+
+
+def test_a_deploy_repeated_while_the_driver_stops_is_a_rollout_again(place: Place, tmp_path: Path) -> None:
+    gate = tmp_path / "stops.gate"
+    place.write(options={"standin_stop_gate": str(gate)})
+    place.runs()
+    place.write(options={"size": 2})
+    with pytest.raises(StreamwardenError, match="STOP_TIMED_OUT"):
+        operations.deploy(place.workspace, JOB, by=BY, stop_timeout=0.5)
+    assert place.operation.state == "failed" and place.seen().phase is Phase.STOPPING
+    opens = threading.Timer(1, gate.touch)
+    opens.start()
+    done = place.deploy()
+    assert done.operation == place.operation.id and place.operation.state == "done"
+    assert "pre-rollout savepoint" in place.steps and place.desired.spec.options == {"size": 2}
+    opens.join()
 
 
 @pytest.mark.parametrize(

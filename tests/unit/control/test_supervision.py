@@ -242,7 +242,6 @@ def test_a_stuck_driver_is_restarted_within_the_budget() -> None:
     verdict = decide(stuck, memory(), now=NOW)
     assert (verdict.action, verdict.not_before) == (Action.RESTART, None)
     assert "committed no batch for 21 s" in verdict.why
-    assert decide(replace(stuck, phase=Phase.STOPPING), memory(), now=NOW).action is Action.WAIT
     used = memory(*[timedelta(minutes=n) for n in (1, 2, 3)])
     spent = decide(stuck, used, now=NOW)
     assert spent.action is Action.FAIL and spent.error is not None
@@ -253,6 +252,21 @@ def test_a_stuck_driver_is_restarted_within_the_budget() -> None:
     assert told[0] is Level.CRITICAL and "committed no batch for 21 s" in told[1]
     left = living(since=timedelta(seconds=21), restart_when_stuck=False, **limit)
     assert decide(left, memory(), now=NOW).action is Action.WAIT
+
+
+@pytest.mark.parametrize(
+    ("wanted", "here", "action"),
+    [("running", True, Action.RESTART), ("suspended", True, Action.WAIT), ("running", False, Action.WAIT)],
+)
+def test_a_driver_that_hangs_in_its_stop_is_stuck_if_its_job_is_to_run(wanted: str, here: bool, action: Action) -> None:
+    """What has asked it to stop may have given up. Elsewhere nothing can be done but to ask, which was done."""
+    found = living(since=timedelta(seconds=21), no_batch={"critical": "20s"}, state_rows={"critical": 1})
+    process = current_process() if here else current_process().model_copy(update={"host": "elsewhere"})
+    beat = Heartbeat(incarnation="i1", at=NOW, started_at=NOW - timedelta(hours=1), state="stopping", process=process)  # type: ignore[arg-type]
+    assert found.desired is not None
+    stops = found.desired.model_copy(update={"state": wanted})
+    found = replace(found, phase=Phase.STOPPING, heartbeat=beat, desired=stops, asked_at=NOW)
+    assert decide(found, memory(), now=NOW).action is action
 
 
 def test_a_driver_that_waits_for_its_source_is_told_of_and_not_restarted() -> None:
@@ -514,6 +528,56 @@ def test_a_stuck_driver_elsewhere_that_is_given_up_is_asked_to_stop(workspace: W
     for _ in range(2):
         put_down(workspace, found, verdict, by="test")
     assert [one.kind for one in JobDocuments(workspace.storage, JOB).open_requests("i1")] == ["stop"]
+
+
+def silent(workspace: Workspace, process: ProcessRef) -> tuple[Observation, Verdict]:
+    """A driver that says nothing for longer than its lease, of a job that may not be restarted."""
+    documents = JobDocuments(workspace.storage, JOB)
+    documents.desired.write(desired(max=0))
+    at = utc_now() - timedelta(minutes=1)
+    documents.launch("i1").write(Launch(incarnation="i1", at=at, by="", reason="", digest="", process=process))
+    documents.heartbeat("i1").write(
+        Heartbeat(incarnation="i1", at=at, started_at=at, state=DriverState.RUNNING, process=process, batch=7)
+    )
+    found = observe(workspace, JOB)
+    assert found.phase is Phase.SILENT
+    return found, decide(found, Supervision())
+
+
+def test_a_silent_driver_that_is_given_up_does_not_wake_unwatched(workspace: Workspace) -> None:
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    found, verdict = silent(workspace, process_of(child.pid))
+    child.send_signal(signal.SIGSTOP)
+    assert put_down(workspace, found, verdict, by="test").code == "RESTART_BUDGET_SPENT"
+    assert child.wait(timeout=10) == -signal.SIGKILL
+
+
+def test_a_silent_driver_elsewhere_that_is_given_up_finds_a_stop_when_it_wakes(workspace: Workspace) -> None:
+    found, verdict = silent(workspace, current_process().model_copy(update={"host": "elsewhere"}))
+    put_down(workspace, found, verdict, by="test")
+    assert [one.kind for one in JobDocuments(workspace.storage, JOB).open_requests("i1")] == ["stop"]
+
+
+def test_a_state_limit_suspends_the_job_also_where_no_savepoint_can_be_taken(
+    workspace: Workspace, launches: list[str]
+) -> None:
+    launched(workspace, "i1", process=current_process(), code="stopped")
+    limit = ErrorInfo.of(StreamwardenError("STATE_LIMIT_REACHED", "many keys"))
+    verdict = Verdict(Action.SUSPEND, "many keys", error=limit, savepoint=True)
+    error = put_down(workspace, observe(workspace, JOB), verdict, by="test")
+    assert error.code == "STATE_LIMIT_REACHED"
+    assert error.what.startswith("many keys. Suspended without a savepoint: SAVEPOINT_NOTHING: ")
+    found = observe(workspace, JOB)
+    assert found.desired is not None and found.desired.state == "suspended" and launches == []
+    assert decide(found, JobDocuments(workspace.storage, JOB).supervision.read() or Supervision()).action is (
+        Action.FINISH
+    )
+
+
+def test_the_end_of_a_driver_elsewhere_is_not_waited_for_for_ever(workspace: Workspace) -> None:
+    hangs(workspace, current_process().model_copy(update={"host": "elsewhere"}))
+    with pytest.raises(StreamwardenError, match=r"STOP_TIMED_OUT.*its driver on elsewhere"):
+        running.end_driver(workspace, JOB, by="test", reason="for the test", timeout=0.1)
 
 
 def test_no_restart_of_a_job_that_was_stopped_meanwhile(workspace: Workspace, launches: list[str]) -> None:

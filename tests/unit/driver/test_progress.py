@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryProgress
+from pyspark.sql.streaming.listener import QueryIdleEvent, QueryProgressEvent, StreamingQueryProgress
 
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.documents import BatchProgress, JobDocuments, SourceProgress
@@ -23,10 +23,23 @@ class NoBacklog:
 
 
 class Away(LocalStorage):
-    """A store that takes no progress."""
+    """A store that takes none of some documents while it is away."""
+
+    def __init__(self, root: Path, *keys: str) -> None:
+        super().__init__(root)
+        self.keys: tuple[str, ...] = keys
+
+    def _refuse(self, key: str) -> None:
+        if key.endswith(self.keys):
+            raise StreamwardenError("S3_UNREACHABLE", key)
+
+    def read(self, key: str) -> Any:
+        self._refuse(key)
+        return super().read(key)
 
     def write(self, key: str, data: bytes) -> str:
-        raise StreamwardenError("S3_UNREACHABLE", key)
+        self._refuse(key)
+        return super().write(key, data)
 
 
 def event(batch: int) -> QueryProgressEvent:
@@ -78,5 +91,34 @@ def test_a_batch_is_in_the_progress_before_anybody_is_told_of_it(tmp_path: Path)
 def test_a_batch_counts_though_its_progress_can_t_be_written(tmp_path: Path) -> None:
     told: list[int] = []
     committed_batch(tmp_path, 0)
-    listener(Away(tmp_path), lambda done: told.append(done.batch)).onQueryProgress(event(0))
+    listener(Away(tmp_path, ".json"), lambda done: told.append(done.batch)).onQueryProgress(event(0))
     assert told == [0]
+
+
+@pytest.mark.parametrize("away", ["commits/1", "progress.json", "totals.json"])
+def test_nothing_is_lost_of_a_batch_that_the_store_was_away_for(tmp_path: Path, away: str) -> None:
+    storage = Away(tmp_path)
+    told: list[int] = []
+    listens = listener(storage, lambda done: told.append(done.batch))
+    for batch in range(4):
+        committed_batch(tmp_path, batch)
+        storage.keys = (away,) if batch == 1 else ()
+        listens.onQueryProgress(event(batch))
+    documents = JobDocuments(storage, "job")
+    totals, progress = documents.totals.read(), documents.progress("i").read()
+    assert told == [0, 1, 2, 3]
+    assert totals is not None and (totals.batches, totals.rows_in, totals.through_batch) == (4, 28, 3)
+    assert progress is not None and [done.batch for done in progress.recent] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("away", ["commits/0", "progress.json", "totals.json"])
+def test_the_last_batchs_report_needs_no_other_batch(tmp_path: Path, away: str) -> None:
+    storage = Away(tmp_path, away)
+    committed_batch(tmp_path, 0)
+    listens = listener(storage, lambda _: None)
+    listens.onQueryProgress(event(0))
+    storage.keys = ()
+    listens.onQueryIdle(QueryIdleEvent("0", "0", "2026-01-01T00:00:00.000Z"))  # type: ignore[arg-type]
+    documents = JobDocuments(storage, "job")
+    totals, progress = documents.totals.read(), documents.progress("i").read()
+    assert totals is not None and totals.batches == 1 and progress is not None
