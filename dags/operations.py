@@ -9,7 +9,7 @@ from streamwarden.airflow.advise_operator import AdviseOperator
 from streamwarden.airflow.approval_operator import RescaleApprovalOperator
 from streamwarden.airflow.offered import offered_savepoints
 from streamwarden.airflow.operators import ALL_JOBS, StopOperator
-from streamwarden.airflow.rescale_operator import RescaleOperator
+from streamwarden.airflow.rescale_operator import CancelRescaleOperator, RescaleOperator
 from streamwarden.airflow.restore_operators import EnsureSupervisedOperator, RestoreOperator
 from streamwarden.control.config import job_names
 
@@ -168,7 +168,7 @@ with DAG(
             minimum=1,
             maximum=86400,
             title="Health timeout (seconds)",
-            description="How long it may take until its backlog is no larger than it was.",
+            description="How long it may take to its first batch, and until what came while it was away is worked off.",
         ),
         "approval": Param(
             # Whoever fills in the form has decided already.
@@ -205,6 +205,19 @@ with DAG(
         task_id="supervise", job="{{ params.job }}", restore_task_id=rescale.task_id
     )
     approve >> rescale >> supervise_rescaled.as_teardown()
+
+with DAG(
+    dag_id="cancel_rescale",
+    description="Ask a rescale that goes on to go back, until its new driver starts.",
+    doc_md=(
+        "The rescale goes back before its next step: the job runs on, or is started, as it was, and the rescale's own"
+        " run fails with `OPERATION_CANCELLED`. Once its new driver starts, its health decides, and this fails."
+    ),
+    schedule=None,
+    tags=["streamwarden", "operations"],
+    params={"job": Param(type="string", enum=job_names(), title="Job", description="The job that is rescaled.")},
+):
+    CancelRescaleOperator(task_id="cancel", job="{{ params.job }}")
 
 with DAG(
     dag_id="advise",

@@ -14,7 +14,16 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["ALL_JOBS", "InterruptibleOperator", "JobOperator", "PlaceOperator", "ProgressLog", "holder_of", "is_true"]
+__all__ = [
+    "ALL_JOBS",
+    "InterruptibleOperator",
+    "JobOperator",
+    "PlaceOperator",
+    "ProgressLog",
+    "holder_of",
+    "is_true",
+    "person_of",
+]
 
 ALL_JOBS = "all"
 """What to give an operator as job for every one."""
@@ -127,6 +136,12 @@ def holder_of(context: Context) -> str:
     """Return what names a DAG run, the same in each try of its tasks."""
     ti = context["ti"]
     return f"{ti.dag_id}/{ti.run_id}"
+
+
+def person_of(context: Context) -> str:
+    """Return who has triggered the run, in words; nothing where it was no person, or Airflow does not say."""
+    name = getattr(context.get("dag_run"), "triggering_user_name", None)
+    return f", for {name}" if name else ""
 
 
 def is_true(value: object) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from streamwarden.airflow.job_operator import InterruptibleOperator, JobOperator, holder_of
+from streamwarden.airflow.job_operator import InterruptibleOperator, JobOperator, holder_of, person_of
 from streamwarden.airflow.logtail import log_tail
 from streamwarden.airflow.operation_log import ended_operation, seconds_of, steps_logged
 from streamwarden.control.documents import JobDocuments, Operation
@@ -90,7 +90,7 @@ class OperationOperator(JobOperator, InterruptibleOperator):
         """Perform the operation, or go on with what an earlier try began."""
         workspace = self.open()
         # The same in every try of this run, and in no other run: by it an operation is known as one's own.
-        by = f"airflow:{holder_of(context)}{_person(context)}"
+        by = f"airflow:{holder_of(context)}{person_of(context)}"
         try:
             operation = self._ended_already(context, workspace, by)
             if operation is None:
@@ -138,9 +138,3 @@ class OperationOperator(JobOperator, InterruptibleOperator):
                 self.log.error("driver %s:\n%s", started.split()[0], log_tail(workspace, self.job, started.split()[0]))
         self.log.error("%s", error)
         return AirflowFailException(str(error))
-
-
-def _person(context: Context) -> str:
-    """Return who has triggered the run, in words; nothing where it was no person, or Airflow does not say."""
-    name = getattr(context.get("dag_run"), "triggering_user_name", None)
-    return f", for {name}" if name else ""

@@ -1,20 +1,22 @@
-"""An operator: change a running job's parallelism."""
+"""Operators: change a running job's parallelism, and call that off."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, cast
 
+from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowSkipException
 
-from streamwarden.airflow.job_operator import ProgressLog, is_true
+from streamwarden.airflow.job_operator import JobOperator, ProgressLog, holder_of, is_true, person_of
 from streamwarden.airflow.operation_operator import OperationOperator
 from streamwarden.control.advice.advise import holds_back
 from streamwarden.control.documents import JobDocuments, Operation
-from streamwarden.control.rescale import OnTimeout, Way, rescale
+from streamwarden.control.rescale import OnTimeout, Way, cancel, rescale
 from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
 
-__all__ = ["RescaleOperator", "number_of", "skip_if_held_back"]
+__all__ = ["CancelRescaleOperator", "RescaleOperator", "number_of", "skip_if_held_back"]
 
 
 class RescaleOperator(OperationOperator):
@@ -92,6 +94,30 @@ class RescaleOperator(OperationOperator):
         """Return what was done."""
         told = {name: operation.plan.get(name) for name in ("approved_by", "was", "to", "state_rows", "downtime_s")}
         return {**super().told(workspace, operation), **told}
+
+
+class CancelRescaleOperator(JobOperator):
+    """Asks the rescale that works on a job to go back, and does not wait for that: its own task tells.
+
+    Fails where none works on the job or waits to be resumed (``OPERATION_NONE``), and once its new driver was started
+    (``OPERATION_TOO_LATE``): then the job's health decides. Returns the operation, who began it, and its step.
+
+    Parameters
+    ----------
+    profile, config, root
+        The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
+    """
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Ask."""
+        workspace = self.open()
+        try:
+            asked = cancel(workspace, self.job, by=f"airflow:{holder_of(context)}{person_of(context)}")
+        except StreamwardenError as error:
+            raise self.fail(error) from error
+        step = asked.steps[-1].name if asked.steps else ""
+        self.log.info("rescale %s by %s, at %s, is asked to go back", asked.id, asked.by, step or "its beginning")
+        return {"operation": asked.id, "by": asked.by, "step": step}
 
 
 def skip_if_held_back(workspace: Workspace, job: str, *, partitions: int | str | None, cores: int | str | None) -> None:

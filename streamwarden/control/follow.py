@@ -80,6 +80,11 @@ class Follower:
         assert last is not None
         return last - self.batch
 
+    @property
+    def outrun(self) -> bool:
+        """Whether the original has removed its next batch from its log: it keeps ``state.min_batches_to_retain``."""
+        return self._original.offsets(self.batch + 1) is None
+
     def begin(self) -> int:
         """Write into the copy what the original began its next batch with; return its id in the original.
 

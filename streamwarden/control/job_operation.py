@@ -65,7 +65,9 @@ class JobOperation:
             failure = (
                 error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))
             )
-            if self.handle.operation.state == "running" and failure.code != "OPERATION_INTERRUPTED":
+            # On its way back it is gone on with by whoever repeats it, where repeating can help.
+            half_back = self._plan.get("failure") is not None and failure.retryable
+            if self.handle.operation.state == "running" and failure.code != "OPERATION_INTERRUPTED" and not half_back:
                 self.handle.end("failed", failure)
             raise failure from error
 

@@ -148,7 +148,7 @@ def deploy(
     if not ours and seen.phase.alive and not stopping and planned.effect.rank <= Effect.LIVE.rank:
         assert seen.incarnation is not None
         if planned.changes or seen.desired is None:
-            documents.desired.write(_desired(workspace, planned, by=by, note=note))
+            documents.desired.write(_desired(workspace, planned, seen.desired, by=by, note=note))
         if planned.changes:
             record_decision(workspace, job, "live change", planned.fields)
         return Deployment(job, seen.incarnation, False, planned.effect, planned.changes)
@@ -174,7 +174,7 @@ def _start_anew(
 ) -> str:
     """Start a job that is down, or was asked to stop already, and return its driver."""
     job = planned.job
-    desired = _desired(workspace, planned, by=by, note=note)
+    desired = _desired(workspace, planned, seen.desired, by=by, note=note)
     # Before the old driver ends: a supervisor that sees it end, and restarts the job, then starts it with this spec.
     JobDocuments(workspace.storage, job).desired.write(desired)
     forgive(workspace, job, why=note or by)
@@ -195,8 +195,10 @@ def _start_anew(
     return launch_driver(workspace, desired, by=by, reason=note or "deploy")
 
 
-def _desired(workspace: Workspace, planned: RolloutPlan, *, by: str, note: str) -> Desired:
+def _desired(workspace: Workspace, planned: RolloutPlan, was: Desired | None, *, by: str, note: str) -> Desired:
     return Desired(
+        # By it an operation that was interrupted knows that it has switched, whatever is deployed since.
+        operation=was.operation if was is not None else None,
         job=planned.job,
         state="running",
         spec=planned.wanted,

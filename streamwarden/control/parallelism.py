@@ -69,10 +69,9 @@ def as_before(workspace: Workspace, job: str, kept: dict[str, Any] | None, *, by
     """
     if kept is not None:
         return Parallelism.model_validate(kept)
-    if JobDocuments(workspace.storage, job).parallelism.read() is None:
-        return None
-    # Over the YAML's own numbers it says nothing.
-    return decide(workspace, job, width_of(workspace.job(job)), by=by)
+    found = JobDocuments(workspace.storage, job).parallelism.read()
+    # Over the YAML's own numbers it says nothing. Not read again: a slip there must not hold up a way back.
+    return Parallelism(now=found.over, over=found.over, by=by) if found is not None else None
 
 
 def decide(workspace: Workspace, job: str, width: Width, *, by: str) -> Parallelism:

@@ -9,15 +9,16 @@ from datetime import datetime
 from typing import Any, Literal, NoReturn
 
 from streamwarden.control import running
+from streamwarden.control.catching_up import has_caught_up, pending
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.documents import (
-    BatchProgress,
     Cancel,
     CheckpointRef,
     Desired,
     ErrorInfo,
     JobDocuments,
     Operation,
+    Parallelism,
     Step,
     Supervision,
     Width,
@@ -48,6 +49,9 @@ Way = Literal["fast", "plain"]
 """How the state is repartitioned: while the job runs on, or after it was stopped."""
 
 _POLL_S = 0.25
+
+_LOOK_S = 2.0
+"""How often the driver that runs on is looked at, while its rescale is prepared. 2 s, as by its supervisor."""
 
 _START = "start"
 """The step from whose beginning on a rescale can't be cancelled: batches may be there that the old job has not seen."""
@@ -146,6 +150,9 @@ def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
 
 
 class _Rescale(JobOperation):
+    _runs_on = False
+    _looked = 0.0
+
     def run(self) -> Operation:
         failure = self._plan.get("failure")
         if failure is not None:
@@ -193,6 +200,7 @@ class _Rescale(JobOperation):
             return planned
 
     def _prepare_and_switch(self, planned: RescalePlan, spare: Standby) -> None:
+        self._runs_on = observe(self._workspace, self._job).phase.alive
         try:
             with self._step("start Spark"):
                 spare.await_ready(self._heed)
@@ -204,7 +212,7 @@ class _Rescale(JobOperation):
                 if planned.repartitions:
                     reference = self._copy(planned, spare).reference
                 else:
-                    self._save()
+                    self._save_if_any()
             self._switch(planned, reference)
         except Exception as error:
             self._go_on(error)
@@ -226,7 +234,7 @@ class _Rescale(JobOperation):
             was=planned.was.model_dump(mode="json"),
             to=planned.to.model_dump(mode="json"),
             critical=[one.rule for one in self._findings(seen)],
-            backlog=self._plan.get("backlog", _pending(last)),
+            backlog=self._plan.get("backlog", pending(last)),
             # Of a copy that a killed try has made, and this one does not use.
             proof=None,
         )
@@ -268,7 +276,7 @@ class _Rescale(JobOperation):
         idle_at = seen.heartbeat.idle_at if seen.heartbeat else None
         # An idle job is missed from its stop on.
         at = max((one for one in (last.at if last else None, idle_at) if one is not None), default=None)
-        self.handle.plan(stopped_at=at.isoformat() if at else None, backlog=_pending(last))
+        self.handle.plan(stopped_at=at.isoformat() if at else None, backlog=pending(last))
 
     def _check_between(self) -> None:
         """Refuse another generation behind a driver that died in the midst of a batch: under its own it is done once.
@@ -290,6 +298,15 @@ class _Rescale(JobOperation):
             self.handle.plan(state_rows=made.state_rows)
             step.detail = f"{made.id} at batch {made.batch}"
             return made
+
+    def _save_if_any(self) -> None:
+        """Take the savepoint of a job that needs none to start from: it may have committed no batch yet."""
+        try:
+            self._save()
+        except StreamwardenError as error:
+            if error.code != "SAVEPOINT_NOTHING":
+                raise
+            self.handle.plan(savepoint=None)
 
     def _copy(self, planned: RescalePlan, spare: Standby) -> StateCopy:
         return StateCopy(
@@ -322,7 +339,10 @@ class _Rescale(JobOperation):
                 else CheckpointReader(self._workspace.storage, current.path).last_commit()
             )
             after = reference.model_copy(update={"partitions": planned.to.partitions}) if reference else None
+            # Now, as it reads the YAML: whatever is wrong with that shall be found while the job is as it was.
+            width = decide(self._workspace, self._job, planned.to, by=self._by)
             self.handle.plan(
+                width=width.model_dump(mode="json"),
                 base=base,
                 generation=(after or current).generation,
                 after=after.model_dump(mode="json") if after else None,
@@ -352,8 +372,7 @@ class _Rescale(JobOperation):
 
     def _put_in_force(self) -> None:
         # After the desired state: of a switch that was cut off before that, a deploy shall see nothing.
-        width = decide(self._workspace, self._job, Width.model_validate(self._plan["to"]), by=self._by)
-        self._decide(self._documents.parallelism, width)
+        self._decide(self._documents.parallelism, Parallelism.model_validate(self._plan["width"]))
         if not self._plan.get("after"):
             return
         after, current = CheckpointRef.model_validate(self._plan["after"]), self._documents.checkpoint.read()
@@ -365,17 +384,18 @@ class _Rescale(JobOperation):
         return desired is not None and desired.operation == self.handle.id
 
     def _go_on(self, error: Exception) -> None:
-        """Start the job as it was, after what failed before the switch."""
-        if (isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED") or self._switched():
-            # Somebody else performs it now; or the switch was done after all, and its answer was lost.
+        """Start the job as it was, after what failed before the switch; go back, after what failed in its midst."""
+        if isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED":
+            # Somebody else performs it now.
             return
-        if not self._stopping:
-            self._release()
-            return
-        self._put_documents_back(note=f"its rescale failed: {_words(error)}")
+        if self._switched():
+            # Half of the switch is done, or all of it, and its answer was lost.
+            self._roll_back(_told(error))
         self._release()
         seen = observe(self._workspace, self._job)
-        if self._desired_before.state != "running" or (seen.phase.alive and not self._is_stopping(seen)):
+        # What is wanted of the job now: nothing was decided yet, and others may have, since a killed try asked to stop.
+        wanted = seen.desired is not None and seen.desired.state == "running"
+        if not (self._stopping and wanted) or (seen.phase.alive and not self._is_stopping(seen)):
             return
         with suppress(StreamwardenError):
             # One that is launched before finds the lease held by a driver that lives, and gives up.
@@ -397,25 +417,41 @@ class _Rescale(JobOperation):
                     )
             deadline = time.monotonic() + self._health_timeout
             with self.handle.step("first batch") as step:
-                step.detail = running.await_health(
-                    self._workspace,
-                    self._job,
-                    generation=self._plan["generation"],
-                    base=self._plan["base"],
-                    timeout=self._health_timeout,
-                    say=self._say,
-                )
-                # While its first batch is among those that its progress holds: catching up may take hours.
-                self._note_downtime(observe(self._workspace, self._job))
+                step.detail = self._await_first_batch()
+                # While its first batch is among those that its progress holds: catching up may take hours, and a killed
+                # try may have seen it then.
+                if "downtime_s" not in self._plan:
+                    self._note_downtime(observe(self._workspace, self._job))
             deadline += self._prove_replayed()
             with self.handle.step("catch up") as step:
                 step.detail = self._await_caught_up(deadline)
-        except StreamwardenError as error:
-            if error.code == "OPERATION_INTERRUPTED":
+        except (OSError, StreamwardenError) as error:
+            if isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED":
                 raise
-            self._roll_back(error)
+            self._roll_back(_told(error))
         self._release()
         return self.handle.end("done")
+
+    def _await_first_batch(self) -> str:
+        try:
+            return running.await_health(
+                self._workspace,
+                self._job,
+                generation=self._plan["generation"],
+                base=self._plan["base"],
+                timeout=self._health_timeout,
+                say=self._say,
+            )
+        except StreamwardenError as error:
+            seen = observe(self._workspace, self._job)
+            failures = seen.heartbeat.failures if seen.heartbeat else 0
+            if error.code != "DRIVER_DID_NOT_START" or not self._holds(seen) or failures:
+                raise
+            # After a long way its first batch is a large one.
+            return f"none yet: {error.what}"
+
+    def _holds(self, seen: Observation) -> bool:
+        return self.handle.operation.params["on_timeout"] == "hold" and seen.phase is Phase.RUNNING
 
     def _prove_replayed(self) -> float:
         """Compare the state at which the job was stopped with that of the copy, which has come there by replaying.
@@ -456,19 +492,20 @@ class _Rescale(JobOperation):
                 raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
             if "downtime_s" not in self._plan:
                 self._note_downtime(seen)
-            last = seen.progress.last if seen.progress else None
-            pending = _pending(last)
+            recent = seen.progress.recent if seen.progress else []
+            last = recent[-1] if recent else None
+            left = pending(last)
             wrong = [f"{one.rule}: {one.what}" for one in self._findings(seen) if one.rule not in known]
             idle = seen.heartbeat is not None and seen.heartbeat.idle
             if last is None and not idle:
                 # Its first try fails, or its progress could not be written, which says what is left.
                 wrong.append("a batch without progress")
-            if not wrong and (idle or pending is None or pending <= (backlog or 0)):
-                return "nothing is left to read" if idle or not pending else f"{pending} left to read, {backlog} before"
-            what = "; ".join(wrong) or f"{pending} left to read, {backlog or 0} before"
+            if not wrong and (idle or has_caught_up(recent, backlog or 0)):
+                return "nothing is left to read" if idle or not left else f"{left} left to read, {backlog or 0} before"
+            what = "; ".join(wrong) or f"{left} left to read, {backlog or 0} before"
             self._say(what)
             if time.monotonic() >= deadline:
-                if self.handle.operation.params["on_timeout"] == "hold" and seen.phase is Phase.RUNNING:
+                if self._holds(seen):
                     return f"held as asked, though not healthy in time: {what}"
                 raise StreamwardenError("RESCALE_SLOW", what)
             time.sleep(_POLL_S)
@@ -506,8 +543,10 @@ class _Rescale(JobOperation):
         assert reference is not None
         note = f"its rescale failed: {error.code}"
         if reference.generation == before.generation:
-            # Only cores or memory were changed, which have no part in results.
+            # Only cores or memory were changed, which have no part in results; or a killed try has put it back.
             self._put_documents_back(note=note)
+            if self._plan.get("after"):
+                return f"{before.path}, generation {before.generation}"
             return "the job goes on where it is, as wide as before"
         desired = self._desired_before
         outputs, stuck = outputs_before(
@@ -533,7 +572,15 @@ class _Rescale(JobOperation):
         self._decide(
             self._documents.checkpoint,
             # Its own generation: what its last batch in flight has written, it has written under this id.
-            before.model_copy(update={"highest": reference.highest, "outputs": outputs, "fenced": False}),
+            # With its number of partitions, as at the switch: a driver may be started before the spec is put back.
+            before.model_copy(
+                update={
+                    "highest": reference.highest,
+                    "outputs": outputs,
+                    "fenced": False,
+                    "partitions": self._plan["was"]["partitions"],
+                }
+            ),
         )
         self._put_documents_back(note=note)
         tables = f", {', '.join(one.table for one in outputs)} put back" if outputs else ""
@@ -592,10 +639,21 @@ class _Rescale(JobOperation):
         return self.handle.step(name)
 
     def _heed(self) -> None:
-        """Raise if somebody has cancelled this operation."""
+        """Raise if somebody has cancelled this operation, or the driver that was to run on meanwhile has ended."""
+        self._see_it_run_on()
         asked = self._documents.cancel.read()
         if asked is not None and asked.operation == self.handle.id:
             raise StreamwardenError("OPERATION_CANCELLED", f"{self._job}: rescale {self.handle.id}, by {asked.by}")
+
+    def _see_it_run_on(self) -> None:
+        # Nobody else restarts it while an operation works on the job, and preparing may take long.
+        if not self._runs_on or self._stopping or time.monotonic() < self._looked + _LOOK_S:
+            return
+        self._looked = time.monotonic()
+        seen = observe(self._workspace, self._job)
+        if seen.phase in (Phase.DEAD, Phase.FAILED, Phase.STOPPED):
+            what = f"{self._job}: its driver ended meanwhile: {seen.reason}"
+            raise StreamwardenError("RESCALE_NOT_HEALTHY", what)
 
     def _heed_at_start(self) -> None:
         """Raise if somebody has cancelled this operation while it switched, and nobody has started the new one yet."""
@@ -616,9 +674,5 @@ class _Rescale(JobOperation):
         return str(self.handle.operation.params.get("way", "plain"))
 
 
-def _pending(batch: BatchProgress | None) -> int | None:
-    return batch.source.pending if batch is not None and batch.source is not None else None
-
-
-def _words(error: Exception) -> str:
-    return f"{error.code}: {error.what}" if isinstance(error, StreamwardenError) else str(error)
+def _told(error: Exception) -> StreamwardenError:
+    return error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))

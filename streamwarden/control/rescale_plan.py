@@ -123,6 +123,8 @@ def plan_rescale(
     _check_yaml(workspace, job, spec)
     _check_health(job, seen)
     if not plan.repartitions:
+        # For its savepoint: what stands against that is to be found while the job runs.
+        newest_closure(workspace.files, workspace.storage, reference.path)
         return plan
     if facts is None or facts.partitions is None:
         why = "it has no state" if facts is not None else "it has committed no batch yet"

@@ -46,6 +46,9 @@ class _Follows(Protocol):
     @property
     def behind(self) -> int: ...
 
+    @property
+    def outrun(self) -> bool: ...
+
 
 def follow(copy: _Follows, replay: Callable[[], float], *, again: float) -> bool:
     """Replay until a copy stands where its job stands, or gets no nearer.
@@ -53,7 +56,7 @@ def follow(copy: _Follows, replay: Callable[[], float], *, again: float) -> bool
     Parameters
     ----------
     copy
-        Tells how many batches it is behind.
+        Tells how many batches it is behind, and whether it can't follow any more.
     replay
         Replays the next one; returns what it took, seconds.
     again
@@ -69,6 +72,8 @@ def follow(copy: _Follows, replay: Callable[[], float], *, again: float) -> bool
     behind: list[int] = []
     took = 0.0
     while (now := copy.behind) > 0:
+        if copy.outrun:
+            return False
         outrun = len(behind) >= _OUTRUN and now - behind[-_OUTRUN] >= _OUTRUN
         gaining = len(behind) < _TRIED or now < behind[-_TRIED]
         if outrun or not gaining or time.monotonic() >= deadline:
@@ -158,6 +163,11 @@ class StateCopy:
     def behind(self) -> int:
         """How many batches the job has committed since."""
         return self._follower.behind
+
+    @property
+    def outrun(self) -> bool:
+        """Whether the job has removed from its log already what comes next."""
+        return self._follower.outrun
 
     def proof(self) -> dict[str, StateAt] | None:
         """Return the states that must be the same: of the job and of its copy, which has come there by replaying.

@@ -19,7 +19,10 @@ pytestmark = pytest.mark.airflow
 
 DAGS = REPOSITORY / "dags"
 
-OTHERS = {"stop", "restore", "rescale", "advise", "quality", "savepoint", "verify_savepoints", "housekeeping"}
+OTHERS = {
+    *("stop", "restore", "rescale", "cancel_rescale", "advise", "quality"),
+    *("savepoint", "verify_savepoints", "housekeeping"),
+}
 
 
 def load(path: Path):  # type: ignore[no-untyped-def]

@@ -7,21 +7,24 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from streamwarden.airflow.rescale_operator import RescaleOperator
-from streamwarden.control import running
-from streamwarden.control.documents import JobDocuments, Operation
+from streamwarden.airflow.rescale_operator import CancelRescaleOperator, RescaleOperator
+from streamwarden.control import operations, running
+from streamwarden.control.documents import JobDocuments, Operation, Supervision
 from streamwarden.control.health.rules import Finding, Level
 from streamwarden.control.parallelism import effective_spec
+from streamwarden.control.processes import kill
 from streamwarden.control.rescale import _Rescale, cancel, rescale
 from streamwarden.control.rollout_plan import Effect, plan
 from streamwarden.control.savepoints.take import take
-from streamwarden.control.supervision import Observation, Phase
+from streamwarden.control.standby import Standby
+from streamwarden.control.supervision import Action, Observation, Phase, decide
 from streamwarden.errors import StreamwardenError
 from tests.airflow.conftest import REPOSITORY, Place, Run
 from tests.airflow.test_dags import load
@@ -187,6 +190,25 @@ def test_one_that_is_cancelled_between_the_switch_and_the_start_goes_back(
     place.until(lambda seen: seen.phase is Phase.RUNNING)
 
 
+def test_a_dag_cancels_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+    before, real = cores(place), running.stop_in_turn
+    asks = CancelRescaleOperator(task_id="cancel", job="lamp", **place.place())
+    asked: list[dict[str, Any]] = []
+
+    def stop(*arguments: Any, **rest: Any) -> str:
+        asked.append(asks.execute(Run(dag_id="cancel_rescale", person="boris").context("cancel")))
+        return real(*arguments, **rest)
+
+    monkeypatch.setattr(running, "stop_in_turn", stop)
+    with pytest.raises(AirflowFailException, match=r"OPERATION_CANCELLED.*airflow:cancel_rescale/.*, for boris"):
+        rescaling(place, cores=before + 1).execute(context())
+    assert asked[0]["operation"] == operation(place).id and asked[0]["step"] == "stop" and cores(place) == before
+    with pytest.raises(AirflowFailException, match="OPERATION_NONE"):
+        asks.execute(Run(dag_id="cancel_rescale").context("cancel"))
+
+
 def test_a_cancel_that_comes_too_late_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.deploy()
     place.batch(1)
@@ -282,6 +304,120 @@ def test_a_try_that_was_killed_while_the_driver_stops_is_gone_on_with(place: Pla
     first = killed_while_the_driver_stops(place, before + 1)
     done = rescale(place.workspace, "lamp", cores=before + 1, by="test")
     assert (done.id, done.state) == (first.id, "done") and cores(place) == before + 1
+
+
+def test_who_stops_the_job_between_two_tries_has_the_last_word(place: Place) -> None:
+    place.write_job(standin_stop_gate=str(place.gate("stops")))
+    place.deploy()
+    place.batch(1)
+    before = cores(place)
+    killed_while_the_driver_stops(place, before + 1)
+    running.stop(place.workspace, "lamp", by="somebody", timeout=60)
+    cancel(place.workspace, "lamp", by="somebody")
+    with pytest.raises(StreamwardenError, match="OPERATION_CANCELLED"):
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    seen = place.seen()
+    assert seen.phase is Phase.STOPPED and seen.desired is not None and seen.desired.state == "suspended"
+
+
+def test_a_driver_that_ends_while_its_rescale_is_prepared_is_left_to_its_supervisor(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.deploy()
+    before = place.batch(1)
+    real = Standby.await_ready
+
+    def await_ready(spare: Standby, heed: Any) -> None:
+        real(spare, heed)
+        assert before.heartbeat is not None and kill(before.heartbeat.process)
+        # As Spark does while it starts, or works on a large state.
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            heed()
+            time.sleep(0.1)
+
+    monkeypatch.setattr(Standby, "await_ready", await_ready)
+    with pytest.raises(StreamwardenError, match=r"RESCALE_NOT_HEALTHY.*its driver ended meanwhile"):
+        rescale(place.workspace, "lamp", cores=cores(place) + 1, by="test")
+    seen = place.seen()
+    assert seen.incarnation == before.incarnation and seen.phase is Phase.DEAD
+    assert decide(seen, Supervision()).action is Action.RESTART
+
+
+def test_a_yaml_that_breaks_meanwhile_is_found_before_the_switch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+    before, incarnation, real = cores(place), place.seen().incarnation, running.await_stop
+
+    def await_stop(*arguments: Any, **rest: Any) -> Any:
+        (place.config / "jobs" / "lamp.yaml").write_text("{")
+        return real(*arguments, **rest)
+
+    monkeypatch.setattr(running, "await_stop", await_stop)
+    with pytest.raises(StreamwardenError, match="CONFIG_INVALID"):
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    assert_runs_again_as_before(place, before, incarnation)
+
+
+def test_what_fails_in_the_midst_of_the_switch_goes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+    before, incarnation, real = cores(place), place.seen().incarnation, _Rescale._put_in_force
+
+    def put_in_force(work: _Rescale) -> None:
+        real(work)
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(_Rescale, "_put_in_force", put_in_force)
+    with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*no space left"):
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    assert operation(place).state == "rolled back" and cores(place) == before
+    place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != incarnation)
+    assert plan(place.workspace, "lamp").effect is Effect.NONE
+
+
+def test_a_way_back_that_could_not_be_finished_is_gone_on_with(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+    before = cores(place)
+
+    def unhealthy(*_: Any, **__: Any) -> Any:
+        raise StreamwardenError("DRIVER_DIED", "for the test")
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OSError("the store is away")
+
+    with monkeypatch.context() as changed, pytest.raises(StreamwardenError, match="the store is away"):
+        changed.setattr(running, "await_health", unhealthy)
+        changed.setattr(running, "end_driver", refused)
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    assert operation(place).state == "running" and cores(place) == before + 1
+    # A deploy in between, as of a job whose driver is down: it must not make the rescale forget that it has switched.
+    operations.deploy(place.workspace, "lamp", by="somebody")
+    with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*DRIVER_DIED"):
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    assert operation(place).state == "rolled back" and cores(place) == before
+    assert plan(place.workspace, "lamp").effect is Effect.NONE
+
+
+def test_a_job_without_a_batch_can_have_more_cores(place: Place) -> None:
+    place.write_job(standin_mute=0)
+    place.deploy()
+    before = cores(place)
+    with pytest.raises(StreamwardenError, match="RESCALE_UNHEALTHY"):
+        # It goes back for what the stand-in is: it does nothing, and does not say that there is nothing to do.
+        rescale(place.workspace, "lamp", cores=before + 1, health_timeout=1, by="test")
+    assert {"pre-rescale savepoint", "switch", "first batch"} <= {step.name for step in operation(place).steps}
+
+
+def test_one_that_is_slow_with_its_first_batch_is_held_if_that_was_asked_for(place: Place) -> None:
+    place.write_job(standin_mute=0)
+    place.deploy()
+    before = cores(place)
+    done = rescale(place.workspace, "lamp", cores=before + 1, health_timeout=1, on_timeout="hold", by="test")
+    assert done.state == "done" and cores(place) == before + 1
+    told = {step.name: step.detail for step in done.steps}
+    assert told["first batch"].startswith("none yet") and told["catch up"].startswith("held as asked")
 
 
 def assert_runs_again_as_before(place: Place, before: int, incarnation: str | None) -> None:

@@ -135,7 +135,8 @@ class HealthSpec(_Strict):
     on_state_limit: Literal["warn", "savepoint_and_stop", "fail"] = Field(
         default="warn",
         description="What the supervisor does at state_rows.critical. warn: tells. savepoint_and_stop: suspends the job"
-        " with a savepoint, and its task fails. fail: stops it without one.",
+        " with a savepoint, and its task fails; where none can be taken, without one, and the error says why. fail:"
+        " stops it without one.",
     )
     state_bytes: CountLimit = Field(
         default=CountLimit(),

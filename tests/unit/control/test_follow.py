@@ -86,6 +86,14 @@ def test_what_it_cannot_follow_it_refuses(workspace: Workspace) -> None:
         follower(workspace).begin()
 
 
+def test_a_copy_whose_next_batch_the_job_has_removed_from_its_log_is_given_up(workspace: Workspace) -> None:
+    assert not follower(workspace).outrun
+    workspace.files.delete(f"{HERE}/offsets/3")
+    following = follower(workspace)
+    assert following.outrun and following.behind > 0
+    assert follow(following, lambda: pytest.fail("nothing can be replayed"), again=3600) is False
+
+
 @pytest.mark.parametrize(
     ("made_meanwhile", "again_s", "near", "replays"),
     [
@@ -103,7 +111,7 @@ def test_what_it_cannot_follow_it_refuses(workspace: Workspace) -> None:
 def test_a_copy_that_gets_no_nearer_is_given_up(
     made_meanwhile: list[int], again_s: float, near: bool, replays: int
 ) -> None:
-    copy = SimpleNamespace(behind=5)
+    copy = SimpleNamespace(behind=5, outrun=False)
     done: list[int] = []
 
     def replay() -> float:

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from streamwarden.control.documents import CheckpointRef, Desired, JobDocuments, Operation, Width, utc_now
+from streamwarden.control.documents import (
+    CheckpointRef,
+    Desired,
+    JobDocuments,
+    Operation,
+    Parallelism,
+    Width,
+    utc_now,
+)
 from streamwarden.control.job_operation import JobOperation
 from streamwarden.control.operation import OperationHandle, begin
 from streamwarden.control.parallelism import decide, effective_spec
@@ -88,7 +96,8 @@ def rolls_out(work: JobOperation) -> object:
 def rescales(work: JobOperation) -> object:
     assert isinstance(work, _Rescale)
     to = Width(partitions=2, cores=3, memory="1g")
-    work.handle.plan(after=reference(2).model_dump(mode="json"), to=to.model_dump(mode="json"))
+    width = Parallelism(now=to, over=to, by="me")
+    work.handle.plan(after=reference(2).model_dump(mode="json"), width=width.model_dump(mode="json"))
     return work._put_in_force()
 
 
