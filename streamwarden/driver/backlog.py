@@ -84,9 +84,11 @@ class FileBacklog:
         began = _field(start, "logOffset")
         first = 0 if began is None else began + 1
         taken = [entry for batch in range(first, last + 1) for entry in self._entries(batch)]
-        if not taken:
+        # A batch without input, such as the one that Spark owes after a restart, has left what the one before it left.
+        newest_taken = taken or self._entries(last)
+        if not newest_taken:
             return SourceProgress(unit="files", taken=0, pending=None)
-        newest = max(int(entry["timestamp"]) for entry in taken)
+        newest = max(int(entry["timestamp"]) for entry in newest_taken)
         known = {_name(entry) for entry in [*taken, *self._before(first, newest)] if int(entry["timestamp"]) == newest}
         return SourceProgress(unit="files", taken=len(taken), pending=self._younger(newest, known))
 

@@ -70,6 +70,17 @@ def test_files_of_one_moment_are_told_apart_over_batches(workspace: Workspace) -
         assert backlog.after(before, offset(batch)) == SourceProgress(unit="files", taken=1, pending=left)
 
 
+def test_a_batch_without_input_tells_what_waits(workspace: Workspace) -> None:
+    """As the one that Spark owes after a restart: a job is not caught up with what came meanwhile because of it."""
+    backlog = files(workspace)
+    taken(workspace, 0, [land(workspace, "a.txt", 1_000)])
+    taken(workspace, 1, [land(workspace, "b.txt", 1_000)])
+    assert backlog.after(offset(1), offset(1)) == SourceProgress(unit="files", taken=0, pending=0)
+    land(workspace, "c.txt", 1_000)
+    land(workspace, "d.txt", 2_000)
+    assert backlog.after(offset(1), offset(1)) == SourceProgress(unit="files", taken=0, pending=2)
+
+
 def test_a_compacted_log_counts_its_own_batch_only(workspace: Workspace) -> None:
     old = {**land(workspace, "a.txt", 1_000), "batchId": 8}
     new = land(workspace, "b.txt", 2_000)
