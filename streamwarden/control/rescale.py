@@ -309,7 +309,7 @@ class _Rescale(JobOperation):
             self.handle.plan(savepoint=None)
 
     def _copy(self, planned: RescalePlan, spare: Standby) -> StateCopy:
-        return StateCopy(
+        copy = StateCopy(
             self._workspace,
             self._job,
             self.handle.id,
@@ -324,6 +324,10 @@ class _Rescale(JobOperation):
             say=self._say,
             report=self._report,
         )
+        if self._plan.get("state_rows") is None:
+            # The driver ended before it had told of its last batch.
+            self.handle.plan(state_rows=copy.rows)
+        return copy
 
     def _switch(self, planned: RescalePlan, reference: CheckpointRef | None) -> None:
         with self._step("switch") as step:

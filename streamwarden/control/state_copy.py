@@ -146,6 +146,8 @@ class StateCopy:
         self._heed = heed
         self._say = say
         self._report = report
+        self.rows = 0
+        """Of the savepoint's state, as its digests count them."""
         self._took_s = self._replay_s = 0.0
         self._make()
 
@@ -237,6 +239,7 @@ class StateCopy:
         with self._step("digest before") as step:
             before = self._digests(self._made.batch, self._was)
             self._compare_rows(before)
+            self.rows = sum(map(_count, before.values()))
             step.detail = _rows(before)
         with self._step("repartition") as step:
             self._spare.repartition(self._fresh.path, self._partitions, timeout=_WORK_S, say=self._heed)

@@ -125,6 +125,7 @@ def test_the_same_before_and_after_is_taken_for_the_state(workspace: Workspace) 
     copy = copied(workspace, Spare(workspace, SAME, SAME))
     assert copy.reference.base_batch == 1 and copy.behind == 0
     assert copy.proof() is None, "nothing was replayed"
+    assert copy.rows == 10
 
 
 @pytest.mark.parametrize("after", ["a:1:2:3:5", "9:1:2:3:4"])
