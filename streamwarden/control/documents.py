@@ -383,6 +383,9 @@ class HealthChange(_Record):
     rule: str
     before: Literal["ok", "warn", "critical"]
     after: Literal["ok", "warn", "critical"]
+    worst: Literal["", "ok", "warn", "critical"] = Field(
+        default="", description="The worst level since the rule was last well, this change's among them."
+    )
     what: str
     at: datetime
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from streamwarden.control.documents import HealthChange, HealthRecord, JobDocuments, RuleState, utc_now
@@ -30,7 +30,8 @@ def changes(record: HealthRecord, health: Health, *, now: datetime | None = None
         after = found[rule].level.value if rule in found else Level.OK.value
         if before != after:
             what = found[rule].what if rule in found else f"well again; was: {record.rules[rule].what}"
-            differing.append(HealthChange(rule=rule, before=before, after=after, what=what, at=now))
+            worst = max(_worst(record, rule), Level(after), key=lambda level: level.rank)
+            differing.append(HealthChange(rule=rule, before=before, after=after, worst=worst.value, what=what, at=now))
     return differing
 
 
@@ -41,8 +42,8 @@ def told(record: HealthRecord, changes: Collection[HealthChange]) -> HealthRecor
         if change.after == "ok":
             rules.pop(change.rule, None)
         else:
-            worst = max(_worst(record, change.rule), Level(change.after), key=lambda level: level.rank)
-            rules[change.rule] = RuleState(level=change.after, worst=worst.value, since=change.at, what=change.what)
+            worst = change.worst or change.after
+            rules[change.rule] = RuleState(level=change.after, worst=worst, since=change.at, what=change.what)
     return record.model_copy(update={"rules": rules, "changes": [*record.changes, *changes][-_KEPT:]})
 
 
@@ -78,12 +79,7 @@ def note(
         noted[:] = [change for change in changes(record, health) if rules is None or change.rule in rules]
         if not noted and found is not None:
             return found
-        unsent = dict(record.unsent)
-        for name, level in notifiers:
-            wanted = [c for c in noted if max(_worst(record, c.rule).rank, Level(c.after).rank) >= level.rank]
-            if wanted:
-                unsent[name] = [*unsent.get(name, []), *wanted][-_KEPT:]
-        return told(record, noted).model_copy(update={"unsent": unsent})
+        return told(record, noted).model_copy(update={"unsent": _queued(record.unsent, noted, notifiers)})
 
     JobDocuments(workspace.storage, job).health.update(apply)
     return noted
@@ -94,15 +90,22 @@ def hand_out(workspace: Workspace, job: str, notifiers: Collection[tuple[str, Le
 
     def apply(found: HealthRecord | None) -> HealthRecord:
         record = found or HealthRecord()
-        unsent = dict(record.unsent)
-        kept = unsent.pop(ANYBODY, [])
-        for name, level in notifiers:
-            wanted = [c for c in kept if max(Level(c.before).rank, Level(c.after).rank) >= level.rank]
-            if wanted:
-                unsent[name] = [*unsent.get(name, []), *wanted][-_KEPT:]
-        return record.model_copy(update={"unsent": unsent})
+        others = {name: queue for name, queue in record.unsent.items() if name != ANYBODY}
+        kept = record.unsent.get(ANYBODY, [])
+        return record.model_copy(update={"unsent": _queued(others, kept, notifiers)})
 
     JobDocuments(workspace.storage, job).health.update(apply)
+
+
+def _queued(
+    unsent: Mapping[str, list[HealthChange]], given: Sequence[HealthChange], notifiers: Collection[tuple[str, Level]]
+) -> dict[str, list[HealthChange]]:
+    queues = dict(unsent)
+    for name, level in notifiers:
+        wanted = [one for one in given if Level(one.worst or one.after).rank >= level.rank]
+        if wanted:
+            queues[name] = [*queues.get(name, []), *wanted][-_KEPT:]
+    return queues
 
 
 def unsent_due(record: HealthRecord, *, now: datetime | None = None) -> bool:

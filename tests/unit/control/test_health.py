@@ -338,6 +338,16 @@ def test_what_is_kept_for_anybody_goes_to_whoever_wants_it(workspace: Workspace)
     }
 
 
+def test_who_was_paged_hears_of_an_end_that_was_kept_for_anybody(workspace: Workspace) -> None:
+    page, nobody = [("page", Level.CRITICAL)], [(record.ANYBODY, Level.WARN)]
+    for level in (Level.CRITICAL, Level.WARN):
+        record.note(workspace, "job", health(backlog=level), notifiers=page)
+    record.sent(workspace, "job", "page", told(workspace).unsent["page"], ok=True)
+    record.note(workspace, "job", health(), notifiers=nobody)
+    record.hand_out(workspace, "job", page)
+    assert steps(told(workspace).unsent["page"]) == [("backlog", "warn", "ok")]
+
+
 def test_a_notifier_is_owed_what_it_wants_and_the_end_of_it(workspace: Workspace) -> None:
     both = [("mail", Level.WARN), ("page", Level.CRITICAL)]
     record.note(workspace, "job", health(backlog=Level.WARN), notifiers=both)
