@@ -365,6 +365,11 @@ CATALOGUE: dict[str, ErrorKind] = {
         "Wait for it, or look at it with `streamwarden status JOB`.",
         retryable=True,
     ),
+    "OPERATION_UNFINISHED": ErrorKind(
+        "a rescale of this job was interrupted half way, and only it can end in the new state or go back",
+        "Let it go on: its task in Airflow is tried again, or clear it; or `streamwarden rescale JOB --resume`. Then"
+        " ask again.",
+    ),
     "OPERATION_FAILED": ErrorKind(
         "an operation could not go on",
         "The job is where it was, or where `streamwarden status JOB` says. Correct the cause and repeat the operation.",

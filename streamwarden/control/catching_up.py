@@ -34,5 +34,12 @@ def has_caught_up(batches: list[BatchProgress], backlog: int) -> bool:
     first = pending(batches[0])
     if first is None:
         return False
-    taken = sum(one.source.taken for one in batches[1:] if one.source is not None)
+    taken = sum(map(_finished, batches[1:]))
     return len(batches) > 1 and taken >= first - backlog and left <= first
+
+
+def _finished(batch: BatchProgress) -> int:
+    if batch.source is None:
+        return 0
+    # A version that is read in parts counts as taken with each, and is left until its last.
+    return batch.source.taken if batch.source.finished is None else batch.source.finished

@@ -244,6 +244,10 @@ class SourceProgress(_Record):
         description="Landed files, commits of a Delta table with new rows, or offsets of a Kafka topic."
     )
     taken: int = Field(description="Taken in by the batch.")
+    finished: int | None = Field(
+        default=None,
+        description="Of versions: those read to their end by it, where a large one is read in parts; None: all taken.",
+    )
     pending: int | None = Field(
         description="Left after it, at the moment of its report (of Kafka: of its planning); None: can't be told."
     )

@@ -16,9 +16,23 @@ from streamwarden.control.supervision import observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["JobOperation"]
+__all__ = ["JobOperation", "is_passing", "stopped_since"]
 
 D = TypeVar("D", bound=Decided)
+
+
+def is_passing(error: BaseException | None) -> bool:
+    """Tell whether an error says nothing of the job: another process performs the operation, or the store is away."""
+    codes = ("OPERATION_INTERRUPTED", "S3_UNREACHABLE", "S3_THROTTLED")
+    return isinstance(error, StreamwardenError) and error.code in codes
+
+
+def stopped_since(documents: JobDocuments) -> StreamwardenError | None:
+    """Return the error that says who has stopped a job since a killed try started it; None if nobody has."""
+    desired = documents.desired.read()
+    if desired is None or desired.state == "running":
+        return None
+    return StreamwardenError("OPERATION_CANCELLED", f"{desired.job}: it was stopped since, by {desired.updated_by}")
 
 
 class JobOperation:
@@ -65,11 +79,16 @@ class JobOperation:
             failure = (
                 error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))
             )
-            # On its way back it is gone on with by whoever repeats it, where repeating can help.
-            half_back = self._plan.get("failure") is not None and failure.retryable
-            if self.handle.operation.state == "running" and failure.code != "OPERATION_INTERRUPTED" and not half_back:
+            # Half way it is gone on with by whoever repeats it, where repeating can help.
+            left = self._half_way and failure.retryable
+            if self.handle.operation.state == "running" and failure.code != "OPERATION_INTERRUPTED" and not left:
                 self.handle.end("failed", failure)
             raise failure from error
+
+    @property
+    def _half_way(self) -> bool:
+        """Whether something that it decides may be in force, by the plan alone: in an outage nothing else can tell."""
+        return self._plan.get("failure") is not None
 
     @property
     def _kind(self) -> str:

@@ -22,7 +22,15 @@ from streamwarden.control.processes import current_process, is_alive
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["OperationHandle", "active_operation", "begin", "interrupted_operation", "refuse_if_busy"]
+__all__ = [
+    "OperationHandle",
+    "active_operation",
+    "begin",
+    "interrupted_operation",
+    "is_half_way",
+    "refuse_if_busy",
+    "refuse_if_half_way",
+]
 
 _STALE = timedelta(seconds=60)
 """After which an operation of another machine that says nothing counts as dead. It speaks every 5 s."""
@@ -70,6 +78,33 @@ def refuse_if_busy(workspace: Workspace, job: str, *, but: str | None = None) ->
     found = active_operation(workspace, job)
     if found is not None and found.id != but:
         raise StreamwardenError("OPERATION_RUNNING", _describe(found))
+
+
+def is_half_way(found: Operation) -> bool:
+    """Tell whether a rescale may have put something in force already, and was not ended: it alone knows the way back.
+
+    What is asked of restores is another one; and a rollout is brought to its end by the next deploy.
+    """
+    begun = found.plan.get("width") is not None or found.plan.get("failure") is not None
+    return found.kind == "rescale" and found.state == "running" and begun
+
+
+def refuse_if_half_way(workspace: Workspace, job: str, *, but: str | None = None) -> None:
+    """Raise if an operation was interrupted half way, whether or not somebody goes on with it.
+
+    Parameters
+    ----------
+    but
+        The operation that asks itself.
+
+    Raises
+    ------
+    StreamwardenError
+        ``OPERATION_UNFINISHED``.
+    """
+    found = JobDocuments(workspace.storage, job).operation.read()
+    if found is not None and found.id != but and is_half_way(found):
+        raise StreamwardenError("OPERATION_UNFINISHED", _describe(found))
 
 
 class OperationHandle:
@@ -167,12 +202,12 @@ def begin(
     """Begin an operation, or go on with the same one that its process died in.
 
     It is the same if kind, params and `by` are: so a retried task goes on where the one before it was killed, and
-    nobody resumes what another asked for.
+    nobody resumes what another asked for. Another one takes its place, unless it is half way.
 
     Raises
     ------
     StreamwardenError
-        ``OPERATION_RUNNING``.
+        ``OPERATION_RUNNING`` or ``OPERATION_UNFINISHED``.
     """
     now = utc_now()
     fresh = Operation(
@@ -187,6 +222,8 @@ def begin(
         if found is not None and found.state == "running":
             if (found.kind, found.by, found.params) == (kind, by, params):
                 return found.model_copy(update={"process": fresh.process, "seen_at": utc_now()})
+            if is_half_way(found):
+                raise StreamwardenError("OPERATION_UNFINISHED", _describe(found))
             replaced.append(found)
         return fresh
 

@@ -26,10 +26,11 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.going_back import outputs_before
 from streamwarden.control.health.rules import Level
-from streamwarden.control.job_operation import JobOperation
-from streamwarden.control.operation import begin
-from streamwarden.control.parallelism import as_before, decide, widened
+from streamwarden.control.job_operation import JobOperation, is_passing, stopped_since
+from streamwarden.control.operation import begin, is_half_way
+from streamwarden.control.parallelism import as_before, decide, widened, width_of
 from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
+from streamwarden.control.savepoints.compat import readers_of
 from streamwarden.control.savepoints.manifest import Manifest, Origin
 from streamwarden.control.savepoints.take import Report
 from streamwarden.control.standby import Standby, standby
@@ -50,8 +51,14 @@ Way = Literal["fast", "plain"]
 
 _POLL_S = 0.25
 
+_ENOUGH = 3
+"""Batches after which the new driver may count as healthy, if it does not find before that nothing is left to read. 3:
+most health rules judge three batches, and what is wrong with a width often shows in the second."""
+
 _LOOK_S = 2.0
 """How often the driver that runs on is looked at, while its rescale is prepared. 2 s, as by its supervisor."""
+
+_UNREAD = "RESCALE_FAILED"
 
 _START = "start"
 """The step from whose beginning on a rescale can't be cancelled: batches may be there that the old job has not seen."""
@@ -114,8 +121,10 @@ def rescale(
     ------
     StreamwardenError
         Before anything was touched: ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``OPERATION_RUNNING``, or one of
-        ``RESCALE_…`` for the first thing that does not fit. After the job went on as before: ``STOP_TIMED_OUT``,
-        ``SAVEPOINT_…``, ``RESCALE_STATE_DIFFERS``, ``RESCALE_FAILED``, ``OPERATION_CANCELLED``, ``RESCALE_UNHEALTHY``.
+        ``RESCALE_…`` for the first thing that does not fit; ``OPERATION_UNFINISHED`` while another rescale is half way.
+        After the job went on as before: ``STOP_TIMED_OUT``, ``SAVEPOINT_…``, ``RESCALE_STATE_DIFFERS``,
+        ``RESCALE_FAILED``, ``OPERATION_CANCELLED``, ``RESCALE_UNHEALTHY``. Half way, to be gone on with:
+        ``S3_UNREACHABLE``, ``S3_THROTTLED``.
     """
     params: dict[str, Any] = {"partitions": partitions, "cores": cores, "memory": memory, "on_timeout": on_timeout}
     params |= {"way": way, "reason": reason}
@@ -145,7 +154,12 @@ def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
         raise StreamwardenError("OPERATION_NONE", f"{job}: no rescale works on it")
     if any(step.name == _START for step in found.steps):
         raise StreamwardenError("OPERATION_TOO_LATE", f"{job}: rescale {found.id}, at {found.steps[-1].name}")
-    JobDocuments(workspace.storage, job).cancel.write(Cancel(operation=found.id, by=by, at=utc_now()))
+    documents = JobDocuments(workspace.storage, job)
+    documents.cancel.write(Cancel(operation=found.id, by=by, at=utc_now()))
+    # The rescale writes that it starts before it looks for this: either it has seen it, or we see that here.
+    found = documents.operation.read() or found
+    if any(step.name == _START for step in found.steps):
+        raise StreamwardenError("OPERATION_TOO_LATE", f"{job}: rescale {found.id}, at {found.steps[-1].name}")
     return found
 
 
@@ -158,12 +172,17 @@ class _Rescale(JobOperation):
         if failure is not None:
             self._roll_back(ErrorInfo.model_validate(failure).to_exception())
         if self._switched():
+            overtaken = self._overtaken()
+            if overtaken is not None:
+                self._roll_back(overtaken)
             self._put_in_force()
             return self._start_and_judge()
         try:
             # Whether it is to go on at all comes before whether it can.
             self._heed()
+            self._heed_stop()
             self._finish_stop()
+            self._await_started()
             planned = self._precheck()
         except Exception as error:
             self._go_on(error)
@@ -175,7 +194,40 @@ class _Rescale(JobOperation):
             self._prepare_and_switch(planned, spare)
             return self._start_and_judge(spare)
 
+    def _overtaken(self) -> StreamwardenError | None:
+        """Tell what was done since a killed try has switched, so that this one must not go on, but back."""
+        stopped, current = stopped_since(self._documents), self._documents.checkpoint.read()
+        assert current is not None
+        after = self._plan.get("after")
+        if stopped is not None or not after or current.generation == after["generation"]:
+            return stopped
+        # Its last write is missing: on the checkpoint that is in force yet, a supervisor may have let the job run on.
+        stands = CheckpointReader(self._workspace.storage, current.path).last_offset()
+        if stands == self._plan.get("stands") and not observe(self._workspace, self._job).phase.alive:
+            return None
+        what = f"{self._job}: the rescale was killed in the midst of its switch, and the job has run on since"
+        return StreamwardenError("OPERATION_INTERRUPTED", what)
+
     # -- until the switch --------------------------------------------------------------------------------------------
+
+    def _heed_stop(self) -> None:
+        """Raise if somebody has stopped the job since a killed try looked at it: going on would start it."""
+        if self._plan.get("desired") is not None and self._desired_before.state == "running":
+            error = stopped_since(self._documents)
+            if error is not None:
+                raise error
+
+    def _await_started(self) -> None:
+        """Wait for a driver that a supervisor has just started after a killed try's stop: it is not unhealthy."""
+        if self.handle.resumed:
+            with suppress(StreamwardenError):
+                running.wait_for(
+                    self._workspace,
+                    self._job,
+                    lambda seen: seen.phase is not Phase.STARTING,
+                    timeout=self._health_timeout,
+                    what="the driver to run",
+                )
 
     def _finish_stop(self) -> None:
         """Wait for the end of a stop that a killed try has asked for: a job that stops would count as not healthy."""
@@ -206,7 +258,13 @@ class _Rescale(JobOperation):
                 spare.await_ready(self._heed)
             reference = None
             if planned.repartitions and self._way == "fast" and observe(self._workspace, self._job).phase.alive:
-                reference = self._prepare_ahead(planned, spare)
+                bound = self._bound_tables()
+                if bound:
+                    self._say(
+                        f"the plain way: {', '.join(bound)} could not be put back if the copy were found to differ"
+                    )
+                else:
+                    reference = self._prepare_ahead(planned, spare)
             if reference is None:
                 self._stop(between=planned.repartitions)
                 if planned.repartitions:
@@ -214,9 +272,19 @@ class _Rescale(JobOperation):
                 else:
                     self._save_if_any()
             self._switch(planned, reference)
-        except Exception as error:
+        except BaseException as error:
+            # Ctrl-C, too: the job may be stopped.
             self._go_on(error)
             raise
+
+    def _bound_tables(self) -> list[str]:
+        """Return the tables that can't be put back: they have no keys, and other jobs read them.
+
+        What was replayed is proved only once the job has committed a batch on it, so it must be possible to go back
+        from there.
+        """
+        sinks = [sink.table for sink in self._desired_before.spec.sinks if sink.rewinds]
+        return sorted(readers_of(self._workspace, sinks, but=self._job))
 
     def _target(self) -> dict[str, Any]:
         return {name: self.handle.operation.params[name] for name in ("partitions", "cores", "memory")}
@@ -235,8 +303,9 @@ class _Rescale(JobOperation):
             to=planned.to.model_dump(mode="json"),
             critical=[one.rule for one in self._findings(seen)],
             backlog=self._plan.get("backlog", pending(last)),
-            # Of a copy that a killed try has made, and this one does not use.
+            # Of a copy that a killed try has made, and this one does not use; and of its switch, which never came.
             proof=None,
+            width=None,
         )
 
     def _prepare_ahead(self, planned: RescalePlan, spare: Standby) -> CheckpointRef | None:
@@ -262,6 +331,8 @@ class _Rescale(JobOperation):
         return copy.reference
 
     def _stop(self, *, between: bool) -> None:
+        # From here on its end is wanted.
+        self._runs_on = False
         self.handle.plan(stopping=True)
         with self._step("stop") as step:
             # What is left for the state to be moved is done while the driver ends Spark.
@@ -350,6 +421,7 @@ class _Rescale(JobOperation):
                 base=base,
                 generation=(after or current).generation,
                 after=after.model_dump(mode="json") if after else None,
+                stands=CheckpointReader(self._workspace.storage, current.path).last_offset(),
             )
             if after is not None:
                 # With its number of partitions, which counts over the spec's: so the driver meets what fits, whichever
@@ -387,14 +459,21 @@ class _Rescale(JobOperation):
         desired = self._documents.desired.read()
         return desired is not None and desired.operation == self.handle.id
 
-    def _go_on(self, error: Exception) -> None:
+    @property
+    def _half_way(self) -> bool:
+        return is_half_way(self.handle.operation)
+
+    def _go_on(self, error: BaseException) -> None:
         """Start the job as it was, after what failed before the switch; go back, after what failed in its midst."""
-        if isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED":
-            # Somebody else performs it now.
+        if (self._half_way and is_passing(error)) or _is_anothers(error):
+            # Somebody else performs it now, or is to go on with it.
             return
         if self._switched():
-            # Half of the switch is done, or all of it, and its answer was lost.
-            self._roll_back(_told(error))
+            if isinstance(error, (OSError, StreamwardenError)):
+                # Half of the switch is done, or all of it, and its answer was lost.
+                self._roll_back(_told(error))
+            # Ended from outside, and killed in seconds: gone on with by whoever repeats it.
+            return
         self._release()
         seen = observe(self._workspace, self._job)
         # What is wanted of the job now: nothing was decided yet, and others may have, since a killed try asked to stop.
@@ -409,9 +488,12 @@ class _Rescale(JobOperation):
     # -- after it ----------------------------------------------------------------------------------------------------
 
     def _start_and_judge(self, spare: Standby | None = None) -> Operation:
+        begun = any(step.name == _START for step in self.handle.operation.steps)
         try:
-            self._heed_at_start()
             with self.handle.step(_START) as step:
+                if not begun:
+                    # It may have been cancelled while it switched. Not later: from here on a cancel is refused.
+                    self._heed()
                 seen = observe(self._workspace, self._job)
                 if seen.phase.alive:
                     step.detail = f"{seen.incarnation} runs already"
@@ -430,7 +512,8 @@ class _Rescale(JobOperation):
             with self.handle.step("catch up") as step:
                 step.detail = self._await_caught_up(deadline)
         except (OSError, StreamwardenError) as error:
-            if isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED":
+            if is_passing(error):
+                # The job is not to blame: whoever goes on with it judges.
                 raise
             self._roll_back(_told(error))
         self._release()
@@ -461,7 +544,8 @@ class _Rescale(JobOperation):
         """Compare the state at which the job was stopped with that of the copy, which has come there by replaying.
 
         Only now, when nobody waits for it. Rows and watermark were compared after each of those batches. Where a state
-        can't be read any more, that is on record, and no verdict.
+        can't be read any more, that is on record, and no verdict. The job's end meanwhile is seen: nobody else restarts
+        it.
 
         Returns
         -------
@@ -471,11 +555,17 @@ class _Rescale(JobOperation):
         if not self._plan.get("proof"):
             return 0.0
         started = time.monotonic()
+
+        def heed() -> None:
+            self._see_it_live(time.monotonic() + self._health_timeout)
+
         with self.handle.step("digest at the stop") as step:
             asked = {name: StateAt(**state) for name, state in self._plan["proof"].items()}
             try:
-                found = read_state(self._workspace, asked, code="RESCALE_FAILED")
+                found = read_state(self._workspace, asked, code=_UNREAD, heed=heed)
             except StreamwardenError as error:
+                if error.code != _UNREAD:
+                    raise
                 found = {name: {"error": error.what} for name in asked}
             wrong = [f"{asked[name]}: {answer['error']}" for name, answer in found.items() if "error" in answer]
             if wrong:
@@ -491,9 +581,7 @@ class _Rescale(JobOperation):
         """Wait until the backlog is what it was and nothing is newly wrong; return by what."""
         known, backlog = set(self._plan["critical"]), self._plan["backlog"]
         while True:
-            seen = observe(self._workspace, self._job)
-            if not seen.phase.alive:
-                raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
+            seen = self._see_it_live(deadline)
             if "downtime_s" not in self._plan:
                 self._note_downtime(seen)
             recent = seen.progress.recent if seen.progress else []
@@ -504,15 +592,27 @@ class _Rescale(JobOperation):
             if last is None and not idle:
                 # Its first try fails, or its progress could not be written, which says what is left.
                 wrong.append("a batch without progress")
+            over = time.monotonic() >= deadline
+            what = f"{left} left to read, {backlog or 0} before"
             if not wrong and (idle or has_caught_up(recent, backlog or 0)):
-                return "nothing is left to read" if idle or not left else f"{left} left to read, {backlog or 0} before"
-            what = "; ".join(wrong) or f"{left} left to read, {backlog or 0} before"
+                # Of a job whose batches are long apart fewer are enough.
+                if idle or over or len(recent) >= _ENOUGH:
+                    return "nothing is left to read" if idle or not left else what
+                what = f"{len(recent)} of {_ENOUGH} batches committed"
+            what = "; ".join(wrong) or what
             self._say(what)
-            if time.monotonic() >= deadline:
+            if over:
                 if self._holds(seen):
                     return f"held as asked, though not healthy in time: {what}"
                 raise StreamwardenError("RESCALE_SLOW", what)
             time.sleep(_POLL_S)
+
+    def _see_it_live(self, deadline: float = 0.0) -> Observation:
+        """Observe the job, also where the store is away until then; raise what its driver ended by."""
+        seen = running.observe_by(self._workspace, self._job, deadline)
+        if not seen.phase.alive:
+            raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
+        return seen
 
     def _roll_back(self, error: StreamwardenError) -> NoReturn:
         """Put what ran before in force again, and raise.
@@ -529,9 +629,10 @@ class _Rescale(JobOperation):
                 running.end_driver(self._workspace, self._job, by=self._by, reason=f"rescale failed: {error.code}")
                 self.handle.plan(way=self._put_back(error))
             way = self._plan.get("way", "")
-            was_running = self._desired_before.state == "running"
-            step.detail = f"{way}: {self._start_again()}" if was_running else f"{way}; suspended, as it was"
-        if was_running:
+            desired = self._documents.desired.read()
+            to_run = desired is not None and desired.state == "running"
+            step.detail = f"{way}: {self._start_again()}" if to_run else f"{way}; suspended"
+        if to_run:
             self._await_health_of_before()
         self._release()
         record_decision(self._workspace, self._job, "roll back", f"{error.code}: {error.what}")
@@ -552,23 +653,19 @@ class _Rescale(JobOperation):
             if self._plan.get("after"):
                 return f"{before.path}, generation {before.generation}"
             return "the job goes on where it is, as wide as before"
-        desired = self._desired_before
+        sinks = self._desired_before.spec.sinks
         outputs, stuck = outputs_before(
-            self._workspace, self._job, desired.spec.sinks, generation=reference.generation, base=reference.base_batch
+            self._workspace, self._job, sinks, generation=reference.generation, base=reference.base_batch
         )
         if stuck:
             # Put back, these tables would break their readers; left, they would have replayed rows twice. The state is
             # the same in either number of partitions, so it stays where it is.
             was = Width.model_validate(self._plan["was"])
-            spec = widened(desired.spec, was.model_copy(update={"partitions": self._plan["to"]["partitions"]}))
-            width = Width(partitions=spec.state.partitions, cores=was.cores, memory=was.memory)
-            self._decide(self._documents.parallelism, decide(self._workspace, self._job, width, by=self._by))
-            self._decide(
-                self._documents.desired,
-                desired.model_copy(
-                    update={"spec": spec, "digest": spec.digest(), "updated_at": utc_now(), "note": note}
-                ),
-            )
+            width = was.model_copy(update={"partitions": self._plan["to"]["partitions"]})
+            # Over what it said at the switch. Not read again: a slip in the YAML must not hold up a way back.
+            decided = Parallelism.model_validate(self._plan["width"]).model_copy(update={"now": width})
+            self._decide(self._documents.parallelism, decided)
+            self._decide(self._documents.desired, self._desired_back(width, note=note))
             return (
                 f"{', '.join(stuck)} can't be put back under readers, so the new number of partitions stays;"
                 " cores and memory are as before"
@@ -594,8 +691,28 @@ class _Rescale(JobOperation):
         width = as_before(self._workspace, self._job, self._plan.get("parallelism"), by=self._by)
         if width is not None:
             self._decide(self._documents.parallelism, width)
-        desired = self._desired_before.model_copy(update={"updated_at": utc_now(), "note": note})
-        self._decide(self._documents.desired, desired)
+        self._decide(self._documents.desired, self._desired_back(width_of(self._desired_before.spec), note=note))
+
+    def _desired_back(self, width: Width, *, note: str) -> Desired:
+        """Return what is wanted of the job without this rescale: all but the width as others want it by now.
+
+        A person may have stopped it, or deployed something else, after a try was killed.
+        """
+        before, found = self._desired_before, self._documents.desired.read()
+        assert found is not None
+        spec = widened(found.spec, width)
+        to_run = found.state == before.state == "running"
+        return found.model_copy(
+            update={
+                "state": "running" if to_run else "suspended",
+                "spec": spec,
+                "digest": spec.digest(),
+                "operation": before.operation,
+                "updated_at": utc_now(),
+                "updated_by": before.updated_by if found.updated_by == self._by else found.updated_by,
+                "note": note,
+            }
+        )
 
     def _await_health_of_before(self) -> None:
         reference = self._documents.checkpoint.read()
@@ -626,6 +743,9 @@ class _Rescale(JobOperation):
 
         Or to the moment when it looked for one in vain: a source without news has missed nothing.
         """
+        if self._desired_before.state != "running":
+            # Nobody waited for it.
+            return
         stopped = self._plan.get("stopped_at")
         recent = seen.progress.recent if seen.progress else []
         back = recent[0].at if recent else seen.heartbeat.idle_at if seen.heartbeat else None
@@ -651,18 +771,13 @@ class _Rescale(JobOperation):
 
     def _see_it_run_on(self) -> None:
         # Nobody else restarts it while an operation works on the job, and preparing may take long.
-        if not self._runs_on or self._stopping or time.monotonic() < self._looked + _LOOK_S:
+        if not self._runs_on or time.monotonic() < self._looked + _LOOK_S:
             return
         self._looked = time.monotonic()
         seen = observe(self._workspace, self._job)
         if seen.phase in (Phase.DEAD, Phase.FAILED, Phase.STOPPED):
             what = f"{self._job}: its driver ended meanwhile: {seen.reason}"
             raise StreamwardenError("RESCALE_NOT_HEALTHY", what)
-
-    def _heed_at_start(self) -> None:
-        """Raise if somebody has cancelled this operation while it switched, and nobody has started the new one yet."""
-        if not any(step.name == _START for step in self.handle.operation.steps):
-            self._heed()
 
     @property
     def _stopping(self) -> bool:
@@ -680,3 +795,7 @@ class _Rescale(JobOperation):
 
 def _told(error: Exception) -> StreamwardenError:
     return error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))
+
+
+def _is_anothers(error: BaseException) -> bool:
+    return isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED"

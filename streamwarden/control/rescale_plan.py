@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from streamwarden.control.config import describe_validation
 from streamwarden.control.documents import JobDocuments, Width
-from streamwarden.control.operation import refuse_if_busy
+from streamwarden.control.operation import refuse_if_busy, refuse_if_half_way
 from streamwarden.control.parallelism import FIELDS, effective_spec, widened, width_of
 from streamwarden.control.rollout_plan import CheckpointFacts, checkpoint_facts
 from streamwarden.control.savepoints.closure import OperatorFiles, newest_closure
@@ -19,7 +19,7 @@ from streamwarden.control.spec import JobSpec
 from streamwarden.control.supervision import Observation, Phase, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
-from streamwarden.storage import LocalFiles
+from streamwarden.storage import FileStore, LocalFiles
 
 __all__ = ["SUPPORTED_OPERATORS", "RescalePlan", "current_width", "plan_rescale", "refused_operators"]
 
@@ -101,8 +101,8 @@ def plan_rescale(
     Raises
     ------
     StreamwardenError
-        ``NOT_DEPLOYED``, ``OPERATION_RUNNING``, ``RESCALE_NOTHING``, ``RESCALE_INVALID``, ``RESCALE_UNSUPPORTED``,
-        ``RESCALE_NOT_HEALTHY`` or ``RESCALE_NO_SPACE``.
+        ``NOT_DEPLOYED``, ``OPERATION_RUNNING``, ``OPERATION_UNFINISHED``, ``RESCALE_NOTHING``, ``RESCALE_INVALID``,
+        ``RESCALE_UNSUPPORTED``, ``RESCALE_NOT_HEALTHY`` or ``RESCALE_NO_SPACE``.
     """
     seen = observe(workspace, job)
     documents = JobDocuments(workspace.storage, job)
@@ -111,6 +111,7 @@ def plan_rescale(
         raise StreamwardenError("NOT_DEPLOYED", job)
     # First: what stops the job or starts it otherwise would be told as a job that is not healthy.
     refuse_if_busy(workspace, job, but=operation)
+    refuse_if_half_way(workspace, job, but=operation)
     # What runs, and not what the YAML says: that is rolled out by a deploy.
     spec = seen.desired.spec
     was, facts = current_width(workspace, job, spec)
@@ -211,12 +212,18 @@ def _check_health(job: str, seen: Observation) -> None:
 def _check_space(workspace: Workspace, job: str, size: int) -> None:
     """Refuse state for which there is no room where it is kept, or on the disk where a driver works on it."""
     # The repartitioned state is written anew; what it is made of is linked or, on another file system, copied. Spark
-    # has both of them on the local disk meanwhile, also where they are kept in a bucket.
-    places = {"where checkpoints are kept": workspace.files, f"in {workspace.scratch}": LocalFiles(workspace.scratch)}
-    for where, files in places.items():
+    # has both of them on the local disk meanwhile, also where they are kept in a bucket, which has no size.
+    kept, scratch = workspace.files, LocalFiles(workspace.scratch)
+    places: list[tuple[str, FileStore, int]] = [
+        ("where checkpoints are kept", kept, 2),
+        (f"in {workspace.scratch}", scratch, 2),
+    ]
+    if kept.device() == scratch.device():
+        places = [(f"where checkpoints are kept and in {workspace.scratch}, which is one disk", scratch, 4)]
+    for where, files, times in places:
         free = files.free_bytes()
-        if free is not None and free < 2 * size:
-            what = f"{job}: {free} bytes are free {where}, and twice {size} are needed"
+        if free is not None and free < times * size:
+            what = f"{job}: {free} bytes are free {where}, and {times} times {size} are needed"
             raise StreamwardenError("RESCALE_NO_SPACE", what)
 
 

@@ -17,7 +17,7 @@ from streamwarden.control.documents import (
     utc_now,
 )
 from streamwarden.control.going_back import outputs_before
-from streamwarden.control.job_operation import JobOperation
+from streamwarden.control.job_operation import JobOperation, is_passing, stopped_since
 from streamwarden.control.operation import active_operation, begin
 from streamwarden.control.rollout_plan import Effect, RolloutPlan, changes_between, checkpoint_facts
 from streamwarden.control.savepoints import catalogue
@@ -127,7 +127,11 @@ class _Rollout(JobOperation):
         failure = self._plan.get("failure")
         if failure is not None:
             self._roll_back(ErrorInfo.model_validate(failure).to_exception())
-        if not self.in_force:
+        if self.in_force:
+            stopped = stopped_since(self._documents)
+            if stopped is not None:
+                self._roll_back(stopped)
+        else:
             assert planned is not None
             self._precheck(planned)
             try:
@@ -143,6 +147,10 @@ class _Rollout(JobOperation):
     @property
     def _before(self) -> Desired:
         return Desired.model_validate(self._plan["before"])
+
+    @property
+    def _half_way(self) -> bool:
+        return "base" in self._plan
 
     @property
     def in_force(self) -> bool:
@@ -245,7 +253,7 @@ class _Rollout(JobOperation):
                     may_wait=bool(self._plan.get("waits")),
                 )
         except StreamwardenError as error:
-            if error.code == "OPERATION_INTERRUPTED":
+            if is_passing(error):
                 raise
             self._roll_back(error)
         self._release()
@@ -269,11 +277,15 @@ class _Rollout(JobOperation):
                 # that the new one has changed was never meant to be.
                 self.handle.plan(way=self._put_state_back())
                 note = f"its rollout failed: {error.code}"
-                put_back = before.model_copy(update={"updated_at": utc_now(), "note": note})
+                found = self._documents.desired.read()
+                # A person may have stopped it since.
+                state = "suspended" if found is not None and found.state == "suspended" else before.state
+                put_back = before.model_copy(update={"state": state, "updated_at": utc_now(), "note": note})
                 self._decide(self._documents.desired, put_back)
             way = self._plan.get("way", "")
-            was_running = before.state == "running"
-            step.detail = f"{way}: {self._start_again()}" if was_running else f"{way}; suspended, as it was"
+            desired = self._documents.desired.read()
+            to_run = desired is not None and desired.state == "running"
+            step.detail = f"{way}: {self._start_again()}" if to_run else f"{way}; suspended"
         self._release()
         record_decision(self._workspace, self._job, "roll back", f"{error.code}: {error.what}")
         self.handle.end("rolled back", error)

@@ -28,6 +28,7 @@ __all__ = [
     "deployed_jobs",
     "end_driver",
     "forgive",
+    "observe_by",
     "request_stop",
     "start",
     "stop",
@@ -374,7 +375,7 @@ def await_health(
     deadline = time.monotonic() + timeout
     before = -1 if base is None else base
     while True:
-        seen = observe(workspace, job)
+        seen = observe_by(workspace, job, deadline)
         heartbeat = seen.heartbeat
         mine = heartbeat is not None and heartbeat.generation == generation
         # One of an older generation, paused or on another machine, holds its lease for a moment yet. One that ended
@@ -395,6 +396,28 @@ def await_health(
                 "DRIVER_DID_NOT_START",
                 f"no batch after {timeout:.0f} s; {seen.incarnation} is {seen.phase} ({seen.reason})",
             )
+        time.sleep(_POLL_S)
+
+
+def observe_by(workspace: Workspace, job: str, deadline: float) -> Observation:
+    """Observe a job; where the store is away, once it is back, if that is before a moment.
+
+    Parameters
+    ----------
+    deadline
+        Of the monotonic clock.
+
+    Raises
+    ------
+    StreamwardenError
+        ``S3_UNREACHABLE`` or ``S3_THROTTLED``, when the time is over.
+    """
+    while True:
+        try:
+            return observe(workspace, job)
+        except StreamwardenError as error:
+            if error.code not in ("S3_UNREACHABLE", "S3_THROTTLED") or time.monotonic() >= deadline:
+                raise
         time.sleep(_POLL_S)
 
 

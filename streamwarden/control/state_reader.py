@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ __all__ = ["StateAt", "read_state"]
 
 _TIMEOUT_S = 3600.0
 """After which it is given up. An hour: 1 M keys take seconds."""
+
+_HEED_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,9 @@ class StateAt:
         return f"{self.checkpoint}@{self.batch}{digested}"
 
 
-def read_state(workspace: Workspace, asked: Mapping[str, StateAt], *, code: str) -> dict[str, dict[str, Any]]:
+def read_state(
+    workspace: Workspace, asked: Mapping[str, StateAt], *, code: str, heed: Callable[[], object] = lambda: None
+) -> dict[str, dict[str, Any]]:
     """Read states back, all by one JVM.
 
     Parameters
@@ -52,6 +57,8 @@ def read_state(workspace: Workspace, asked: Mapping[str, StateAt], *, code: str)
         Which, by any name.
     code
         Of the error to raise.
+    heed
+        Called every second or so while Spark reads; may raise, which ends the reading.
 
     Returns
     -------
@@ -78,9 +85,7 @@ def read_state(workspace: Workspace, asked: Mapping[str, StateAt], *, code: str)
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     try:
-        output, errors = process.communicate(timeout=_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise StreamwardenError(code, f"reading state: no end after {_TIMEOUT_S:.0f} s") from error
+        output, errors = _communicate(process, code, heed)
     finally:
         # However this ends, its JVM ends too.
         if process.poll() is None:
@@ -94,3 +99,14 @@ def read_state(workspace: Workspace, asked: Mapping[str, StateAt], *, code: str)
         tail = "\n".join(errors.strip().splitlines()[-8:])
         raise StreamwardenError(code, f"reading state ended with {process.returncode}: {tail}")
     return answers
+
+
+def _communicate(process: subprocess.Popen[str], code: str, heed: Callable[[], object]) -> tuple[str, str]:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            return process.communicate(timeout=_HEED_S)
+        except subprocess.TimeoutExpired as error:
+            heed()
+            if time.monotonic() >= deadline:
+                raise StreamwardenError(code, f"reading state: no end after {_TIMEOUT_S:.0f} s") from error

@@ -188,8 +188,9 @@ class DeltaBacklog:
         counted = len(pending) if len(pending) > _COUNTED else sum(self._has_rows(log, version) for version in pending)
         self._adds = {version: adds for version, adds in self._adds.items() if version >= next_version}
         # A batch that reads on within one version has taken a part of it; the first one has no start.
-        taken = 0 if start == end else max(next_version - (0 if began is None else began), 1)
-        return SourceProgress(unit="versions", taken=taken, pending=counted)
+        finished = next_version - (0 if began is None else began)
+        taken = 0 if start == end else max(finished, 1)
+        return SourceProgress(unit="versions", taken=taken, finished=finished, pending=counted)
 
     def _has_rows(self, log: DeltaLog, version: int) -> bool:
         if version not in self._adds:

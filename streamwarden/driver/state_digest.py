@@ -85,7 +85,9 @@ def _tables(session: SparkSession, checkpoint: str, batch: int) -> Iterator[tupl
                 if variable["stateVariableType"] == "TimerState":
                     yield f"{operator}/{name}", load(operator, readRegisteredTimers="true")
                 else:
-                    yield f"{operator}/{name}", load(operator, stateVarName=name, flattenCollectionTypes="true")
+                    # As Spark counts rows: a list is one, and has an order; a map is as many as it has keys.
+                    flat = str(variable["stateVariableType"] != "ListState").lower()
+                    yield f"{operator}/{name}", load(operator, stateVarName=name, flattenCollectionTypes=flat)
         else:
             yield f"{operator}/{store}", load(operator, storeName=store)
 

@@ -105,6 +105,10 @@ class FileStore(ABC):
     def free_bytes(self) -> int | None:
         """Return how many bytes fit in yet, or None where there is no such limit."""
 
+    @abstractmethod
+    def device(self) -> int | None:
+        """Return what tells the disk that they are on from others, or None where they are on none."""
+
     def copy_many(self, pairs: Iterable[tuple[str, str]], *, done: Callable[[int], None] | None = None) -> None:
         """Copy many files at once.
 
@@ -257,11 +261,18 @@ class LocalFiles(FileStore):
 
     @override
     def free_bytes(self) -> int | None:
+        status = os.statvfs(self._there())
+        return status.f_bavail * status.f_frsize
+
+    @override
+    def device(self) -> int | None:
+        return self._there().stat().st_dev
+
+    def _there(self) -> Path:
         folder = self.root
         while not folder.exists():
             folder = folder.parent
-        status = os.statvfs(folder)
-        return status.f_bavail * status.f_frsize
+        return folder
 
     def _path(self, key: str) -> Path:
         parts = key.strip("/").split("/")

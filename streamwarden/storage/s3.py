@@ -283,6 +283,10 @@ class S3Files(FileStore):
     def free_bytes(self) -> int | None:
         return None
 
+    @override
+    def device(self) -> int | None:
+        return None
+
     @_patient
     def _files(self, prefix: str) -> list[FileInfo]:
         found = self._bucket.list(prefix)

@@ -28,6 +28,8 @@ _MORE_BATCHES = 50
 """Read beyond those of the time that is looked at: an interval is the least time between two batches, but for those
 that overran it, which are followed at once."""
 
+_DAY = timedelta(days=1)
+
 _LAUNCHES = 20
 """Looked through for when the job's width was another."""
 
@@ -241,30 +243,51 @@ def _holds(
     active = active_operation(workspace, job)
     if active is not None:
         yield f"{active.kind} {active.id} works on the job"
-    past = list(_past(workspace, job, now - timedelta(days=1)))
-    rescales = [one for one in past if one.kind == "rescale"]
+    past = list(_past(workspace, job, now - max(_DAY, settings.cool_down)))
+    interrupted = next((one for one in past if one.state == "running" and active is None), None)
+    if interrupted is not None:
+        # Another one would take its place, and nobody would go on with it.
+        yield f"{interrupted.kind} {interrupted.id} was interrupted, and is to be gone on with"
+    rescales = [one for one in past if one.kind == "rescale" and one.started_at >= now - _DAY]
     if len(rescales) >= settings.per_day:
         yield f"{len(rescales)} rescales in 24 hours; {settings.per_day} is the limit (advisor.per_day)"
     ended = max((one.ended_at for one in past if one.ended_at is not None), default=None)
     if ended is not None and now < ended + settings.cool_down:
         left = format_duration(timedelta(seconds=math.ceil((ended + settings.cool_down - now).total_seconds())))
         yield f"cooling down for {left} more since the last operation (advisor.cool_down)"
-    if active is None:
+    failed = _failed_before(rescales, changes)
+    if failed is not None:
+        why = f": {failed.error.code}" if failed.error else ""
+        yield f"rescale {failed.id} to the same has {failed.state.replace('rolled', 'gone')}{why}"
+    if active is None and interrupted is None:
         try:
             plan_rescale(workspace, job, partitions=changes.get("partitions"), cores=changes.get("cores"))
         except StreamwardenError as error:
             yield f"a rescale would be refused: {error.code}: {error.what}"
 
 
+def _failed_before(rescales: list[Operation], changes: Mapping[str, int]) -> Operation | None:
+    """Return the rescale to the same target that went wrong, if none that came later went well."""
+    for one in rescales:
+        target = one.plan.get("to")
+        if one.state == "done":
+            return None
+        # Without a target it did not get beyond its first look, which is asked for again anyway.
+        same = target and all(target.get(name) == value for name, value in changes.items())
+        if same and one.state in ("failed", "rolled back"):
+            return one
+    return None
+
+
 def _past(workspace: Workspace, job: str, since: datetime) -> Iterator[Operation]:
     documents = JobDocuments(workspace.storage, job)
     current = documents.operation.read()
-    if current is not None and current.started_at >= since:
+    if current is not None and (current.ended_at is None or current.ended_at >= since):
         yield current
     for name in reversed(documents.past_operations()):
         found = documents.past_operation(name).read()
         if found is None or (current is not None and found.id == current.id):
             continue
-        if found.started_at < since:
+        if (found.ended_at or found.started_at) < since:
             return
         yield found

@@ -52,8 +52,8 @@ class AdvisorSpec(BaseModel):
     )
     cool_down: Duration = Field(
         default=timedelta(minutes=15),
-        description="After a rescale, a restore or a rollout nothing is applied for so long. 15m: a window in which"
-        " nothing but the new state is seen.",
+        description="After the end of a rescale, a restore or a rollout nothing is applied for so long. 15m: a window"
+        " in which nothing but the new state is seen.",
     )
     per_day: int = Field(
         default=8,

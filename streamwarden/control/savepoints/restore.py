@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, NoReturn
 
 from streamwarden.control import running
 from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.documents import (
     CheckpointRef,
     Desired,
+    ErrorInfo,
     Operation,
     OutputStart,
     utc_now,
 )
-from streamwarden.control.job_operation import JobOperation
+from streamwarden.control.job_operation import JobOperation, is_passing, stopped_since
 from streamwarden.control.operation import begin
 from streamwarden.control.parallelism import as_before, decide, effective_spec, widened, width_of
 from streamwarden.control.savepoints import catalogue
@@ -91,11 +93,16 @@ def restore(
 
 class _Restore(JobOperation):
     def run(self, savepoint: str, of: str, outputs: Outputs) -> Operation:
-        current = self._documents.checkpoint.read()
-        if current is not None and current.operation == self.handle.id:
+        current, failure = self._documents.checkpoint.read(), self._plan.get("failure")
+        if failure is not None or (current is not None and current.operation == self.handle.id):
             # Another process got as far as the switch; what it planned is in the record.
             found = catalogue.find(self._workspace, of, self._plan["savepoint"])
-            return self._launch_and_judge(found, current)
+            after = CheckpointRef.model_validate(self._plan["after"])
+            error = ErrorInfo.model_validate(failure).to_exception() if failure else stopped_since(self._documents)
+            if error is not None:
+                with self._released(found):
+                    self._roll_back(after, error)
+            return self._launch_and_judge(found, after)
         with self.handle.step("precheck") as step:
             found, spec = self._precheck(savepoint, of, outputs, current)
             step.detail = f"savepoint {found.manifest.id} fits: batch {found.manifest.batch}"
@@ -204,6 +211,7 @@ class _Restore(JobOperation):
             self.handle.plan(
                 parallelism=parallelism.model_dump(mode="json") if parallelism else None,
                 savepoint=reference.savepoint,
+                after=reference.model_dump(mode="json"),
                 before=before.model_dump(mode="json") if before else None,
                 desired=desired.model_dump(mode="json") if desired else None,
                 versions={
@@ -229,7 +237,25 @@ class _Restore(JobOperation):
             self._decide(self._documents.checkpoint, reference)
             step.detail = f"generation {reference.generation}, {reference.path}"
 
+    @property
+    def _half_way(self) -> bool:
+        return bool(self._plan.get("after"))
+
+    @contextmanager
+    def _released(self, found: Savepoint) -> Iterator[None]:
+        """Let go of the savepoint at the end, but where somebody is to go on from it."""
+        try:
+            yield
+        finally:
+            if self.handle.operation.state != "running":
+                catalogue.release(self._workspace, found, self.handle.id)
+
     def _launch_and_judge(self, found: Savepoint, reference: CheckpointRef) -> Operation:
+        with self._released(found):
+            self._start_and_judge(reference)
+            return self.handle.end("done")
+
+    def _start_and_judge(self, reference: CheckpointRef) -> None:
         try:
             with self.handle.step("start") as step:
                 seen = observe(self._workspace, self._job)
@@ -247,19 +273,27 @@ class _Restore(JobOperation):
                     say=self._say,
                 )
         except StreamwardenError as error:
-            if error.code == "OPERATION_INTERRUPTED":
+            if is_passing(error):
                 raise
             self._roll_back(reference, error)
-            raise StreamwardenError("RESTORE_UNHEALTHY", f"{self._job}: {error.code}: {error.what}") from error
-        finally:
-            if not _is_anothers(sys.exception()):
-                catalogue.release(self._workspace, found, self.handle.id)
-        return self.handle.end("done")
 
-    def _roll_back(self, reference: CheckpointRef, error: StreamwardenError) -> None:
+    def _roll_back(self, reference: CheckpointRef, error: StreamwardenError) -> NoReturn:
+        """Put what ran before in force again, and raise. Can be repeated.
+
+        Raises
+        ------
+        StreamwardenError
+            ``RESTORE_UNHEALTHY``, always.
+        """
+        # First of all on record: whoever goes on after a crash, or an outage, must go on back.
+        self.handle.plan(failure=ErrorInfo.of(error).model_dump(mode="json"))
         plan = self._plan
         with self.handle.step("roll back") as step:
-            running.end_driver(self._workspace, self._job, by=self._by, reason=f"restore failed: {error.code}")
+            current = self._documents.checkpoint.read()
+            # Where a killed try has put it back already, what runs is what shall.
+            mine = current is not None and current.operation == self.handle.id
+            if mine:
+                running.end_driver(self._workspace, self._job, by=self._by, reason=f"restore failed: {error.code}")
             before = CheckpointRef.model_validate(plan["before"]) if plan["before"] else None
             if before is None:
                 # A clone, or a job that never ran: there is nothing to go back to.
@@ -269,22 +303,25 @@ class _Restore(JobOperation):
                 outputs = [OutputStart(table=table, version=version) for table, version in plan["versions"].items()]
                 # Its own generation and not a new one: what its last batch in flight has written, it has written under
                 # this id, and putting a table forward again does not take that back.
-                self._decide(
-                    self._documents.checkpoint,
-                    before.model_copy(update={"highest": reference.highest, "outputs": outputs, "fenced": False}),
-                )
+                if mine:
+                    self._decide(
+                        self._documents.checkpoint,
+                        before.model_copy(update={"highest": reference.highest, "outputs": outputs, "fenced": False}),
+                    )
                 width = as_before(self._workspace, self._job, plan.get("parallelism"), by=self._by)
                 if width is not None:
                     self._decide(self._documents.parallelism, width)
                 was = Desired.model_validate(plan["desired"]) if plan["desired"] else None
+                found = self._documents.desired.read()
+                # A person may have stopped it since.
+                to_run = was is not None and found is not None and was.state == found.state == "running"
                 if was is not None:
-                    self._decide(self._documents.desired, was)
-                if was is not None and was.state == "running":
-                    launched = running.start(self._workspace, self._job, by=self._by, reason=step.name)
-                    step.detail = f"{before.path}, generation {before.generation}: {launched}"
-                else:
-                    step.detail = f"{before.path}, generation {before.generation}: suspended, as it was"
+                    state = "running" if to_run else "suspended"
+                    self._decide(self._documents.desired, was.model_copy(update={"state": state}))
+                how = self._start_again() if to_run else "suspended"
+                step.detail = f"{before.path}, generation {before.generation}: {how}"
         self.handle.end("rolled back", error)
+        raise StreamwardenError("RESTORE_UNHEALTHY", f"{self._job}: {error.code}: {error.what}") from error
 
     def _suspend(self, reference: CheckpointRef, error: StreamwardenError) -> None:
         def change(found: Desired | None) -> Desired:

@@ -49,6 +49,20 @@ def test_by_what_was_taken_and_what_is_left(
     assert has_caught_up(batches(*counted), backlog) is caught_up
 
 
+def test_a_version_that_is_read_in_parts_is_taken_with_its_last() -> None:
+    found = [
+        BatchProgress(
+            batch=number,
+            at=utc_now(),
+            duration_ms=1,
+            rows_in=256,
+            source=SourceProgress(unit="versions", taken=1, finished=finished, pending=left),
+        )
+        for number, (finished, left) in enumerate([(0, 2), (0, 2), (0, 2), (1, 2), (1, 2)])
+    ]
+    assert [has_caught_up(found[:count], 0) for count in range(1, 6)] == [False, False, False, False, True]
+
+
 def stream(*, files_a_s: float, interval_s: float, seconds_a_file: float, away_s: float) -> list[tuple[int, int]]:
     """Batches of a job that takes all there is whenever it begins one, from the moment when it is back."""
     now, taken, found = away_s, 0, []

@@ -80,6 +80,8 @@ class Place:
             return scratch if files.root == self.workspace.scratch else root
 
         monkeypatch.setattr(LocalFiles, "free_bytes", free_bytes)
+        # Two disks.
+        monkeypatch.setattr(LocalFiles, "device", lambda files: int(files.root == self.workspace.scratch))
 
     def refused(self, *, partitions: int | None = 8, cores: int | None = None) -> str:
         with pytest.raises(StreamwardenError) as raised:
@@ -190,9 +192,17 @@ def test_no_state_and_no_batch(place: Place) -> None:
 def test_no_space_for_a_copy(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     size = plan_rescale(place.workspace, JOB, partitions=8).bytes
     place.free(monkeypatch, 2 * size - 1, 10 * size)
-    what = f"{2 * size - 1} bytes are free where checkpoints are kept, and twice {size} are needed"
+    what = f"{2 * size - 1} bytes are free where checkpoints are kept, and 2 times {size} are needed"
     assert place.refused() == f"RESCALE_NO_SPACE: job: {what}"
     place.free(monkeypatch, 2 * size, 2 * size)
+    assert plan_rescale(place.workspace, JOB, partitions=8).bytes == size
+
+
+def test_one_disk_holds_both(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = plan_rescale(place.workspace, JOB, partitions=8).bytes
+    monkeypatch.setattr(LocalFiles, "free_bytes", lambda _: 4 * size - 1)
+    assert "which is one disk, and 4 times" in place.refused()
+    monkeypatch.setattr(LocalFiles, "free_bytes", lambda _: 4 * size)
     assert plan_rescale(place.workspace, JOB, partitions=8).bytes == size
 
 
