@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,8 +13,10 @@ from streamwarden.airflow.advise_operator import AdviseOperator
 from streamwarden.airflow.approval_operator import RescaleApprovalOperator
 from streamwarden.airflow.rescale_operator import RescaleOperator
 from streamwarden.control import operations
-from streamwarden.control.advice.advise import Advice, advise
+from streamwarden.control.advice.advise import Advice, advise, holds_back
+from streamwarden.control.documents import JobDocuments, utc_now
 from streamwarden.control.rescale import rescale
+from streamwarden.errors import StreamwardenError
 from tests.airflow.conftest import REPOSITORY, Place, Run
 from tests.airflow.test_dags import load
 
@@ -164,3 +166,35 @@ def test_who_has_approved_is_told_to_the_rescale(place: Place) -> None:
     assert "approved_by" not in context["ti"].pushed
     approval(place).execute_complete(context, {**event, "chosen_options": ["Approve"], "responded_by_user": anna})
     assert context["ti"].pushed["approved_by"] == "anna"
+
+
+def test_what_has_gone_back_is_not_done_again_by_itself(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    running(place, apply=True, cool_down="1s")
+    place.batch(1)
+
+    def unhealthy(*_: Any, **__: Any) -> Any:
+        raise StreamwardenError("OUT_OF_MEMORY", "for the test")
+
+    with monkeypatch.context() as changed, pytest.raises(StreamwardenError, match="RESCALE_UNHEALTHY"):
+        changed.setattr("streamwarden.control.running.await_health", unhealthy)
+        rescale(place.workspace, "lamp", cores=3, by="somebody", health_timeout=60)
+    place.batch(1)
+    later = utc_now() + timedelta(minutes=1)
+    (held,) = holds_back(place.workspace, "lamp", {"cores": 3}, now=later)
+    assert "to the same has gone back: OUT_OF_MEMORY" in held
+    assert holds_back(place.workspace, "lamp", {"cores": 2}, now=later) == ()
+    assert holds_back(place.workspace, "lamp", {"cores": 3}, now=later + timedelta(days=1)) == ()
+
+
+def test_it_cools_down_for_longer_than_a_day_and_from_the_end_on(place: Place) -> None:
+    running(place, apply=True, cool_down="2d")
+    place.batch(1)
+    done = rescale(place.workspace, "lamp", cores=2, by="somebody", health_timeout=60)
+    assert done.ended_at is not None
+    later = done.ended_at + timedelta(days=1, hours=23)
+    assert ["cooling down" in held for held in holds_back(place.workspace, "lamp", {"cores": 3}, now=later)] == [True]
+    # One that began before that time and has ended in it counts.
+    document = JobDocuments(place.workspace.storage, "lamp").operation
+    document.write(done.model_copy(update={"started_at": done.started_at - timedelta(days=9)}))
+    assert ["cooling down" in held for held in holds_back(place.workspace, "lamp", {"cores": 3}, now=later)] == [True]
+    assert holds_back(place.workspace, "lamp", {"cores": 3}, now=later + timedelta(hours=2)) == ()

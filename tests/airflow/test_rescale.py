@@ -16,11 +16,13 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from streamwarden.airflow.rescale_operator import CancelRescaleOperator, RescaleOperator
 from streamwarden.control import operations, running
+from streamwarden.control.advice.advise import holds_back
 from streamwarden.control.documents import JobDocuments, Operation, Supervision
 from streamwarden.control.health.rules import Finding, Level
 from streamwarden.control.parallelism import effective_spec
 from streamwarden.control.processes import kill
 from streamwarden.control.rescale import _Rescale, cancel, rescale
+from streamwarden.control.rescale_plan import plan_rescale
 from streamwarden.control.rollout_plan import Effect, plan
 from streamwarden.control.savepoints.take import take
 from streamwarden.control.standby import Standby
@@ -185,7 +187,8 @@ def test_one_that_is_cancelled_between_the_switch_and_the_start_goes_back(
     with pytest.raises(AirflowFailException, match=r"RESCALE_UNHEALTHY.*OPERATION_CANCELLED"):
         rescaling(place, cores=before + 1).execute(context())
     found = operation(place)
-    assert found.state == "rolled back" and "start" not in [step.name for step in found.steps]
+    # It was about to start, and has started nothing.
+    assert found.state == "rolled back" and [step.detail for step in found.steps if step.name == "start"] == [""]
     assert cores(place) == before
     place.until(lambda seen: seen.phase is Phase.RUNNING)
 
@@ -306,18 +309,135 @@ def test_a_try_that_was_killed_while_the_driver_stops_is_gone_on_with(place: Pla
     assert (done.id, done.state) == (first.id, "done") and cores(place) == before + 1
 
 
-def test_who_stops_the_job_between_two_tries_has_the_last_word(place: Place) -> None:
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_who_stops_the_job_between_two_tries_has_the_last_word(place: Place, cancelled: bool) -> None:
     place.write_job(standin_stop_gate=str(place.gate("stops")))
     place.deploy()
     place.batch(1)
     before = cores(place)
     killed_while_the_driver_stops(place, before + 1)
     running.stop(place.workspace, "lamp", by="somebody", timeout=60)
-    cancel(place.workspace, "lamp", by="somebody")
-    with pytest.raises(StreamwardenError, match="OPERATION_CANCELLED"):
+    if cancelled:
+        cancel(place.workspace, "lamp", by="somebody")
+    with pytest.raises(StreamwardenError, match=r"OPERATION_CANCELLED.*somebody"):
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
     seen = place.seen()
     assert seen.phase is Phase.STOPPED and seen.desired is not None and seen.desired.state == "suspended"
+
+
+def half_way(place: Place, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
+    """Let a rescale by "test" to a core more be interrupted by an error while it waits for health; return the cores."""
+    place.deploy()
+    place.batch(1)
+    before = cores(place)
+
+    def await_health(*_: Any, **__: Any) -> str:
+        raise error
+
+    with monkeypatch.context() as changed, pytest.raises(type(error)):
+        changed.setattr(running, "await_health", await_health)
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    assert operation(place).state == "running" and cores(place) == before + 1
+    return before
+
+
+def test_who_stops_the_job_after_the_switch_has_the_last_word(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = half_way(place, monkeypatch, KeyboardInterrupt())
+    running.stop(place.workspace, "lamp", by="somebody", timeout=60)
+    with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*stopped since, by somebody"):
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    seen = place.seen()
+    assert seen.phase is Phase.STOPPED and seen.desired is not None and seen.desired.state == "suspended"
+    assert operation(place).state == "rolled back" and cores(place) == before
+
+
+def test_what_was_deployed_since_the_switch_is_kept_on_the_way_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = half_way(place, monkeypatch, KeyboardInterrupt())
+    place.write_job(watermark="7m")
+    # Over a driver that lives it would be a rollout, and refused.
+    with pytest.raises(StreamwardenError, match="OPERATION_UNFINISHED"):
+        operations.deploy(place.workspace, "lamp", by="somebody")
+    place.until(lambda seen: seen.phase is Phase.RUNNING)
+    heartbeat = place.seen().heartbeat
+    assert heartbeat is not None and kill(heartbeat.process)
+    place.until(lambda seen: not seen.phase.alive)
+    operations.deploy(place.workspace, "lamp", by="somebody")
+
+    def unhealthy(*_: Any, **__: Any) -> Any:
+        raise StreamwardenError("DRIVER_DIED", "for the test")
+
+    with monkeypatch.context() as changed, pytest.raises(StreamwardenError, match="RESCALE_UNHEALTHY"):
+        changed.setattr(running, "await_health", unhealthy)
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    desired = place.seen().desired
+    assert desired is not None and desired.spec.options["watermark"] == "7m" and cores(place) == before
+    assert plan(place.workspace, "lamp").effect is Effect.NONE
+
+
+def test_another_one_is_refused_while_one_is_half_way(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = half_way(place, monkeypatch, KeyboardInterrupt())
+    first = operation(place).id
+    with pytest.raises(StreamwardenError, match=rf"OPERATION_UNFINISHED.*rescale {first} by test"):
+        rescale(place.workspace, "lamp", cores=before + 2, by="another")
+    with pytest.raises(StreamwardenError, match="OPERATION_UNFINISHED"):
+        plan_rescale(place.workspace, "lamp", cores=before + 2)
+    assert any("was interrupted" in line for line in holds_back(place.workspace, "lamp", {"cores": before + 2}))
+    done = rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    assert (done.id, done.state) == (first, "done") and cores(place) == before + 1
+
+
+def test_an_outage_after_the_switch_leaves_it_to_be_gone_on_with(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = half_way(place, monkeypatch, StreamwardenError("S3_UNREACHABLE", "for the test"))
+    done = rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    assert done.state == "done" and cores(place) == before + 1
+
+
+def test_a_switch_that_was_cut_off_goes_back_if_the_job_has_run_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.deploy()
+    place.batch(1)
+    before = cores(place)
+
+    def cut_off(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as changed, pytest.raises(KeyboardInterrupt):
+        changed.setattr(_Rescale, "_put_in_force", cut_off)
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    # As if it had made a copy, which is not in force yet.
+    found = operation(place)
+    documents = JobDocuments(place.workspace.storage, "lamp")
+    reference = documents.checkpoint.read()
+    assert reference is not None and found.state == "running"
+    after = reference.model_copy(update={"generation": reference.generation + 1, "path": "checkpoints/copy"})
+    left = found.model_copy(update={"plan": {**found.plan, "after": after.model_dump(mode="json")}})
+    documents.operation.write(left)
+    operations.start(place.workspace, "lamp", by="a supervisor")
+    place.batch(1)
+    with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*has run on since"):
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    assert operation(place).state == "rolled back" and cores(place) == before
+    now = documents.checkpoint.read()
+    assert now is not None and (now.path, now.generation) == (reference.path, reference.generation)
+
+
+def test_a_driver_that_ends_behind_its_first_batch_goes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+    before, real = cores(place), _Rescale._note_downtime
+
+    def killed(work: _Rescale, seen: Observation) -> None:
+        real(work, seen)
+        if seen.heartbeat is not None and cores(place) != before:
+            kill(seen.heartbeat.process)
+
+    monkeypatch.setattr(_Rescale, "_note_downtime", killed)
+    with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*DRIVER_DIED"):
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    assert operation(place).state == "rolled back" and cores(place) == before
 
 
 def test_a_driver_that_ends_while_its_rescale_is_prepared_is_left_to_its_supervisor(
