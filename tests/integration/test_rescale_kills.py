@@ -13,8 +13,9 @@ from collections import Counter
 import pytest
 
 from streamwarden.control import operations
+from streamwarden.control.documents import Supervision, utc_now
 from streamwarden.control.operation import active_operation
-from streamwarden.control.supervision import Phase, observe
+from streamwarden.control.supervision import Action, Phase, decide, observe, restart
 from tests.integration.conftest import REPOSITORY, Place
 from tests.integration.killing_command import BOTH, THE_DRIVER, THE_RESCALE
 from tests.integration.test_rescale import Counts, running
@@ -60,6 +61,20 @@ class Rows(threading.Thread):
         self.join()
 
 
+def supervise_for(place: Place, seconds: float) -> str | None:
+    """Do what a supervisor does, for so long; return whom it has started."""
+    started = None
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        seen = observe(place.workspace, "counts")
+        verdict = decide(seen, place.documents("counts").supervision.read() or Supervision())
+        due = verdict.not_before is None or utc_now() >= verdict.not_before
+        if verdict.action is Action.RESTART and due:
+            started = restart(place.workspace, seen, by="test", why=verdict.why) or started
+        time.sleep(0.5)
+    return started
+
+
 def moments(chance: random.Random) -> list[Moment]:
     """Return every kill, in any order."""
     every = [(way, step) for way, steps in STEPS.items() for step in steps]
@@ -71,7 +86,7 @@ def moments(chance: random.Random) -> list[Moment]:
 def kill_in_rescales(place: Place, chance: random.Random, kills: list[Moment]) -> Counter[str]:
     """Kill at these moments; return what became of the rescales."""
     # More files in a batch than land while it runs, also on a slow machine.
-    counts = Counts(place, files=10)
+    counts = Counts(place, files=10, restarts={"max": 1000, "backoff": "1s", "backoff_max": "1s"})
     counts.add(list(range(500)))
     operations.deploy(place.workspace, "counts", by="test")
     running(place)
@@ -88,6 +103,10 @@ def kill_in_rescales(place: Place, chance: random.Random, kills: list[Moment]) -
             said = run(place, "tests.integration.killing_command", step, whom, str(after), *words)
             killed = "killed" in said
             left = place.documents("counts").operation.read()
+            if left is not None and left.state == "running" and chance.random() < 0.5:
+                # As in life: a supervisor is quicker than a task's next try, and batches are committed in between.
+                started = supervise_for(place, chance.uniform(2, 25))
+                sys.stdout.write(f"a supervisor has started {started}\n")
             if left is not None and left.state == "running":
                 assert active_operation(place.workspace, "counts") is None, said
                 said += run(place, "streamwarden.cli", "rescale", "counts", "--resume")
