@@ -443,8 +443,9 @@ class Driver:
         self._idle_at = utc_now()
 
     def _request_stop(self, why: str) -> None:
-        _log.info("stop: %s", why)
+        # First: whatever becomes of the log, the stop counts.
         self._stop.set()
+        _log.info("stop: %s", why)
 
     def _say(self, state: DriverState, reason: str) -> None:
         self._state, self._reason = state, reason

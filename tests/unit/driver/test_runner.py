@@ -86,3 +86,13 @@ def test_a_driver_of_a_job_that_is_to_run_goes_on(driver: Driver, workspace: Wor
     assert driver.run() == 1
     ended = JobDocuments(workspace.storage, JOB).exit("i1").read()
     assert ended is not None and ended.error is not None and ended.error.code == "JOB_MODULE_INVALID"
+
+
+def test_a_stop_counts_whatever_becomes_of_the_log(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocked(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(runner._log, "info", blocked)
+    with pytest.raises(OSError, match="no space"):
+        driver._request_stop("signal 15")
+    assert driver._stop.is_set()
