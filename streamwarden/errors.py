@@ -541,6 +541,8 @@ class StreamwardenError(Exception):
         What happened, with the names and values of this case.
     remedy
         Replaces the catalogue's remedy where this case has a more precise one.
+    retryable
+        Replaces the catalogue's word on whether another try may help, where this case is another.
 
     Raises
     ------
@@ -548,12 +550,12 @@ class StreamwardenError(Exception):
         If the code is not in the catalogue: a mistake of the program, found by any test that reaches it.
     """
 
-    def __init__(self, code: str, what: str, *, remedy: str | None = None) -> None:
+    def __init__(self, code: str, what: str, *, remedy: str | None = None, retryable: bool | None = None) -> None:
         kind = CATALOGUE[code]
         self.code = code
         self.what = what
         self.remedy = remedy or kind.remedy
-        self.retryable = kind.retryable
+        self.retryable = kind.retryable if retryable is None else retryable
         super().__init__(code, what, self.remedy)
 
     def __str__(self) -> str:
@@ -561,8 +563,8 @@ class StreamwardenError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions cross process borders (Airflow pickles them); the default would pass the wrong arguments.
-        return (_rebuild, (self.code, self.what, self.remedy))
+        return (_rebuild, (self.code, self.what, self.remedy, self.retryable))
 
 
-def _rebuild(code: str, what: str, remedy: str) -> StreamwardenError:
-    return StreamwardenError(code, what, remedy=remedy)
+def _rebuild(code: str, what: str, remedy: str, retryable: bool | None = None) -> StreamwardenError:
+    return StreamwardenError(code, what, remedy=remedy, retryable=retryable)

@@ -324,12 +324,15 @@ class Driver:
 
     def _not_to_be_opened(self, spec: JobSpec, error: AnalysisException) -> StreamwardenError:
         failure = Failure.of(error)
-        cause = explain(failure, job_file=None, places=self._places)
+        cause = explain(failure, job_file=self._job_file, places=self._places)
         code = cause.code
         if code is None and "[DELTA_SCHEMA_NOT_SET]" in failure.text:
             # What Delta says of a table whose log is gone; that there was one is why this driver came so far.
             code = "SOURCE_DATA_GONE"
         self._trace = cause.trace
+        if code == "JOB_CODE_FAILED":
+            # Final, other than in a batch, whose rows may be at fault: what can't be analyzed now can't be later.
+            return StreamwardenError(code, f"{spec.name}: {cause.line}", retryable=False)
         return StreamwardenError(code or "SOURCE_INVALID", f"{spec.name}: {headline(error)}")
 
     def _is_suspended(self) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 
-from streamwarden.control.documents import DriverState, JobDocuments
+from streamwarden.control.documents import DriverState, ErrorInfo, JobDocuments
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver import runner
 from streamwarden.driver.logs import RecordContext
@@ -96,3 +98,34 @@ def test_a_stop_counts_whatever_becomes_of_the_log(driver: Driver, monkeypatch: 
     with pytest.raises(OSError, match="no space"):
         driver._request_stop("signal 15")
     assert driver._stop.is_set()
+
+
+JOB_FILE = "/jobs/lamp.py"
+TYPO = "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `amuont` cannot be resolved."
+
+
+def refused() -> AnalysisException:
+    """What Spark raises in a job's transform()."""
+    module: dict[str, Any] = {"error": AnalysisException(TYPO)}
+    exec(compile("def transform():\n    raise error\n", JOB_FILE, "exec"), module)
+    with pytest.raises(AnalysisException) as caught:
+        module["transform"]()
+    return caught.value
+
+
+def test_a_typo_in_a_jobs_query_is_the_jobs_and_final(driver: Driver) -> None:
+    driver._job_file = JOB_FILE
+    error = driver._not_to_be_opened(desired().spec, refused())
+    assert (error.code, error.what) == ("JOB_CODE_FAILED", f"{JOB}: AnalysisException: {TYPO}")
+    assert driver._trace is not None
+    own = driver._trace.split("\n\n")[0].splitlines()
+    assert JOB_FILE in own[1] and "in transform" in own[1] and TYPO in own[-1]
+    # However it travels on: to the exit document, to an operation, to Airflow.
+    assert not error.retryable and not ErrorInfo.of(error).to_exception().retryable
+    assert not pickle.loads(pickle.dumps(error)).retryable
+
+
+def test_a_source_that_cannot_be_opened_is_none_of_the_jobs_code(driver: Driver) -> None:
+    driver._job_file = "/jobs/other.py"
+    error = driver._not_to_be_opened(desired().spec, refused())
+    assert (error.code, error.retryable) == ("SOURCE_INVALID", False)
