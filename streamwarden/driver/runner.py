@@ -311,7 +311,7 @@ class Driver:
             self._trace = cause.trace
             what = f"{spec.name}: {self._failures} tries in a row; the last: {cause.line}"
             raise StreamwardenError(cause.code or "BATCH_FAILED", what, remedy=cause.remedy)
-        wait = spec.failures.backoff.total_seconds() * 2 ** (self._failures - 1)
+        wait = spec.failures.wait_after(self._failures).total_seconds()
         self._say(DriverState.RETRYING, f"try {self._failures} failed, next in {wait:.0f} s: {cause.line}")
         self._stop.wait(wait)
 

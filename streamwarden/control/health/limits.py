@@ -82,7 +82,8 @@ class HealthSpec(_Strict):
         default=DurationLimit(),
         description="Since the last committed batch, or the last time that there was no input. By default critical at"
         " max(trigger.interval, trigger.timeout) x (failures.tolerable_consecutive + 2), as Flink's operator has it for"
-        " checkpoints, and trigger.min_pause besides; warn at half of that.",
+        " checkpoints, and besides trigger.min_pause and the driver's waits between so many tries; warn at half of"
+        " that.",
     )
     restart_when_stuck: bool = Field(
         default=True,

@@ -221,8 +221,8 @@ def _no_batch(facts: Facts) -> _Measure | None:
         return None
     spec = facts.spec
     own = max(spec.trigger.interval, spec.trigger.timeout) * (spec.failures.tolerable_consecutive + 2)
-    # A pause before a batch is no try of it.
-    own += spec.trigger.min_pause
+    # A pause before a batch is no try of it, and neither is a wait before the next try.
+    own += spec.trigger.min_pause + spec.failures.waits
     limit = spec.health.no_batch
     critical = limit.critical if limit.critical is not None else own if limit.warn is None else max(own, limit.warn)
     warn = limit.warn if limit.warn is not None else critical / 2

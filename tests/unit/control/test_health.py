@@ -33,6 +33,7 @@ pytestmark = pytest.mark.unit
 
 NOW = utc_now()
 S = timedelta(seconds=1)
+QUICK = {"interval": "10s", "timeout": "10s"}
 
 
 def desired(*, state: Literal["running", "suspended"] = "running", **fields: Any) -> Desired:
@@ -109,7 +110,7 @@ def test_a_suspended_job_is_well_whatever_it_was() -> None:
     assert levels(facts(batches(last=timedelta(days=3)), wanted=desired(state="suspended"))) == {}
 
 
-# By default max(60 s, 10 min) x (3 + 2) = 50 min; warn at half of it.
+# By default max(60 s, 10 min) x (3 + 2), and 1 + 2 + 4 s between the tries: 50 min; warn at half of it.
 @pytest.mark.parametrize(
     ("ago", "fields", "level"),
     [
@@ -117,7 +118,8 @@ def test_a_suspended_job_is_well_whatever_it_was() -> None:
         (26 * 60, {}, "warn"),
         (49 * 60, {}, "warn"),
         (51 * 60, {}, "critical"),
-        (51, {"trigger": {"interval": "10s", "timeout": "10s"}}, "critical"),
+        (58, {"trigger": QUICK}, "critical"),
+        (56, {"trigger": QUICK}, "warn"),
         (49, {"trigger": {"interval": "10s", "timeout": "1s"}}, "warn"),
         (21, {"trigger": {"interval": "10s", "timeout": "1s"}, "failures": {"tolerable_consecutive": 0}}, "critical"),
         (9, {"health": {"no_batch": {"warn": "5s", "critical": "10s"}}}, "warn"),
@@ -126,6 +128,9 @@ def test_a_suspended_job_is_well_whatever_it_was() -> None:
         (51 * 60, {"health": {"no_batch": {"warn": "2h"}}}, None),
         (51 * 60, {"trigger": {"min_pause": "1h"}}, None),
         (111 * 60, {"trigger": {"min_pause": "1h"}}, "critical"),
+        # Twenty tries: 1, 2, 4 … 64 s, and thirteen times 2 min; without a longest wait it would be twelve days.
+        (220 + 1688, {"trigger": QUICK, "failures": {"tolerable_consecutive": 20}}, "critical"),
+        (220 + 1686, {"trigger": QUICK, "failures": {"tolerable_consecutive": 20}}, "warn"),
     ],
 )
 def test_no_batch_for_too_long(ago: int, fields: dict[str, Any], level: str | None) -> None:
