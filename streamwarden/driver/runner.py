@@ -465,10 +465,14 @@ class Driver:
         every = self._workspace.profile.heartbeat.total_seconds()
         renewed = time.monotonic()
         trouble = ""
-        self._say(DriverState.STARTING, "lease taken")
+        told = False
         # Requests are looked for more often than the lease is renewed: an operator waits for them.
-        while not self._ended.wait(min(every, 0.5)):
+        while not self._ended.wait(min(every, 0.5) if told else 0):
             try:
+                if not told:
+                    # Once: if it can't be written, the next heartbeat says how things are by then.
+                    told = True
+                    self._say(DriverState.STARTING, "lease taken")
                 self._read_requests()
                 if time.monotonic() - renewed >= every:
                     renewed = time.monotonic()

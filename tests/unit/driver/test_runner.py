@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import signal
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from streamwarden.control.workspace import Workspace
 from streamwarden.driver import runner
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.runner import Driver
+from streamwarden.errors import StreamwardenError
 from tests.unit.control import test_catalogue
 from tests.unit.control.test_supervision import JOB, desired
 
@@ -129,3 +132,25 @@ def test_a_source_that_cannot_be_opened_is_none_of_the_jobs_code(driver: Driver)
     driver._job_file = "/jobs/other.py"
     error = driver._not_to_be_opened(desired().spec, refused())
     assert (error.code, error.retryable) == ("SOURCE_INVALID", False)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), StreamwardenError("S3_REFUSED", "no")])
+def test_a_first_heartbeat_that_fails_is_not_the_last(
+    driver: Driver, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    write, calls = driver._write_heartbeat, []
+
+    def fails_once() -> None:
+        calls.append(driver._state)
+        if len(calls) == 1:
+            raise error
+        write()
+        driver._ended.set()
+
+    monkeypatch.setattr(driver, "_write_heartbeat", fails_once)
+    hurried = workspace.profile.model_copy(update={"heartbeat": timedelta(milliseconds=10)})
+    monkeypatch.setattr(driver, "_workspace", replace(workspace, profile=hurried))
+    driver._lease.acquire()
+    driver._beat()
+    beat = JobDocuments(workspace.storage, JOB).heartbeat("i1").read()
+    assert len(calls) == 2 and beat is not None and beat.reason == "lease taken"
