@@ -209,21 +209,20 @@ class Driver:
         }
         writer = BatchWriter(spec, module, sinks, checkpoint, self._guard)
         self._records.batch = lambda: writer.in_flight
-        session.streams.addListener(
-            ProgressListener(
-                self._documents,
-                self._incarnation,
-                reference.generation,
-                checkpoint,
-                writer.counts,
-                self._committed,
-                self._idled,
-                lambda: self._failures + 1,
-                backlog_of(self._workspace, spec, reference.path),
-                after=reference.base_batch,
-                files=isinstance(spec.source, FileSource),
-            )
+        listener = ProgressListener(
+            self._documents,
+            self._incarnation,
+            reference.generation,
+            checkpoint,
+            writer.counts,
+            self._committed,
+            self._idled,
+            lambda: self._failures + 1,
+            backlog_of(self._workspace, spec, reference.path),
+            after=reference.base_batch,
+            files=isinstance(spec.source, FileSource),
         )
+        session.streams.addListener(listener)
         while True:
             failure: Failure | None
             try:
@@ -245,6 +244,8 @@ class Driver:
             if failure is None:
                 self._say(DriverState.STOPPING, "finishing the batch in flight")
                 query.stop()
+                # Spark's own word of the query's end comes from another thread: a savepoint may be taken before it.
+                listener.catch_up()
                 self._batch = checkpoint.last_commit()
                 self._query_ended = True
                 self._say(DriverState.STOPPING, f"its query has ended after batch {self._batch}, and Spark is ending")
@@ -434,7 +435,8 @@ class Driver:
         first, self._writes = not self._writes, True
         self._batch = done.batch
         self._idle = False
-        self._failures = 0
+        # Of that batch: a late report comes when the tries of the next one may have begun.
+        self._failures = max(self._failures - (done.tries - 1), 0)
         if self._state is DriverState.RUNNING:
             self._reason = f"batch {done.batch} committed"
         if first:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 
-from streamwarden.control.documents import DriverState, ErrorInfo, JobDocuments
+from streamwarden.control.documents import BatchProgress, DriverState, ErrorInfo, JobDocuments, utc_now
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver import runner
 from streamwarden.driver.logs import RecordContext
@@ -154,3 +154,11 @@ def test_a_first_heartbeat_that_fails_is_not_the_last(
     driver._beat()
     beat = JobDocuments(workspace.storage, JOB).heartbeat("i1").read()
     assert len(calls) == 2 and beat is not None and beat.reason == "lease taken"
+
+
+def test_a_late_report_leaves_the_next_batchs_failed_tries(driver: Driver) -> None:
+    driver._failures = 3
+    driver._committed(BatchProgress(batch=4, at=utc_now(), duration_ms=1, rows_in=1, tries=2))
+    assert driver._failures == 2
+    driver._committed(BatchProgress(batch=5, at=utc_now(), duration_ms=1, rows_in=1, tries=3))
+    assert driver._failures == 0
