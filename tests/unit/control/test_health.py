@@ -171,19 +171,32 @@ def test_watermark_lag_is_the_least_of_the_window() -> None:
 
 def test_backlog_counts_in_time_at_the_jobs_own_pace() -> None:
     # Ten files a second.
-    quick = batches(source=source(10, [5_900] * 10))
-    assert levels(facts(quick)) == {}
-    assert levels(facts(batches(source=source(10, [6_100] * 10)))) == {"backlog": "warn"}
-    found = judge(facts(batches(source=source(10, [36_100] * 10))))
+    once = {"trigger": {"interval": "1s"}}
+    assert levels(facts(batches(source=source(10, [5_900] * 10)), **once)) == {}
+    assert levels(facts(batches(source=source(10, [6_100] * 10)), **once)) == {"backlog": "warn"}
+    found = judge(facts(batches(source=source(10, [36_100] * 10)), **once))
     assert found.findings[0].what == "36,100 files wait, worth: 60 min (critical at 60 min)".replace(",", "", 1)
 
 
+def test_a_backlog_is_worked_off_no_faster_than_the_trigger_lets_it() -> None:
+    # Ten files a minute, though a batch takes a second.
+    assert levels(facts(batches(source=source(10, [90] * 10)))) == {}
+    assert levels(facts(batches(source=source(10, [110] * 10)))) == {"backlog": "warn"}
+    assert levels(facts(batches(source=source(10, [610] * 10)))) == {"backlog": "critical"}
+    assert levels(facts(batches(source=source(10, [110] * 10), duration_ms=30_000))) == {"backlog": "warn"}
+    # Files that land at once where nothing had waited: the earlier batches took all that there was.
+    assert "backlog" not in levels(facts(batches(source=source(1, [0] * 9 + [60]))))
+
+
 def test_a_backlog_that_grows_is_falling_behind_and_one_that_shrinks_is_not() -> None:
+    once = {"trigger": {"interval": "1s"}}
     growing = batches(source=source(10, [100 + 6 * n for n in range(10)]))
-    assert levels(facts(growing)) == {"falling_behind": "critical"}
-    assert levels(facts(batches(source=source(10, [100 + 2 * n for n in range(10)])))) == {"falling_behind": "warn"}
-    assert levels(facts(batches(source=source(10, [400 - 2 * n for n in range(10)])))) == {}
-    assert levels(facts(batches(source=source(10, [2 * n for n in range(10)])))) == {}, (
+    assert levels(facts(growing, **once)) == {"falling_behind": "critical"}
+    assert levels(facts(batches(source=source(10, [100 + 2 * n for n in range(10)])), **once)) == {
+        "falling_behind": "warn"
+    }
+    assert levels(facts(batches(source=source(10, [400 - 2 * n for n in range(10)])), **once)) == {}
+    assert levels(facts(batches(source=source(10, [2 * n for n in range(10)])), **once)) == {}, (
         "two batches' worth is no backlog"
     )
 
