@@ -98,7 +98,7 @@ class HealthSpec(_Strict):
     restarts: CountLimit = Field(
         default=CountLimit(warn=2),
         description="Restarts within restarts.window. 2: once may be an accident. Critical by default at the budget's"
-        " last one, restarts.max.",
+        " last one, restarts.max, and warn no later.",
     )
     watermark_lag: DurationLimit = Field(
         default=DurationLimit(),

@@ -242,8 +242,10 @@ def _failed_tries(facts: Facts) -> _Measure:
 def _restarts(facts: Facts) -> _Measure:
     policy, limit = facts.spec.restarts, facts.spec.health.restarts
     spent = sum(facts.now - entry.at < policy.window for entry in facts.restarts)
-    critical = limit.critical if limit.critical is not None else max(policy.max, limit.warn or 1)
-    return _Measure(spent, f"restarts within {format_duration(policy.window)}", limit.warn, critical, _count)
+    # No more than the budget are ever spent: a limit above it would never be reached.
+    critical = limit.critical if limit.critical is not None else max(policy.max, 1)
+    warn = None if limit.warn is None else min(limit.warn, critical)
+    return _Measure(spent, f"restarts within {format_duration(policy.window)}", warn, critical, _count)
 
 
 def _watermark_lag(facts: Facts) -> _Measure | None:

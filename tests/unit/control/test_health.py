@@ -161,6 +161,17 @@ def test_failed_tries_and_restarts() -> None:
     assert levels(facts(restarts=[timedelta(hours=1)] * 5)) == {}
 
 
+def test_a_limit_of_restarts_above_the_budget_is_reached_with_it() -> None:
+    one = desired(restarts={"max": 1})
+    assert levels(facts(wanted=one)) == {}
+    assert levels(facts(restarts=[60 * S], wanted=one)) == {"restarts": "critical"}
+    many = desired(restarts={"max": 3}, health={"restarts": {"warn": 9}})
+    assert levels(facts(restarts=[n * S for n in range(2)], wanted=many)) == {}
+    assert levels(facts(restarts=[n * S for n in range(3)], wanted=many)) == {"restarts": "critical"}
+    none = desired(restarts={"max": 0})
+    assert levels(facts(wanted=none)) == {}
+
+
 def test_watermark_lag_is_the_least_of_the_window() -> None:
     lags = [3600.0 * 9] * 9 + [3600.0]
     assert levels(facts(batches(watermark_lag_s=lags), watermark="2h")) == {}
