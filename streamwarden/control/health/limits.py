@@ -103,7 +103,8 @@ class HealthSpec(_Strict):
     watermark_lag: DurationLimit = Field(
         default=DurationLimit(),
         description="Newest event time less the watermark, the least in the window. By default warn at 4 x `watermark`"
-        " and critical at 12 x: it should be 1 x, and more for as long as batches of an old backlog hold hours.",
+        " and critical at 12 x: it should be 1 x, and more for as long as batches of an old backlog hold hours. Without"
+        " `watermark` only what is given here counts.",
     )
     backlog: DurationLimit = Field(
         default=DurationLimit(warn=timedelta(minutes=10), critical=timedelta(hours=1)),

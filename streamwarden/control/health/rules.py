@@ -250,12 +250,14 @@ def _restarts(facts: Facts) -> _Measure:
 
 def _watermark_lag(facts: Facts) -> _Measure | None:
     lags = [done.watermark_lag_s for done in facts.batches if done.watermark_lag_s is not None]
-    delay = facts.spec.watermark
-    if len(lags) < _ENOUGH or not delay:
+    delay, limit = facts.spec.watermark, facts.spec.health.watermark_lag
+    if len(lags) < _ENOUGH:
         return None
-    limit = facts.spec.health.watermark_lag
-    warn = limit.warn if limit.warn is not None else delay * 4
-    critical = limit.critical if limit.critical is not None else max(delay * 12, warn)
+    warn, critical = limit.warn, limit.critical
+    # A job's module may have a watermark that its spec does not tell of: limits that are given count all the same.
+    if delay:
+        warn = warn if warn is not None else delay * 4
+        critical = critical if critical is not None else max(delay * 12, warn)
     return _seconds(min(lags), "the watermark is behind the newest event by", warn, critical)
 
 

@@ -178,6 +178,11 @@ def test_watermark_lag_is_the_least_of_the_window() -> None:
     assert levels(facts(batches(watermark_lag_s=3600.0 * 9), watermark="2h")) == {"watermark_lag": "warn"}
     assert levels(facts(batches(watermark_lag_s=3600.0 * 25), watermark="2h")) == {"watermark_lag": "critical"}
     assert levels(facts(batches(watermark_lag_s=3600.0 * 25))) == {}, "no watermark is declared"
+    given = {"health": {"watermark_lag": {"warn": "4h", "critical": "6h"}}}
+    assert levels(facts(batches(watermark_lag_s=3600.0 * 5), **given)) == {"watermark_lag": "warn"}
+    assert levels(facts(batches(watermark_lag_s=3600.0 * 7), **given)) == {"watermark_lag": "critical"}
+    page_only = {"health": {"watermark_lag": {"critical": "6h"}}}
+    assert levels(facts(batches(watermark_lag_s=3600.0 * 7), **page_only)) == {"watermark_lag": "critical"}
 
 
 def test_backlog_counts_in_time_at_the_jobs_own_pace() -> None:
