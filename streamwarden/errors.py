@@ -286,8 +286,9 @@ CATALOGUE: dict[str, ErrorKind] = {
         retryable=True,
     ),
     "CONCURRENT_WRITER": ErrorKind(
-        "somebody else writes to an output table at the same time",
-        "One writer a table: find the other one in the table's history (DESCRIBE HISTORY), and stop it.",
+        "somebody else writes to an output table, or to the job's checkpoint, at the same time",
+        "One writer a table: find the other one in the table's history (DESCRIBE HISTORY), and stop it. One query a"
+        " checkpoint: find the one that was started on this one by hand.",
         retryable=True,
     ),
     "JOB_CODE_FAILED": ErrorKind(
