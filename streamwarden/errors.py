@@ -286,8 +286,9 @@ CATALOGUE: dict[str, ErrorKind] = {
         retryable=True,
     ),
     "CONCURRENT_WRITER": ErrorKind(
-        "somebody else writes to an output table at the same time",
-        "One writer a table: find the other one in the table's history (DESCRIBE HISTORY), and stop it.",
+        "somebody else writes to an output table, or to the job's checkpoint, at the same time",
+        "One writer a table: find the other one in the table's history (DESCRIBE HISTORY), and stop it. One query a"
+        " checkpoint: find the one that was started on this one by hand.",
         retryable=True,
     ),
     "JOB_CODE_FAILED": ErrorKind(
@@ -546,6 +547,8 @@ class StreamwardenError(Exception):
         What happened, with the names and values of this case.
     remedy
         Replaces the catalogue's remedy where this case has a more precise one.
+    retryable
+        Replaces the catalogue's word on whether another try may help, where this case is another.
 
     Raises
     ------
@@ -553,12 +556,12 @@ class StreamwardenError(Exception):
         If the code is not in the catalogue: a mistake of the program, found by any test that reaches it.
     """
 
-    def __init__(self, code: str, what: str, *, remedy: str | None = None) -> None:
+    def __init__(self, code: str, what: str, *, remedy: str | None = None, retryable: bool | None = None) -> None:
         kind = CATALOGUE[code]
         self.code = code
         self.what = what
         self.remedy = remedy or kind.remedy
-        self.retryable = kind.retryable
+        self.retryable = kind.retryable if retryable is None else retryable
         super().__init__(code, what, self.remedy)
 
     def __str__(self) -> str:
@@ -566,8 +569,8 @@ class StreamwardenError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions cross process borders (Airflow pickles them); the default would pass the wrong arguments.
-        return (_rebuild, (self.code, self.what, self.remedy))
+        return (_rebuild, (self.code, self.what, self.remedy, self.retryable))
 
 
-def _rebuild(code: str, what: str, remedy: str) -> StreamwardenError:
-    return StreamwardenError(code, what, remedy=remedy)
+def _rebuild(code: str, what: str, remedy: str, retryable: bool | None = None) -> StreamwardenError:
+    return StreamwardenError(code, what, remedy=remedy, retryable=retryable)

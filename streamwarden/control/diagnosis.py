@@ -183,9 +183,10 @@ def _stuck(case: _Case) -> tuple[str, str]:
 
 def _concurrent(case: _Case) -> tuple[str, str]:
     tables = ", ".join(sink.table for sink in case.desired.spec.sinks)
-    return f"find who else writes to {tables}: DESCRIBE HISTORY names each commit's operation. Stop it, then deploy", (
-        case.deploy
-    )
+    act = f"find who else writes to {tables}: DESCRIBE HISTORY names each commit's operation"
+    if "[CONCURRENT_STREAM_LOG_UPDATE]" in case.error.what:
+        act = "find the other query that was started on the job's checkpoint"
+    return f"{act}. Stop it, then deploy", case.deploy
 
 
 def _job_code(case: _Case) -> tuple[str, str]:

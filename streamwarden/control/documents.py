@@ -81,7 +81,7 @@ class ErrorInfo(_Record):
 
     def to_exception(self) -> StreamwardenError:
         """Return it as an exception to raise."""
-        return StreamwardenError(self.code, self.what, remedy=self.remedy)
+        return StreamwardenError(self.code, self.what, remedy=self.remedy, retryable=self.retryable)
 
     @classmethod
     def of(cls, error: StreamwardenError, traceback: str = "") -> ErrorInfo:

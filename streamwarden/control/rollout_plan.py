@@ -84,6 +84,7 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "trigger.timeout": (Effect.LIVE, _SUPERVISOR),
     "failures.tolerable_consecutive": (Effect.RESTART, "the driver reads it when it starts"),
     "failures.backoff": (Effect.RESTART, "the driver reads it when it starts"),
+    "failures.backoff_max": (Effect.RESTART, "the driver reads it when it starts"),
     "restarts": (Effect.LIVE, _SUPERVISOR),
     "state.backend": (Effect.RESTART, "there is no state yet that would fix it"),
     "state.partitions": (Effect.RESTART, "there is no state yet that would fix it"),

@@ -114,7 +114,8 @@ _SIGNATURES = (
     _signature(
         "CONCURRENT_WRITER",
         r"\[(?:DELTA_CONCURRENT_(?:APPEND|DELETE_DELETE|DELETE_READ|TRANSACTION|WRITE)|DELTA_METADATA_CHANGED"
-        r"|DELTA_PROTOCOL_CHANGED)[.\]]",
+        # The last one: of the checkpoint's logs, and not of a table's.
+        r"|DELTA_PROTOCOL_CHANGED|CONCURRENT_STREAM_LOG_UPDATE)[.\]]",
     ),
 )
 

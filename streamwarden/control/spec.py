@@ -41,6 +41,8 @@ _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _ADDRESS = re.compile(r"(?:[^\s:,\[\]]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
 _MEMORY = re.compile(r"[1-9]\d*[mg]")
 _SIZES = {"m": 2**20, "g": 2**30}
+# What was doubled 64 times is above every longest wait, and a float yet.
+_MOST_DOUBLINGS = 64
 # Spark's UnifiedMemoryManager wants one and a half times the 300 MiB that it reserves, as the JVM counts: with the
 # serial collector, which drivers have, a thirtieth less than the heap.
 _LEAST_MEMORY = 466 * 2**20
@@ -227,8 +229,26 @@ class FailureSpec(_Strict):
         " cure, such as damaged state, ends the driver at once.",
     )
     backoff: Duration = Field(
-        default=timedelta(seconds=1), description="Before the first retry; doubled each time. 1s."
+        default=timedelta(seconds=1),
+        description="Before the first retry; doubled each time, up to `backoff_max`. 1s.",
     )
+    backoff_max: Duration = Field(
+        default=timedelta(minutes=2),
+        description="The longest wait before a retry. 2m, as restarts.backoff_max: a store that is back is not left"
+        " alone for longer.",
+    )
+
+    def wait_after(self, failures: int) -> timedelta:
+        """Return the wait before the next try, after so many failed ones in a row."""
+        doubled = self.backoff.total_seconds() * 2.0 ** min(failures - 1, _MOST_DOUBLINGS)
+        return timedelta(seconds=min(doubled, self.backoff_max.total_seconds()))
+
+    @property
+    def waits(self) -> timedelta:
+        """All the waits of a batch that fails as often as is tolerated."""
+        doubled = min(self.tolerable_consecutive, _MOST_DOUBLINGS + 1)
+        waits = sum((self.wait_after(number) for number in range(1, doubled + 1)), timedelta(0))
+        return waits + (self.tolerable_consecutive - doubled) * self.wait_after(doubled)
 
 
 class RestartSpec(_Strict):

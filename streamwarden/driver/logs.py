@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, MutableMapping
@@ -42,6 +43,43 @@ logger.native.level = error
 """
 
 
+class _LogFile(RotatingFileHandler):
+    """A log file whose disk may be full: what it can't take is left out, and told of once it takes records again.
+
+    Not told on standard error, as :mod:`logging` has it: that is the console's pipe, whose only reader writes to such a
+    file itself. It would wait for itself, and after it every thread that has something to say.
+    """
+
+    def __init__(self, path: Path, spec: LogSpec) -> None:
+        super().__init__(path, maxBytes=spec.max_bytes, backupCount=spec.backups)
+        self._missing = 0
+        self._why = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record; if it is the first after others that could not be, say so below it."""
+        missing = self._missing
+        super().emit(record)
+        # Afterwards: one that fails stays in the stream's buffer, and would come as often as it was tried.
+        if missing and self._missing == missing:
+            self._missing = 0
+            words = f"up to {missing} records before the last one could not be written: {self._why}"
+            told = logging.makeLogRecord(
+                {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": words}
+            )
+            self.filter(told)
+            super().emit(told)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Count a record that could not be written, or made into text."""
+        self._missing += 1
+        self._why = f"{sys.exc_info()[1]!r}"
+        if record.lineno:
+            self._why += f" ({record.pathname}, line {record.lineno})"
+        # A rotation that failed may leave a closed file behind, which would take nothing ever after.
+        if self.stream is not None and self.stream.closed:
+            self.stream = None
+
+
 class RecordContext(logging.Filter):
     """Gives each record the job, the incarnation and the batch in flight; lets all of them through.
 
@@ -75,7 +113,7 @@ def configure_logging(folder: Path, job: str, incarnation: str, spec: LogSpec) -
         To be told where the batch in flight can be seen.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    handler = RotatingFileHandler(folder / "driver.log", maxBytes=spec.max_bytes, backupCount=spec.backups)
+    handler = _LogFile(folder / "driver.log", spec)
     handler.setFormatter(_json() if spec.format == "json" else _text())
     context = RecordContext(job, incarnation)
     handler.addFilter(context)
@@ -128,7 +166,7 @@ def rotate_console(folder: Path, spec: LogSpec) -> None:
     The launcher has opened that file for what is printed before. A stray print in a job would otherwise fill a disk
     within weeks. What is printed in the very moment of a kill may be lost.
     """
-    handler = RotatingFileHandler(folder / "console.log", maxBytes=spec.max_bytes, backupCount=spec.backups)
+    handler = _LogFile(folder / "console.log", spec)
     handler.setFormatter(logging.Formatter("%(message)s"))
     read_end, write_end = os.pipe()
     for standard in (1, 2):

@@ -8,6 +8,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -85,11 +86,13 @@ def batch_progress(
     *,
     files: bool,
     tries: int = 1,
+    at: datetime | None = None,
     backlog: Backlog | None = None,
 ) -> BatchProgress:
     """Translate one progress event.
 
-    Where the source is `files`, Spark counts those; the rows in are then the rows that the job found in them.
+    Where the source is `files`, Spark counts those; the rows in are then the rows that the job found in them. `at` is
+    when the batch was done, by default now.
     """
     watermark = _time(progress.eventTime.get("watermark"))
     newest = _time(progress.eventTime.get("max"))
@@ -104,7 +107,7 @@ def batch_progress(
     checkpoint_ms = took.get("walCommit", 0) + took.get("commitOffsets", 0)
     return BatchProgress(
         batch=progress.batchId,
-        at=utc_now(),
+        at=at or utc_now(),
         duration_ms=duration_ms,
         rows_in=rows_in,
         rows_out=counts.rows_out if counts else None,
@@ -158,6 +161,15 @@ class _JsonEvents(JStreamingQueryListener):
         self.pylistener.onQueryProgress(QueryProgressEvent(event))
 
 
+@dataclass(frozen=True)
+class _Told:
+    """What Spark told of a batch, with what is known in that moment only: a store's outage may hold its report up."""
+
+    progress: StreamingQueryProgress
+    at: datetime
+    tries: int
+
+
 class ProgressListener(StreamingQueryListener):
     """Writes the progress and totals documents after each batch.
 
@@ -176,7 +188,8 @@ class ProgressListener(StreamingQueryListener):
     idle
         Called when Spark found nothing new in the source.
     tries
-        Tells how many tries the batch took that has just been committed.
+        Tells how many tries the batch took that has just been committed, with the failed ones of those before it that
+        `committed` was not called with yet.
     backlog
         Measures the source.
     after
@@ -212,7 +225,7 @@ class ProgressListener(StreamingQueryListener):
         self._after = -1 if after is None else after
         self._files = files
         self._recent: list[BatchProgress] = []
-        self._unreported: list[StreamingQueryProgress] = []
+        self._unreported: list[_Told] = []
         self._uncounted: list[BatchProgress] = []
         self._written = True
         self._lock = threading.Lock()
@@ -228,30 +241,46 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: ARG002, N802
         """Pass it on: a query without new data runs no batches, and is well."""
-        with self._lock:
-            self._report_all()
+        self.catch_up()
         self._idle()
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Do nothing: the driver looks at its query itself."""
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: ARG002, N802
+        """Report what still waits for it: there may be no other event. The driver looks at its query itself."""
+        self.catch_up()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Report a batch."""
+        # Spark also sends events for triggers that found nothing to do, under the id of the batch that comes next.
+        if "addBatch" not in event.progress.durationMs:
+            self.catch_up()
+            return
         with self._lock:
-            self._unreported = [*self._unreported, event.progress][-_KEPT:]
+            others = sum(told.tries - 1 for told in self._unreported if told.progress.batchId > self._last)
+            told = _Told(event.progress, utc_now(), max(self._tries() - others, 1))
+            self._unreported = [*self._unreported, told][-_KEPT:]
+            self._report_all()
+
+    @property
+    def _last(self) -> int:
+        """The last batch that was told of."""
+        return self._recent[-1].batch if self._recent else self._after
+
+    def catch_up(self) -> None:
+        """Report what the store was away for, if it is back."""
+        with self._lock:
             self._report_all()
 
     def _report_all(self) -> None:
         """Report what waits for it. What the store was away for waits for the next event."""
         while self._unreported:
-            event = self._unreported[0]
+            told = self._unreported[0]
             try:
-                self._report(event)
+                self._report(told)
             except (OSError, StreamwardenError):
-                _log.warning("batch %s: its progress could not be written yet", event.batchId, exc_info=True)
+                _log.warning("batch %s: its progress could not be written yet", told.progress.batchId, exc_info=True)
                 return
             except Exception:
-                _log.exception("batch %s committed, but its progress could not be told", event.batchId)
+                _log.exception("batch %s committed, but its progress could not be told", told.progress.batchId)
             del self._unreported[0]
         try:
             self._write()
@@ -259,11 +288,9 @@ class ProgressListener(StreamingQueryListener):
         except (OSError, StreamwardenError):
             _log.warning("progress and totals could not be written yet", exc_info=True)
 
-    def _report(self, event: StreamingQueryProgress) -> None:
-        # Spark also sends events for triggers that found nothing to do, under the id of the batch that comes next.
-        if "addBatch" not in event.durationMs:
-            return
-        if event.batchId <= (self._recent[-1].batch if self._recent else self._after):
+    def _report(self, told: _Told) -> None:
+        event = told.progress
+        if event.batchId <= self._last:
             return
         if not self._checkpoint.is_committed(event.batchId):
             return
@@ -272,7 +299,8 @@ class ProgressListener(StreamingQueryListener):
             self._counts(event.batchId),
             self._checkpoint,
             files=self._files,
-            tries=self._tries(),
+            tries=told.tries,
+            at=told.at,
             backlog=self._backlog,
         )
         self._recent = [*self._recent, done][-_KEPT:]
@@ -319,7 +347,10 @@ class ProgressListener(StreamingQueryListener):
 
 
 def _added(was: Totals | None, done: BatchProgress, generation: int) -> Totals:
-    if was is None or was.generation != generation:
+    if was is not None and was.generation > generation:
+        # A report that comes late, of a driver that was replaced meanwhile.
+        return was
+    if was is None or was.generation < generation:
         was = Totals(generation=generation)
     if done.batch <= was.through_batch:
         return was

@@ -209,21 +209,20 @@ class Driver:
         }
         writer = BatchWriter(spec, module, sinks, checkpoint, self._guard)
         self._records.batch = lambda: writer.in_flight
-        session.streams.addListener(
-            ProgressListener(
-                self._documents,
-                self._incarnation,
-                reference.generation,
-                checkpoint,
-                writer.counts,
-                self._committed,
-                self._idled,
-                lambda: self._failures + 1,
-                backlog_of(self._workspace, spec, reference.path),
-                after=reference.base_batch,
-                files=isinstance(spec.source, FileSource),
-            )
+        listener = ProgressListener(
+            self._documents,
+            self._incarnation,
+            reference.generation,
+            checkpoint,
+            writer.counts,
+            self._committed,
+            self._idled,
+            lambda: self._failures + 1,
+            backlog_of(self._workspace, spec, reference.path),
+            after=reference.base_batch,
+            files=isinstance(spec.source, FileSource),
         )
+        session.streams.addListener(listener)
         while True:
             failure: Failure | None
             try:
@@ -245,6 +244,8 @@ class Driver:
             if failure is None:
                 self._say(DriverState.STOPPING, "finishing the batch in flight")
                 query.stop()
+                # Spark's own word of the query's end comes from another thread: a savepoint may be taken before it.
+                listener.catch_up()
                 self._batch = checkpoint.last_commit()
                 self._query_ended = True
                 self._say(DriverState.STOPPING, f"its query has ended after batch {self._batch}, and Spark is ending")
@@ -311,7 +312,7 @@ class Driver:
             self._trace = cause.trace
             what = f"{spec.name}: {self._failures} tries in a row; the last: {cause.line}"
             raise StreamwardenError(cause.code or "BATCH_FAILED", what, remedy=cause.remedy)
-        wait = spec.failures.backoff.total_seconds() * 2 ** (self._failures - 1)
+        wait = spec.failures.wait_after(self._failures).total_seconds()
         self._say(DriverState.RETRYING, f"try {self._failures} failed, next in {wait:.0f} s: {cause.line}")
         self._stop.wait(wait)
 
@@ -324,12 +325,15 @@ class Driver:
 
     def _not_to_be_opened(self, spec: JobSpec, error: AnalysisException) -> StreamwardenError:
         failure = Failure.of(error)
-        cause = explain(failure, job_file=None, places=self._places)
+        cause = explain(failure, job_file=self._job_file, places=self._places)
         code = cause.code
         if code is None and "[DELTA_SCHEMA_NOT_SET]" in failure.text:
             # What Delta says of a table whose log is gone; that there was one is why this driver came so far.
             code = "SOURCE_DATA_GONE"
         self._trace = cause.trace
+        if code == "JOB_CODE_FAILED":
+            # Final, other than in a batch, whose rows may be at fault: what can't be analyzed now can't be later.
+            return StreamwardenError(code, f"{spec.name}: {cause.line}", retryable=False)
         return StreamwardenError(code or "SOURCE_INVALID", f"{spec.name}: {headline(error)}")
 
     def _is_suspended(self) -> bool:
@@ -431,7 +435,8 @@ class Driver:
         first, self._writes = not self._writes, True
         self._batch = done.batch
         self._idle = False
-        self._failures = 0
+        # Of that batch: a late report comes when the tries of the next one may have begun.
+        self._failures = max(self._failures - (done.tries - 1), 0)
         if self._state is DriverState.RUNNING:
             self._reason = f"batch {done.batch} committed"
         if first:
@@ -443,8 +448,9 @@ class Driver:
         self._idle_at = utc_now()
 
     def _request_stop(self, why: str) -> None:
-        _log.info("stop: %s", why)
+        # First: whatever becomes of the log, the stop counts.
         self._stop.set()
+        _log.info("stop: %s", why)
 
     def _say(self, state: DriverState, reason: str) -> None:
         self._state, self._reason = state, reason
@@ -461,10 +467,14 @@ class Driver:
         every = self._workspace.profile.heartbeat.total_seconds()
         renewed = time.monotonic()
         trouble = ""
-        self._say(DriverState.STARTING, "lease taken")
+        told = False
         # Requests are looked for more often than the lease is renewed: an operator waits for them.
-        while not self._ended.wait(min(every, 0.5)):
+        while not self._ended.wait(min(every, 0.5) if told else 0):
             try:
+                if not told:
+                    # Once: if it can't be written, the next heartbeat says how things are by then.
+                    told = True
+                    self._say(DriverState.STARTING, "lease taken")
                 self._read_requests()
                 if time.monotonic() - renewed >= every:
                     renewed = time.monotonic()

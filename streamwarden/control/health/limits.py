@@ -82,7 +82,8 @@ class HealthSpec(_Strict):
         default=DurationLimit(),
         description="Since the last committed batch, or the last time that there was no input. By default critical at"
         " max(trigger.interval, trigger.timeout) x (failures.tolerable_consecutive + 2), as Flink's operator has it for"
-        " checkpoints, and trigger.min_pause besides; warn at half of that.",
+        " checkpoints, and besides trigger.min_pause and the driver's waits between so many tries; warn at half of"
+        " that.",
     )
     restart_when_stuck: bool = Field(
         default=True,
@@ -97,17 +98,19 @@ class HealthSpec(_Strict):
     restarts: CountLimit = Field(
         default=CountLimit(warn=2),
         description="Restarts within restarts.window. 2: once may be an accident. Critical by default at the budget's"
-        " last one, restarts.max.",
+        " last one, restarts.max, and warn no later.",
     )
     watermark_lag: DurationLimit = Field(
         default=DurationLimit(),
         description="Newest event time less the watermark, the least in the window. By default warn at 4 x `watermark`"
-        " and critical at 12 x: it should be 1 x, and more for as long as batches of an old backlog hold hours.",
+        " and critical at 12 x: it should be 1 x, and more for as long as batches of an old backlog hold hours. Without"
+        " `watermark` only what is given here counts.",
     )
     backlog: DurationLimit = Field(
         default=DurationLimit(warn=timedelta(minutes=10), critical=timedelta(hours=1)),
-        description="How long the job would take for the input that waits, at its pace in the window. 10m and 1h: what"
-        " an operator can still wait for, and what users have noticed.",
+        description="How long the job would take for the input that waits, at its pace in the window, in which a batch"
+        " that left some behind took trigger.interval at least. 10m and 1h: what an operator can still wait for, and"
+        " what users have noticed.",
     )
     falling_behind: ShareLimit = Field(
         default=ShareLimit(warn=1.1, critical=1.5),

@@ -221,8 +221,8 @@ def _no_batch(facts: Facts) -> _Measure | None:
         return None
     spec = facts.spec
     own = max(spec.trigger.interval, spec.trigger.timeout) * (spec.failures.tolerable_consecutive + 2)
-    # A pause before a batch is no try of it.
-    own += spec.trigger.min_pause
+    # A pause before a batch is no try of it, and neither is a wait before the next try.
+    own += spec.trigger.min_pause + spec.failures.waits
     limit = spec.health.no_batch
     critical = limit.critical if limit.critical is not None else own if limit.warn is None else max(own, limit.warn)
     warn = limit.warn if limit.warn is not None else critical / 2
@@ -242,30 +242,43 @@ def _failed_tries(facts: Facts) -> _Measure:
 def _restarts(facts: Facts) -> _Measure:
     policy, limit = facts.spec.restarts, facts.spec.health.restarts
     spent = sum(facts.now - entry.at < policy.window for entry in facts.restarts)
-    critical = limit.critical if limit.critical is not None else max(policy.max, limit.warn or 1)
-    return _Measure(spent, f"restarts within {format_duration(policy.window)}", limit.warn, critical, _count)
+    # No more than the budget are ever spent: a limit above it would never be reached.
+    critical = limit.critical if limit.critical is not None else max(policy.max, 1)
+    warn = None if limit.warn is None else min(limit.warn, critical)
+    return _Measure(spent, f"restarts within {format_duration(policy.window)}", warn, critical, _count)
 
 
 def _watermark_lag(facts: Facts) -> _Measure | None:
     lags = [done.watermark_lag_s for done in facts.batches if done.watermark_lag_s is not None]
-    delay = facts.spec.watermark
-    if len(lags) < _ENOUGH or not delay:
+    delay, limit = facts.spec.watermark, facts.spec.health.watermark_lag
+    if len(lags) < _ENOUGH:
         return None
-    limit = facts.spec.health.watermark_lag
-    warn = limit.warn if limit.warn is not None else delay * 4
-    critical = limit.critical if limit.critical is not None else max(delay * 12, warn)
+    warn, critical = limit.warn, limit.critical
+    # A job's module may have a watermark that its spec does not tell of: limits that are given count all the same.
+    if delay:
+        warn = warn if warn is not None else delay * 4
+        critical = critical if critical is not None else max(delay * 12, warn)
     return _seconds(min(lags), "the watermark is behind the newest event by", warn, critical)
 
 
 def _backlog(facts: Facts) -> _Measure | None:
-    sources = [(done.source, done.duration_ms) for done in facts.batches if done.source is not None]
+    sources = [(done.source, _spent_s(facts, done)) for done in facts.batches if done.source is not None]
     taken = sum(source.taken for source, _ in sources)
     if len(sources) < _ENOUGH or not taken or sources[-1][0].pending is None:
         return None
     pending, unit = sources[-1][0].pending, sources[-1][0].unit
-    seconds = pending * sum(took for _, took in sources) / 1000 / taken
+    seconds = pending * sum(took for _, took in sources) / taken
     limit = facts.spec.health.backlog
     return _seconds(seconds, f"{pending} {unit} wait, worth", limit.warn, limit.critical)
+
+
+def _spent_s(facts: Facts, done: BatchProgress) -> float:
+    """Return the seconds from a batch's start to that of the next, which waits for the trigger.
+
+    Of a batch that left nothing only its own time: it was followed by a wait for input, and could have taken more.
+    """
+    least = facts.spec.trigger.interval.total_seconds() if done.source is not None and done.source.pending else 0.0
+    return max(done.duration_ms / 1000, least)
 
 
 def _falling_behind(facts: Facts) -> _Measure | None:

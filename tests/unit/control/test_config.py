@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streamwarden.control.config import job_names, load_job, load_profile
 from streamwarden.control.durations import format_duration, parse_duration
-from streamwarden.control.spec import JobSpec
+from streamwarden.control.spec import FailureSpec, JobSpec
 from streamwarden.errors import StreamwardenError
 
 pytestmark = pytest.mark.unit
@@ -206,3 +206,13 @@ def test_durations_survive_being_written(milliseconds: int) -> None:
 def test_what_is_no_duration_is_refused(text: Any) -> None:
     with pytest.raises(ValueError, match="duration"):
         parse_duration(text)
+
+
+def test_a_drivers_waits_are_doubled_up_to_the_longest() -> None:
+    failures = FailureSpec.model_validate({"tolerable_consecutive": 6, "backoff": "1s", "backoff_max": "10s"})
+    assert [failures.wait_after(number).total_seconds() for number in range(1, 7)] == [1, 2, 4, 8, 10, 10]
+    assert failures.waits == timedelta(seconds=35)
+    many = failures.model_copy(update={"tolerable_consecutive": 5_000})
+    assert many.wait_after(5_000) == timedelta(seconds=10)
+    assert many.waits == timedelta(seconds=15 + 4_996 * 10)
+    assert failures.model_copy(update={"tolerable_consecutive": 0}).waits == timedelta(0)

@@ -67,6 +67,14 @@ def test_out_of_memory_asks_for_twice_as_much(workspace: Workspace, now: str, th
     assert found is not None and f"from {now} to {then} in config/jobs/{JOB}.yaml" in found.act
 
 
+def test_a_second_query_on_the_checkpoint_is_not_looked_for_in_a_tables_history(workspace: Workspace) -> None:
+    found = diagnose(workspace, failed("CONCURRENT_WRITER"))
+    assert found is not None and "DESCRIBE HISTORY" in found.act
+    what = "lamp: [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
+    found = diagnose(workspace, failed("CONCURRENT_WRITER", what))
+    assert found is not None and "checkpoint" in found.act and "HISTORY" not in found.act
+
+
 def test_the_job_s_own_exception_points_to_what_was_put_aside(workspace: Workspace) -> None:
     main = desired().spec.sinks[0]
     sinks = (main, main.model_copy(update={"table": "lamp_quarantine", "output": "quarantine"}))

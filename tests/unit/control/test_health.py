@@ -33,6 +33,7 @@ pytestmark = pytest.mark.unit
 
 NOW = utc_now()
 S = timedelta(seconds=1)
+QUICK = {"interval": "10s", "timeout": "10s"}
 
 
 def desired(*, state: Literal["running", "suspended"] = "running", **fields: Any) -> Desired:
@@ -109,7 +110,7 @@ def test_a_suspended_job_is_well_whatever_it_was() -> None:
     assert levels(facts(batches(last=timedelta(days=3)), wanted=desired(state="suspended"))) == {}
 
 
-# By default max(60 s, 10 min) x (3 + 2) = 50 min; warn at half of it.
+# By default max(60 s, 10 min) x (3 + 2), and 1 + 2 + 4 s between the tries: 50 min; warn at half of it.
 @pytest.mark.parametrize(
     ("ago", "fields", "level"),
     [
@@ -117,7 +118,8 @@ def test_a_suspended_job_is_well_whatever_it_was() -> None:
         (26 * 60, {}, "warn"),
         (49 * 60, {}, "warn"),
         (51 * 60, {}, "critical"),
-        (51, {"trigger": {"interval": "10s", "timeout": "10s"}}, "critical"),
+        (58, {"trigger": QUICK}, "critical"),
+        (56, {"trigger": QUICK}, "warn"),
         (49, {"trigger": {"interval": "10s", "timeout": "1s"}}, "warn"),
         (21, {"trigger": {"interval": "10s", "timeout": "1s"}, "failures": {"tolerable_consecutive": 0}}, "critical"),
         (9, {"health": {"no_batch": {"warn": "5s", "critical": "10s"}}}, "warn"),
@@ -126,6 +128,9 @@ def test_a_suspended_job_is_well_whatever_it_was() -> None:
         (51 * 60, {"health": {"no_batch": {"warn": "2h"}}}, None),
         (51 * 60, {"trigger": {"min_pause": "1h"}}, None),
         (111 * 60, {"trigger": {"min_pause": "1h"}}, "critical"),
+        # Twenty tries: 1, 2, 4 … 64 s, and thirteen times 2 min; without a longest wait it would be twelve days.
+        (220 + 1688, {"trigger": QUICK, "failures": {"tolerable_consecutive": 20}}, "critical"),
+        (220 + 1686, {"trigger": QUICK, "failures": {"tolerable_consecutive": 20}}, "warn"),
     ],
 )
 def test_no_batch_for_too_long(ago: int, fields: dict[str, Any], level: str | None) -> None:
@@ -156,29 +161,58 @@ def test_failed_tries_and_restarts() -> None:
     assert levels(facts(restarts=[timedelta(hours=1)] * 5)) == {}
 
 
+def test_a_limit_of_restarts_above_the_budget_is_reached_with_it() -> None:
+    one = desired(restarts={"max": 1})
+    assert levels(facts(wanted=one)) == {}
+    assert levels(facts(restarts=[60 * S], wanted=one)) == {"restarts": "critical"}
+    many = desired(restarts={"max": 3}, health={"restarts": {"warn": 9}})
+    assert levels(facts(restarts=[n * S for n in range(2)], wanted=many)) == {}
+    assert levels(facts(restarts=[n * S for n in range(3)], wanted=many)) == {"restarts": "critical"}
+    none = desired(restarts={"max": 0})
+    assert levels(facts(wanted=none)) == {}
+
+
 def test_watermark_lag_is_the_least_of_the_window() -> None:
     lags = [3600.0 * 9] * 9 + [3600.0]
     assert levels(facts(batches(watermark_lag_s=lags), watermark="2h")) == {}
     assert levels(facts(batches(watermark_lag_s=3600.0 * 9), watermark="2h")) == {"watermark_lag": "warn"}
     assert levels(facts(batches(watermark_lag_s=3600.0 * 25), watermark="2h")) == {"watermark_lag": "critical"}
     assert levels(facts(batches(watermark_lag_s=3600.0 * 25))) == {}, "no watermark is declared"
+    given = {"health": {"watermark_lag": {"warn": "4h", "critical": "6h"}}}
+    assert levels(facts(batches(watermark_lag_s=3600.0 * 5), **given)) == {"watermark_lag": "warn"}
+    assert levels(facts(batches(watermark_lag_s=3600.0 * 7), **given)) == {"watermark_lag": "critical"}
+    page_only = {"health": {"watermark_lag": {"critical": "6h"}}}
+    assert levels(facts(batches(watermark_lag_s=3600.0 * 7), **page_only)) == {"watermark_lag": "critical"}
 
 
 def test_backlog_counts_in_time_at_the_jobs_own_pace() -> None:
     # Ten files a second.
-    quick = batches(source=source(10, [5_900] * 10))
-    assert levels(facts(quick)) == {}
-    assert levels(facts(batches(source=source(10, [6_100] * 10)))) == {"backlog": "warn"}
-    found = judge(facts(batches(source=source(10, [36_100] * 10))))
+    once = {"trigger": {"interval": "1s"}}
+    assert levels(facts(batches(source=source(10, [5_900] * 10)), **once)) == {}
+    assert levels(facts(batches(source=source(10, [6_100] * 10)), **once)) == {"backlog": "warn"}
+    found = judge(facts(batches(source=source(10, [36_100] * 10)), **once))
     assert found.findings[0].what == "36,100 files wait, worth: 60 min (critical at 60 min)".replace(",", "", 1)
 
 
+def test_a_backlog_is_worked_off_no_faster_than_the_trigger_lets_it() -> None:
+    # Ten files a minute, though a batch takes a second.
+    assert levels(facts(batches(source=source(10, [90] * 10)))) == {}
+    assert levels(facts(batches(source=source(10, [110] * 10)))) == {"backlog": "warn"}
+    assert levels(facts(batches(source=source(10, [610] * 10)))) == {"backlog": "critical"}
+    assert levels(facts(batches(source=source(10, [110] * 10), duration_ms=30_000))) == {"backlog": "warn"}
+    # Files that land at once where nothing had waited: the earlier batches took all that there was.
+    assert "backlog" not in levels(facts(batches(source=source(1, [0] * 9 + [60]))))
+
+
 def test_a_backlog_that_grows_is_falling_behind_and_one_that_shrinks_is_not() -> None:
+    once = {"trigger": {"interval": "1s"}}
     growing = batches(source=source(10, [100 + 6 * n for n in range(10)]))
-    assert levels(facts(growing)) == {"falling_behind": "critical"}
-    assert levels(facts(batches(source=source(10, [100 + 2 * n for n in range(10)])))) == {"falling_behind": "warn"}
-    assert levels(facts(batches(source=source(10, [400 - 2 * n for n in range(10)])))) == {}
-    assert levels(facts(batches(source=source(10, [2 * n for n in range(10)])))) == {}, (
+    assert levels(facts(growing, **once)) == {"falling_behind": "critical"}
+    assert levels(facts(batches(source=source(10, [100 + 2 * n for n in range(10)])), **once)) == {
+        "falling_behind": "warn"
+    }
+    assert levels(facts(batches(source=source(10, [400 - 2 * n for n in range(10)])), **once)) == {}
+    assert levels(facts(batches(source=source(10, [2 * n for n in range(10)])), **once)) == {}, (
         "two batches' worth is no backlog"
     )
 

@@ -79,6 +79,11 @@ signature you provided. Check your key and signing method. (Service: S3, Status 
 CONCURRENT = """[DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict detected. a concurrent UPDATE added data \
 to table delta.`file:/data/tables/counted` committed at version 115."""
 
+# As Spark's list of conditions has it.
+SAME_CHECKPOINT = """[STREAM_FAILED] Query [id = 9e, runId = 21] terminated with exception: \
+[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs detected for 12.
+Please make sure only one streaming job runs on a specific checkpoint location at a time. SQLSTATE: 40000"""
+
 
 @pytest.mark.parametrize(
     ("text", "code", "evidence"),
@@ -102,6 +107,7 @@ to table delta.`file:/data/tables/counted` committed at version 115."""
         (SIGNATURE, "S3_REFUSED", "signature we calculated does not match"),
         (MISSING + FORBIDDEN, "S3_REFUSED", "Forbidden"),
         (CONCURRENT, "CONCURRENT_WRITER", "a concurrent UPDATE added data"),
+        (SAME_CHECKPOINT, "CONCURRENT_WRITER", "Multiple streaming jobs detected for 12"),
     ],
 )
 def test_a_known_failure_is_named_with_the_line_that_says_so(text: str, code: str, evidence: str) -> None:

@@ -6,6 +6,8 @@ import json
 import logging
 import re
 import socketserver
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,3 +117,68 @@ def test_airflow_shows_the_end_of_a_log_in_json_as_text(tmp_path: Path) -> None:
     shown = log_tail(workspace, "lamp", "i1")
     assert "ERROR lamp i1 it failed\nTraceback" in shown and "ValueError: no such thing" in shown
     assert '{"' not in shown
+
+
+FULL_DISK = """
+import logging, os, resource, sys, time
+from pathlib import Path
+from streamwarden.control.profile import LogSpec
+from streamwarden.driver.logs import configure_logging, rotate_console
+
+folder, spec = Path(sys.argv[1]), LogSpec(format="json")
+configure_logging(folder, "lamp", "i1", spec)
+rotate_console(folder, spec)
+log, console = logging.getLogger("some.job"), folder / "console.log"
+
+
+def printed(words):
+    print(words, flush=True)
+    for _ in range(200):
+        if words in console.read_text():
+            return
+        time.sleep(0.05)
+
+
+log.info("before")
+printed("printed before")
+# No file takes a byte more, as on a full disk; pipes do.
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+for number in range(2000):
+    log.info("lost %d", number)
+    print("lost " + "x" * 100)
+sys.stdout.flush()
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+log.info("after")
+printed("printed after")
+os._exit(0)
+"""
+
+
+def test_a_full_disk_stops_no_driver_and_its_logs_go_on_when_there_is_room(tmp_path: Path) -> None:
+    # Standard output and error are the process's, so it needs one of its own.
+    subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], check=True, timeout=60)
+    before, *_, after, missing = map(json.loads, (tmp_path / "driver.log").read_text().splitlines())
+    assert (before["message"], after["message"]) == ("before", "after")
+    assert missing["message"].startswith("up to 2000 records before the last one could not be written: OSError(")
+    assert (missing["level"], missing["job"], missing["incarnation"]) == ("warning", "lamp", "i1")
+    console = (tmp_path / "console.log").read_text()
+    assert "printed before" in console and "printed after" in console and "Traceback" not in console
+
+
+def test_a_log_that_could_not_be_rotated_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure_logging(tmp_path, "lamp", "i1", LogSpec(max_bytes=2**20))
+    (handler,) = (one for one in logging.root.handlers if getattr(one, "baseFilename", "").startswith(str(tmp_path)))
+    log = logging.getLogger("some.job")
+
+    def closed_only() -> None:
+        handler.stream.close()  # type: ignore[attr-defined]
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(handler, "shouldRollover", lambda _: True)
+        patch.setattr(handler, "doRollover", closed_only)
+        log.info("lost")
+    log.info("three rows")
+    written, missing = (tmp_path / "driver.log").read_text().splitlines(keepends=True)[-2:]
+    assert LINE.fullmatch(written) and "up to 1 records" in missing and "test_logs.py, line" in missing

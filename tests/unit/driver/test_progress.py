@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.listener import QueryIdleEvent, QueryProgressEvent, StreamingQueryProgress
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryTerminatedEvent,
+    StreamingQueryProgress,
+)
 
 from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.documents import BatchProgress, JobDocuments, SourceProgress
+from streamwarden.control.documents import BatchProgress, JobDocuments, SourceProgress, Totals, utc_now
+from streamwarden.driver import progress as module
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.errors import StreamwardenError
 from streamwarden.storage import LocalStorage
@@ -53,7 +61,7 @@ def event(batch: int) -> QueryProgressEvent:
     return QueryProgressEvent(StreamingQueryProgress.fromJson(found))
 
 
-def listener(storage: LocalStorage, committed: Any) -> ProgressListener:
+def listener(storage: LocalStorage, committed: Any, tries: Callable[[], int] = lambda: 1) -> ProgressListener:
     return ProgressListener(
         JobDocuments(storage, "job"),
         "i",
@@ -62,7 +70,7 @@ def listener(storage: LocalStorage, committed: Any) -> ProgressListener:
         lambda _: None,
         committed,
         lambda: None,
-        lambda: 1,
+        tries,
         NoBacklog(),
         files=False,
     )
@@ -112,13 +120,56 @@ def test_nothing_is_lost_of_a_batch_that_the_store_was_away_for(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("away", ["commits/0", "progress.json", "totals.json"])
-def test_the_last_batchs_report_needs_no_other_batch(tmp_path: Path, away: str) -> None:
+@pytest.mark.parametrize("by", ["idle", "terminated", "the driver's own end"])
+def test_the_last_batchs_report_needs_no_other_batch(tmp_path: Path, away: str, by: str) -> None:
     storage = Away(tmp_path, away)
     committed_batch(tmp_path, 0)
     listens = listener(storage, lambda _: None)
     listens.onQueryProgress(event(0))
     storage.keys = ()
-    listens.onQueryIdle(QueryIdleEvent("0", "0", "2026-01-01T00:00:00.000Z"))  # type: ignore[arg-type]
+    if by == "idle":
+        listens.onQueryIdle(QueryIdleEvent("0", "0", "2026-01-01T00:00:00.000Z"))  # type: ignore[arg-type]
+    elif by == "terminated":
+        listens.onQueryTerminated(QueryTerminatedEvent("0", "0", None, None))  # type: ignore[arg-type]
+    else:
+        listens.catch_up()
     documents = JobDocuments(storage, "job")
     totals, progress = documents.totals.read(), documents.progress("i").read()
     assert totals is not None and totals.batches == 1 and progress is not None
+
+
+@pytest.mark.parametrize("away", ["commits/0", "progress.json"])
+def test_a_late_report_has_its_batchs_time_and_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: str
+) -> None:
+    storage, began = Away(tmp_path, away), utc_now()
+    driver = {"failures": 0}
+
+    def committed(done: BatchProgress) -> None:
+        driver["failures"] -= done.tries - 1
+
+    listens = listener(storage, committed, lambda: driver["failures"] + 1)
+    for batch, failed in enumerate([2, 1, 0]):
+        committed_batch(tmp_path, batch)
+        driver["failures"] += failed
+        storage.keys = () if batch == 2 else (away,)
+        monkeypatch.setattr(module, "utc_now", lambda batch=batch: began + batch * timedelta(minutes=1))
+        listens.onQueryProgress(event(batch))
+    found = JobDocuments(storage, "job").progress("i").read()
+    assert found is not None
+    assert [(done.batch, done.tries, done.at - began) for done in found.recent] == [
+        *((0, 3, timedelta(0)), (1, 2, timedelta(minutes=1)), (2, 1, timedelta(minutes=2))),
+    ]
+    assert driver["failures"] == 0
+
+
+def test_a_late_report_of_an_older_generation_does_not_begin_the_totals_again(tmp_path: Path) -> None:
+    storage = Away(tmp_path, "totals.json")
+    listens = listener(storage, lambda _: None)
+    committed_batch(tmp_path, 0)
+    listens.onQueryProgress(event(0))
+    storage.keys = ()
+    newer = Totals(generation=2, through_batch=5, batches=3, rows_in=9)
+    JobDocuments(storage, "job").totals.write(newer)
+    listens.catch_up()
+    assert JobDocuments(storage, "job").totals.read() == newer

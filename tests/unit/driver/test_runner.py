@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 
-from streamwarden.control.documents import DriverState, JobDocuments
+from streamwarden.control.documents import BatchProgress, DriverState, ErrorInfo, JobDocuments, utc_now
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver import runner
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.runner import Driver
+from streamwarden.errors import StreamwardenError
 from tests.unit.control import test_catalogue
 from tests.unit.control.test_supervision import JOB, desired
 
@@ -86,3 +91,74 @@ def test_a_driver_of_a_job_that_is_to_run_goes_on(driver: Driver, workspace: Wor
     assert driver.run() == 1
     ended = JobDocuments(workspace.storage, JOB).exit("i1").read()
     assert ended is not None and ended.error is not None and ended.error.code == "JOB_MODULE_INVALID"
+
+
+def test_a_stop_counts_whatever_becomes_of_the_log(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocked(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(runner._log, "info", blocked)
+    with pytest.raises(OSError, match="no space"):
+        driver._request_stop("signal 15")
+    assert driver._stop.is_set()
+
+
+JOB_FILE = "/jobs/lamp.py"
+TYPO = "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `amuont` cannot be resolved."
+
+
+def refused() -> AnalysisException:
+    """What Spark raises in a job's transform()."""
+    module: dict[str, Any] = {"error": AnalysisException(TYPO)}
+    exec(compile("def transform():\n    raise error\n", JOB_FILE, "exec"), module)
+    with pytest.raises(AnalysisException) as caught:
+        module["transform"]()
+    return caught.value
+
+
+def test_a_typo_in_a_jobs_query_is_the_jobs_and_final(driver: Driver) -> None:
+    driver._job_file = JOB_FILE
+    error = driver._not_to_be_opened(desired().spec, refused())
+    assert (error.code, error.what) == ("JOB_CODE_FAILED", f"{JOB}: AnalysisException: {TYPO}")
+    assert driver._trace is not None
+    own = driver._trace.split("\n\n")[0].splitlines()
+    assert JOB_FILE in own[1] and "in transform" in own[1] and TYPO in own[-1]
+    # However it travels on: to the exit document, to an operation, to Airflow.
+    assert not error.retryable and not ErrorInfo.of(error).to_exception().retryable
+    assert not pickle.loads(pickle.dumps(error)).retryable
+
+
+def test_a_source_that_cannot_be_opened_is_none_of_the_jobs_code(driver: Driver) -> None:
+    driver._job_file = "/jobs/other.py"
+    error = driver._not_to_be_opened(desired().spec, refused())
+    assert (error.code, error.retryable) == ("SOURCE_INVALID", False)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), StreamwardenError("S3_REFUSED", "no")])
+def test_a_first_heartbeat_that_fails_is_not_the_last(
+    driver: Driver, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    write, calls = driver._write_heartbeat, []
+
+    def fails_once() -> None:
+        calls.append(driver._state)
+        if len(calls) == 1:
+            raise error
+        write()
+        driver._ended.set()
+
+    monkeypatch.setattr(driver, "_write_heartbeat", fails_once)
+    hurried = workspace.profile.model_copy(update={"heartbeat": timedelta(milliseconds=10)})
+    monkeypatch.setattr(driver, "_workspace", replace(workspace, profile=hurried))
+    driver._lease.acquire()
+    driver._beat()
+    beat = JobDocuments(workspace.storage, JOB).heartbeat("i1").read()
+    assert len(calls) == 2 and beat is not None and beat.reason == "lease taken"
+
+
+def test_a_late_report_leaves_the_next_batchs_failed_tries(driver: Driver) -> None:
+    driver._failures = 3
+    driver._committed(BatchProgress(batch=4, at=utc_now(), duration_ms=1, rows_in=1, tries=2))
+    assert driver._failures == 2
+    driver._committed(BatchProgress(batch=5, at=utc_now(), duration_ms=1, rows_in=1, tries=3))
+    assert driver._failures == 0
