@@ -9,10 +9,10 @@ from typing import Any
 
 from streamwarden.control.documents import Desired, JobDocuments, Launch, utc_now
 from streamwarden.control.ids import new_id
-from streamwarden.control.processes import process_of
+from streamwarden.control.processes import is_alive, kill, process_of
 from streamwarden.control.workspace import Workspace
 
-__all__ = ["driver_process", "launch_driver"]
+__all__ = ["driver_process", "end_orphan", "launch_driver"]
 
 DRIVER_MODULE_ENV = "STREAMWARDEN_DRIVER_MODULE"
 """Replaces ``streamwarden.driver``: for tests, and for stand-ins that speak the control protocol without Spark."""
@@ -21,7 +21,8 @@ DRIVER_MODULE_ENV = "STREAMWARDEN_DRIVER_MODULE"
 def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: str) -> str:
     """Start a driver process for a job, detached from this one, and return its incarnation.
 
-    Does not look whether another driver runs: the lease decides that, and the loser says so. Does not wait.
+    Does not look whether another driver runs: the lease decides that, and the loser says so. Does not wait. Ends what
+    is left of one that was killed; see :func:`end_orphan`.
 
     Parameters
     ----------
@@ -34,6 +35,7 @@ def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: st
     """
     incarnation = new_id()
     documents = JobDocuments(workspace.storage, desired.job)
+    end_orphan(documents)
     logs = workspace.log_dir(desired.job, incarnation)
     logs.mkdir(parents=True, exist_ok=True)
     launch = Launch(
@@ -47,6 +49,18 @@ def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: st
         )
     documents.launch(incarnation).write(launch.model_copy(update={"process": process_of(process.pid)}))
     return incarnation
+
+
+def end_orphan(documents: JobDocuments) -> bool:
+    """Kill the JVM of a driver of this machine that is dead; return whether there was one.
+
+    As a rule it ends by itself, a moment after its driver. One that is frozen, or collects garbage all the time, does
+    not: its heap would stay beside its successor's, which waits for the lease until that has run out.
+    """
+    lease = documents.lease.read()
+    if lease is None or lease.jvm is None or is_alive(lease.process) is not False:
+        return False
+    return kill(lease.jvm)
 
 
 def driver_process(

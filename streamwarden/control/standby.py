@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from streamwarden.control.documents import Desired, JobDocuments, Launch, utc_now
 from streamwarden.control.ids import new_id
-from streamwarden.control.launcher import driver_process
+from streamwarden.control.launcher import driver_process, end_orphan
 from streamwarden.control.postmortem import last_words
 from streamwarden.control.processes import kill, process_of
 from streamwarden.control.spec import JobSpec
@@ -135,6 +135,7 @@ class Standby:
         if later or desired.spec != self._spec or self._process.poll() is not None:
             self.end()
             return None
+        end_orphan(documents)
         # Written before it runs, as that of any driver: if this process dies here, so does the one that stands by, and
         # a supervisor finds a driver that has died.
         documents.launch(self._incarnation).write(

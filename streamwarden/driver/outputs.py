@@ -69,8 +69,9 @@ def start_outputs(
     Done before the generation's first batch, and then struck from the checkpoint's document. A crash in between repeats
     it, which is the same as once: no batch was written yet.
 
-    Only where Spark must put a table back, because its schema or properties were others then, the write is bound to
-    nothing: a driver that is paused for longer than its lease between the question and that write harms the table.
+    Only where Spark must put a table back, because its protocol was another then or delta-rs can't write it, the write
+    is bound to nothing: a driver that is paused for longer than its lease between the question and that write harms the
+    table.
 
     Parameters
     ----------

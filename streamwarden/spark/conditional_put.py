@@ -1,7 +1,8 @@
-"""Our own classes for Spark on S3, compiled once at set-up: Delta's log and the checkpoint's logs by conditional PUT.
+"""Our own classes for Spark, compiled once at set-up: by them one of two writers of an entry of a log fails.
 
-What they do is said in their sources, ``java/*.java``; why, in docs/decisions/0015. Their compiler is Janino, which
-Spark carries for its generated code: a Java runtime has none.
+Of Delta's log and of a checkpoint's logs: on S3 by conditional PUT, on disk by a hard link. What they do is said in
+their sources, ``java/*.java``; why, in docs/decisions/0015. Their compiler is Janino, which Spark carries for its
+generated code: a Java runtime has none.
 
 ``python -m streamwarden.spark.conditional_put`` compiles them.
 """
@@ -20,10 +21,19 @@ from pathlib import Path
 from streamwarden.errors import StreamwardenError
 from streamwarden.spark.jars import find_java, jar_dir, require
 
-__all__ = ["CHECKPOINT_FILE_MANAGER", "LOG_STORE", "compile_jar", "jar"]
+__all__ = [
+    "CHECKPOINT_FILE_MANAGER",
+    "DISK_CHECKPOINT_FILE_MANAGER",
+    "DISK_LOG_STORE",
+    "LOG_STORE",
+    "compile_jar",
+    "jar",
+]
 
 LOG_STORE = "streamwarden.ConditionalPutLogStore"
 CHECKPOINT_FILE_MANAGER = "streamwarden.ConditionalPutCheckpointFileManager"
+DISK_LOG_STORE = "streamwarden.HardLinkLogStore"
+DISK_CHECKPOINT_FILE_MANAGER = "streamwarden.HardLinkCheckpointFileManager"
 
 _SOURCES = tuple(sorted((Path(__file__).parent / "java").glob("*.java")))
 _NAME = "streamwarden-conditional-put"

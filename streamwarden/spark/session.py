@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 from streamwarden.spark import class_archive, conditional_put, quick_py4j
+from streamwarden.spark.conditional_put import DISK_CHECKPOINT_FILE_MANAGER, DISK_LOG_STORE
 from streamwarden.spark.jars import find_java, require
 from streamwarden.spark.s3 import S3Server, s3_settings
 
@@ -26,11 +27,10 @@ BASE: dict[str, str] = {
     # than the rows do: one is the fastest up to tables of 100,000s of files. A profile may say more.
     "spark.databricks.delta.snapshotPartitions": "1",
     # The defaults start a process for every readlink and chmod of a local file, 64 in a batch with two partitions of
-    # state; with these it is 17. They write under another name and rename, as the defaults do.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
-    "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
+    # state; with those that these two extend it is 17. All of them write under another name and rename, which writes
+    # over what is there; these link, and so one of two writers fails.
+    "spark.sql.streaming.checkpointFileManagerClass": DISK_CHECKPOINT_FILE_MANAGER,
+    "spark.delta.logStore.file.impl": DISK_LOG_STORE,
     # The wheel brings the JVM the Python workers belong to; loopback by default.
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -84,7 +84,7 @@ def build_session(
     """
     find_java()
     quick_py4j.install()
-    jars = [*require("s3"), conditional_put.jar()] if s3 is not None else require()
+    jars = [*(require("s3") if s3 is not None else require()), conditional_put.jar()]
     added = [path for path in require("kafka") if path not in jars] if kafka else []
     # PySpark starts Python workers by these; without them transformWithState's driver-side worker takes any `python3`.
     os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -22,10 +22,11 @@ _LOCKS = ".locks"
 class LocalStorage(Storage):
     """Documents as files below a root folder.
 
-    Readers take no lock: a rename is atomic, so they see the old document or the new one. Conditional writers take
-    an ``flock`` on a file in ``ROOT/.locks``; the kernel drops it when a process dies, so a killed writer blocks
-    nobody. One that is paused in the midst of a rename blocks until it goes on or is killed, as a supervisor does.
-    It holds between processes of one machine, not on network file systems without POSIX locks.
+    Readers take no lock: a rename is atomic, so they see the old document or the new one. Conditional writers take an
+    ``flock`` on one of the 256 files in ``ROOT/.locks``; the kernel drops it when a process dies, so a killed writer
+    blocks nobody. Keys that share a file wait for each other, and nobody ever holds two. One that is paused in the
+    midst of a rename blocks until it goes on or is killed, as a supervisor does. It holds between processes of one
+    machine, not on network file systems without POSIX locks.
 
     Parameters
     ----------
@@ -121,8 +122,9 @@ class LocalStorage(Storage):
     def _lock(self, key: str) -> Iterator[None]:
         folder = self.root / _LOCKS
         folder.mkdir(parents=True, exist_ok=True)
-        # One lock file a key, never removed: removing it would let two holders hold two different files.
-        name = hashlib.sha256(key.encode()).hexdigest()[:16]
+        # Never removed, which would let two holders hold two different files. So there are few, and not one for each
+        # key: every launch, savepoint and operation has keys of its own.
+        name = hashlib.sha256(key.encode()).hexdigest()[:2]
         with (folder / name).open("wb") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield

@@ -75,3 +75,25 @@ def test_what_a_successor_wrote_meanwhile_stays(spark: SparkSession, workspace: 
     assert numbers(workspace) == first
     batch(spark, workspace, 21)
     assert numbers(workspace) == [*first, 21], "its id is not left in the session"
+
+
+def test_a_table_of_another_schema_is_put_back_without_spark_and_read_and_written_by_it(
+    spark: SparkSession, workspace: Workspace
+) -> None:
+    """Spark's RESTORE is bound to no version: what a paused driver asks it for undoes its successor's batches."""
+    path = workspace.table("t")
+    write(spark, workspace, "t", 1)
+    more = spark.createDataFrame([(2, "x")], "id long, more string")
+    more.write.format("delta").mode("append").option("mergeSchema", "true").save(path)
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES (delta.logRetentionDuration = 'interval 9 days')")
+    assert spark.read.format("delta").load(path).columns == ["id", "more"]
+    begin(spark, workspace, reference(OutputStart(table="t", version=0)), lambda: None)
+    table = spark.read.format("delta").load(path)
+    assert (table.columns, [row.id for row in table.collect()]) == (["id"], [1])
+    assert "delta.logRetentionDuration" not in spark.sql(f"DESCRIBE DETAIL delta.`{path}`").first().properties  # type: ignore[union-attr]
+    last = spark.sql(f"DESCRIBE HISTORY delta.`{path}` LIMIT 1").first()
+    assert last is not None and (last.version, last.operation) == (3, "RESTORE")
+    assert last.engineInfo.startswith("delta-rs"), last.engineInfo
+    batch(spark, workspace, 20)
+    assert numbers(workspace) == [1, 20]
+    assert [row.id for row in spark.read.format("delta").load(path).sort("id").collect()] == [1, 20]

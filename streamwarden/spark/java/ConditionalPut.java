@@ -18,8 +18,10 @@ final class ConditionalPut {
     /**
      * Create an object.
      *
-     * @throws FileAlreadyExistsException if there is one with other content. One with the same is ours: S3A repeats a
-     *     request whose answer was lost, and is then refused for what it has written itself.
+     * @throws FileAlreadyExistsException if there is one with other content. One with the same is taken for ours: S3A
+     *     repeats a request whose answer was lost, and is then refused for what it has written itself. It may be another
+     *     driver's: two write the same bytes as {@code commits/N}. Then this one goes on and has lost nothing; its lease,
+     *     or {@code offsets/N+1}, ends it.
      */
     static void put(FileSystem files, Path path, byte[] content) throws IOException {
         FSDataOutputStreamBuilder builder = files.createFile(path).recursive().overwrite(false);

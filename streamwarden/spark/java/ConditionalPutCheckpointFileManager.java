@@ -1,6 +1,5 @@
 package streamwarden;
 
-import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileSystem;
@@ -29,35 +28,22 @@ public final class ConditionalPutCheckpointFileManager extends AbortableStreamBa
         if (overwriteIfPossible) {
             return super.createAtomic(path, overwriteIfPossible);
         }
-        return new Entry(files, path, new ByteArrayOutputStream());
+        return new Entry(files, path);
     }
 
-    /** What is written is sent when it is whole; what is cancelled never is. */
-    private static final class Entry extends CheckpointFileManager.CancellableFSDataOutputStream {
+    private static final class Entry extends WholeFile {
 
         private final FileSystem files;
         private final Path path;
-        private final ByteArrayOutputStream content;
-        private boolean over;
 
-        Entry(FileSystem files, Path path, ByteArrayOutputStream content) {
-            super(content);
+        Entry(FileSystem files, Path path) {
             this.files = files;
             this.path = path;
-            this.content = content;
         }
 
         @Override
-        public synchronized void cancel() {
-            over = true;
-        }
-
-        @Override
-        public synchronized void close() throws IOException {
-            if (!over) {
-                over = true;
-                ConditionalPut.put(files, path, content.toByteArray());
-            }
+        void put(byte[] whole) throws IOException {
+            ConditionalPut.put(files, path, whole);
         }
     }
 }

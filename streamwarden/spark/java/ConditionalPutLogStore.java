@@ -1,9 +1,7 @@
 package streamwarden;
 
 import io.delta.storage.S3SingleDriverLogStore;
-import java.io.ByteArrayOutputStream;
 import java.io.IOException;
-import java.nio.charset.StandardCharsets;
 import java.nio.file.FileAlreadyExistsException;
 import java.util.Iterator;
 import org.apache.hadoop.conf.Configuration;
@@ -29,13 +27,8 @@ public final class ConditionalPutLogStore extends S3SingleDriverLogStore {
             super.write(path, actions, overwrite, configuration);
             return;
         }
-        ByteArrayOutputStream content = new ByteArrayOutputStream();
-        while (actions.hasNext()) {
-            content.write(((String) actions.next()).getBytes(StandardCharsets.UTF_8));
-            content.write('\n');
-        }
         try {
-            ConditionalPut.put(path.getFileSystem(configuration), path, content.toByteArray());
+            ConditionalPut.put(path.getFileSystem(configuration), path, Commit.content(actions));
         } catch (org.apache.hadoop.fs.FileAlreadyExistsException exists) {
             // The name that Delta knows: it looks who has won, and whether this commit may follow.
             FileAlreadyExistsException told = new FileAlreadyExistsException(path.toString());

@@ -11,6 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.put_back import put_back
 from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.errors import StreamwardenError
 
 pytestmark = pytest.mark.unit
 
@@ -63,16 +64,65 @@ def test_where_it_is_there_already_nothing_changes(workspace: Workspace) -> None
         assert numbers(workspace) == [1] and DeltaTable(workspace.table(NAME)).version() == 0
 
 
+def write_wider(workspace: Workspace, number: int) -> None:
+    rows = pa.table({"number": [number], "even": [number % 2 == 0], "more": ["x"]})
+    write_deltalake(workspace.table(NAME), rows, mode="append", schema_mode="merge")
+
+
+def reshape(workspace: Workspace) -> None:
+    write_wider(workspace, 4)
+    DeltaTable(workspace.table(NAME)).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
+
+
+def test_schema_and_properties_are_those_of_the_version(workspace: Workspace) -> None:
+    write(workspace, 1, 2)
+    DeltaTable(workspace.table(NAME)).alter.set_table_properties({"delta.logRetentionDuration": "interval 3 days"})
+    then = DeltaTable(workspace.table(NAME))
+    reshape(workspace)
+    assert put_back(workspace, NAME, 1, author="a driver")
+    found = DeltaTable(workspace.table(NAME))
+    assert (found.version(), found.schema(), found.metadata()) == (4, then.schema(), then.metadata())
+    assert found.metadata().configuration == {"delta.logRetentionDuration": "interval 3 days"}
+    assert numbers(workspace) == [1, 2]
+    # There and forth again.
+    assert put_back(workspace, NAME, 3, author="a driver")
+    assert DeltaTable(workspace.table(NAME)).schema().fields[-1].name == "more" and numbers(workspace) == [1, 2, 4]
+
+
+def test_a_commit_meanwhile_is_not_written_over(workspace: Workspace) -> None:
+    """As by a successor, while this driver is paused: it asks again, and then it is told."""
+    write(workspace, 1, 2)
+    reshape(workspace)
+
+    def guard() -> None:
+        if asked:
+            raise StreamwardenError("LEASE_LOST", "for the test")
+        asked.append(True)
+        write_wider(workspace, 7)
+
+    asked: list[bool] = []
+    with pytest.raises(StreamwardenError, match="LEASE_LOST"):
+        put_back(workspace, NAME, 0, author="paused", guard=guard)
+    assert numbers(workspace) == [1, 2, 4, 7]
+
+
+def test_a_delta_rs_that_leaves_the_schema_is_not_believed(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(workspace, 1, 2)
+    reshape(workspace)
+    monkeypatch.setattr(DeltaTable, "restore", lambda *_, **__: None)
+    assert not put_back(workspace, NAME, 0, author="a driver")
+
+
 def test_what_is_left_to_spark(workspace: Workspace) -> None:
     assert not put_back(workspace, NAME, 0, author="a driver"), "no table"
     write(workspace, 1, 2)
     write(workspace, 3)
     assert not put_back(workspace, NAME, 9, author="a driver"), "no such version"
-    rows = pa.table({"number": [4], "even": [True], "more": ["x"]})
-    write_deltalake(workspace.table(NAME), rows, mode="append", schema_mode="merge")
-    assert not put_back(workspace, NAME, 1, author="a driver"), "another schema"
-    assert numbers(workspace) == [1, 2, 3, 4]
-    write_deltalake(workspace.table(NAME), rows, mode="overwrite")
+    DeltaTable(workspace.table(NAME)).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+    assert not put_back(workspace, NAME, 1, author="a driver"), "another protocol"
+    write(workspace, 4, mode="overwrite")
     for path in Path(workspace.table(NAME)).glob("even=*/*.parquet"):
         path.unlink()
     assert not put_back(workspace, NAME, 2, author="a driver"), "files are gone"

@@ -37,3 +37,15 @@ def test_a_killed_writer_leaves_a_whole_document_and_no_lock(tmp_path: Path) -> 
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         storage.write("document", b"1" * 20_000)
+
+
+def test_lock_files_dont_grow_with_the_keys(tmp_path: Path) -> None:
+    """Each driver, savepoint and operation has keys of its own, and lock files are never removed."""
+    storage = LocalStorage(tmp_path)
+    for number in range(2_000):
+        storage.delete(f"control/job/launches/{number}.json")
+    assert len(list((tmp_path / ".locks").iterdir())) <= 256
+    # Keys that share a lock are documents of their own.
+    etags = [storage.create(f"documents/{number}", str(number).encode()) for number in range(300)]
+    assert storage.replace("documents/7", b"seven", etags[7])
+    assert [storage.read(f"documents/{number}").data for number in (6, 7, 299)] == [b"6", b"seven", b"299"]  # type: ignore[union-attr]
