@@ -68,7 +68,11 @@ __all__ = [
 ]
 
 START_TIMEOUT = timedelta(seconds=90)
-"""How long a launched process may take to its first heartbeat. 90 s: a JVM and Python on a machine under heavy load."""
+"""How long a launched process may take to its first heartbeat, where no lease is long. 90 s: a JVM and Python on a machine under heavy load."""
+
+_AFTER_LEASE = timedelta(seconds=30)
+"""How much longer than a lease it may take at least: before it speaks, it waits until a dead driver's has run out. 30 s:
+the 2 s that it allows for clocks, and its own start."""
 
 _KEPT = 50
 
@@ -595,7 +599,7 @@ def _conclude(
         code = "DRIVER_DIED" if heartbeat else "DRIVER_DID_NOT_START"
         died = StreamwardenError(code, f"incarnation {incarnation}, pid {process.pid}")
         return Phase.DEAD, f"its process {process.pid} is gone", last_sign, ErrorInfo.of(died)
-    limit = workspace.profile.lease if heartbeat else START_TIMEOUT
+    limit = workspace.profile.lease if heartbeat else max(START_TIMEOUT, workspace.profile.lease + _AFTER_LEASE)
     age = now - last_sign
     if age > limit:
         silent = StreamwardenError(

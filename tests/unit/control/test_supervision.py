@@ -350,6 +350,22 @@ def test_observes_a_living_a_dead_a_silent_and_an_ended_driver(workspace: Worksp
     assert observe(workspace, JOB).phase is Phase.STOPPED
 
 
+@pytest.mark.parametrize("lease, limit", [("5s", 90), ("10m", 630)])
+def test_a_driver_may_wait_for_a_dead_ones_lease_before_it_speaks(tmp_path: Path, lease: str, limit: int) -> None:
+    (tmp_path / "config" / "profiles").mkdir(parents=True)
+    profile = {"name": "test", "root": "root", "heartbeat": "1s", "lease": lease}
+    (tmp_path / "config" / "profiles" / "test.yaml").write_text(yaml.safe_dump(profile))
+    workspace = open_workspace("test", config=tmp_path / "config")
+    documents = JobDocuments(workspace.storage, JOB)
+    documents.desired.write(desired())
+    for age, phase in ((limit - 10, Phase.STARTING), (limit + 10, Phase.SILENT)):
+        at = utc_now() - timedelta(seconds=age)
+        documents.launch("i1").write(
+            Launch(incarnation="i1", at=at, by="", reason="", digest="", process=current_process())
+        )
+        assert observe(workspace, JOB).phase is phase
+
+
 def test_a_driver_that_ends_between_two_looks_has_ended_and_did_not_die(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
