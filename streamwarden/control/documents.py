@@ -421,11 +421,12 @@ class Ending(_Record):
     """How a supervisor ends a job's run.
 
     One that failed stays down, however old the restarts get, until somebody starts it. One that is suspended at a limit
-    is so once its savepoint is there and its error was told, by whichever supervisor; then this is removed.
+    is so once its driver has ended and its savepoint is there, or can't be taken; then, by whichever supervisor, this is
+    removed.
     """
 
     incarnation: str = Field(description="The one that was the last. It says nothing of any later one.")
-    at: datetime
+    at: datetime = Field(description="When that was last decided: a suspension is, at each look, until it is done.")
     action: Literal["fail", "suspend"] = "fail"
     why: str
     error: ErrorInfo = Field(description="What the job's task fails with.")

@@ -590,6 +590,78 @@ def test_a_state_limit_suspends_the_job_also_where_no_savepoint_can_be_taken(
     )
 
 
+def ended_at_its_limit(workspace: Workspace, *, ago: timedelta = timedelta(0)) -> tuple[Observation, Verdict]:
+    launched(workspace, "i1", process=current_process(), code="stopped")
+    JobDocuments(workspace.storage, JOB).exit("i1").write(
+        Exit(incarnation="i1", at=utc_now() - ago, outcome="stopped", batch=7)
+    )
+    limit = ErrorInfo.of(StreamwardenError("STATE_LIMIT_REACHED", "many keys"))
+    return observe(workspace, JOB), Verdict(Action.SUSPEND, "many keys", error=limit, savepoint=True)
+
+
+@pytest.mark.parametrize(
+    "failure, code",
+    [
+        (StreamwardenError("S3_THROTTLED", "for the test"), "S3_THROTTLED"),
+        (OSError(28, "no space left on device"), "SAVEPOINT_FAILED"),
+    ],
+)
+def test_a_state_limits_savepoint_is_tried_again_for_a_while(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, failure: Exception, code: str
+) -> None:
+    def take(*_: Any, **__: Any) -> Any:
+        raise failure
+
+    monkeypatch.setattr("streamwarden.control.enforce.take", take)
+    found, verdict = ended_at_its_limit(workspace)
+    documents = JobDocuments(workspace.storage, JOB)
+    for _ in range(2):
+        with pytest.raises(StreamwardenError, match=code) as raised:
+            put_down(workspace, found, verdict, by="test")
+        assert raised.value.retryable
+        # The next look finds what is left to do.
+        found = observe(workspace, JOB)
+        again = decide(found, documents.supervision.read() or Supervision())
+        assert (again.action, again.savepoint) == (Action.SUSPEND, True)
+    # However often it was tried, and so dated anew: what counts is when the driver ended.
+    found, verdict = ended_at_its_limit(workspace, ago=timedelta(minutes=11))
+    error = put_down(workspace, found, verdict, by="test")
+    assert error.what.startswith(f"many keys. Suspended without a savepoint: {code}: ")
+    memory = documents.supervision.read() or Supervision()
+    assert decide(observe(workspace, JOB), memory).action is Action.FINISH
+
+
+def test_a_verdict_is_not_carried_out_on_a_driver_that_came_later(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamwarden.control.enforce.take", lambda *_, **__: pytest.fail("of a job that runs"))
+    found, suspend = ended_at_its_limit(workspace)
+    launched(workspace, "i2", process=current_process())
+    for verdict in (suspend, Verdict(Action.FAIL, "for the test")):
+        with pytest.raises(StreamwardenError, match="i2 is its driver now, not i1") as raised:
+            put_down(workspace, found, verdict, by="test")
+        assert raised.value.retryable
+    now = observe(workspace, JOB)
+    assert now.desired is not None and now.desired.state == "running"
+    assert JobDocuments(workspace.storage, JOB).supervision.read() is None
+    # Deployed in the very moment of the stop.
+    monkeypatch.setattr(running, "stop", lambda *_, **__: now)
+    monkeypatch.setattr("streamwarden.control.enforce.observe", lambda *_: found)
+    with pytest.raises(StreamwardenError, match="i2 is its driver now"):
+        put_down(workspace, found, suspend, by="test")
+
+
+def test_a_silent_driver_that_woke_is_not_put_down(workspace: Workspace) -> None:
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    found, verdict = silent(workspace, process_of(child.pid))
+    beats(workspace, "i1", process_of(child.pid))
+    with pytest.raises(StreamwardenError, match="was silent, and is running now"):
+        put_down(workspace, found, verdict, by="test")
+    assert child.poll() is None
+    child.kill()
+    child.wait()
+
+
 def test_the_end_of_a_driver_elsewhere_is_not_waited_for_for_ever(workspace: Workspace) -> None:
     hangs(workspace, current_process().model_copy(update={"host": "elsewhere"}))
     with pytest.raises(StreamwardenError, match=r"STOP_TIMED_OUT.*its driver on elsewhere"):
