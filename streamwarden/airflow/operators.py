@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -24,7 +24,7 @@ from streamwarden.airflow.relief import is_due, relief, relief_id, relieved_by
 from streamwarden.airflow.triggers import ALERT, SuperviseTrigger
 from streamwarden.control import operations
 from streamwarden.control.config import job_names
-from streamwarden.control.documents import ErrorInfo, JobDocuments, Supervision, utc_now
+from streamwarden.control.documents import ErrorInfo, HealthRecord, JobDocuments, Supervision, utc_now
 from streamwarden.control.enforce import put_down
 from streamwarden.control.health.record import unsent_due
 from streamwarden.control.health.rules import Health
@@ -53,7 +53,8 @@ __all__ = ["ALL_JOBS", "CheckOperator", "DeployOperator", "ReleaseOperator", "St
 _GOING_ON = (Action.WAIT, Action.RESTART)
 
 _TELL_S = 300.0
-"""How long a notifier that fails is asked again when nobody supervises the job any more: five times."""
+"""How long a notifier that fails is asked again when nobody supervises the job any more: as often as it is its turn,
+and once more at the end, since nobody will later. 5 minutes: a worker slot is held."""
 
 
 class DeployOperator(JobOperator, InterruptibleOperator):
@@ -300,7 +301,7 @@ class SuperviseOperator(JobOperator):
         try:
             seen, verdict = self._look(workspace)
             if event and event.get("action") == ALERT:
-                self._tell(context, workspace, seen, verdict, rules=event.get("rules", ()))
+                self._tell(context, workspace, seen, verdict, rules=event.get("rules", ()), lasted=event.get("lasted"))
             return self._act(context, workspace, seen, verdict, (event or {}).get("differing", ()))
         except StreamwardenError as error:
             raise self.fail(error) from error
@@ -312,10 +313,19 @@ class SuperviseOperator(JobOperator):
         seen: Observation,
         verdict: Verdict,
         rules: Sequence[str] | None = None,
+        lasted: Mapping[str, str] | None = None,
     ) -> None:
         memory = JobDocuments(workspace.storage, self.job).supervision.read() or Supervision()
         health = assess(seen, memory, verdict)
-        tell(workspace, self.job, health, context=context, log=self.log, rules=rules)  # type: ignore[arg-type]
+        tell(
+            workspace,
+            self.job,
+            health,
+            context=context,
+            log=self.log,  # type: ignore[arg-type]
+            rules=rules,
+            lasted=lasted,
+        )
 
     def _look(self, workspace: Workspace) -> tuple[Observation, Verdict]:
         seen = observe(workspace, self.job)
@@ -493,10 +503,22 @@ class ReleaseOperator(JobOperator):
         document, ti = JobDocuments(workspace.storage, self.job).health, context["ti"]
         deadline = time.monotonic() + _TELL_S
         while (found := document.read()) is not None and found.unsent:
-            if unsent_due(found):
-                tell(workspace, self.job, Health(), context=context, log=self.log, rules=())  # type: ignore[arg-type]
-            elif time.monotonic() >= deadline or ti.get_dr_count(dag_id=ti.dag_id, states=["queued"]):
-                self.log.warning("not told yet: %s", ", ".join(sorted(name or "anybody" for name in found.unsent)))
+            waits = bool(ti.get_dr_count(dag_id=ti.dag_id, states=["queued"]))
+            over = waits or time.monotonic() >= deadline
+            if unsent_due(found) or (over and not waits):
+                tell(
+                    workspace,
+                    self.job,
+                    Health(),
+                    context=context,
+                    log=self.log,  # type: ignore[arg-type]
+                    rules=(),
+                    anyway=over and not waits,
+                )
+            if over:
+                left = (document.read() or HealthRecord()).unsent
+                if left:
+                    self.log.warning("not told yet: %s", ", ".join(sorted(name or "anybody" for name in left)))
                 return
             time.sleep(1)
 

@@ -46,6 +46,7 @@ __all__ = [
     "OutputStart",
     "Parallelism",
     "Progress",
+    "Refused",
     "Request",
     "RequestResult",
     "Restart",
@@ -390,6 +391,13 @@ class HealthChange(_Record):
     at: datetime
 
 
+class Refused(_Record):
+    """A notifier failed, and is asked again later."""
+
+    times: int = Field(description="In a row.")
+    retry_at: datetime
+
+
 class HealthRecord(_Record):
     """What was told of a job's health: what is not in it is well. Whoever tells it next compares with this."""
 
@@ -398,7 +406,9 @@ class HealthRecord(_Record):
     unsent: dict[str, list[HealthChange]] = Field(
         default_factory=dict, description="By notifier: changes that it has not taken yet."
     )
-    retry_at: datetime | None = Field(default=None, description="When to try those again that a notifier refused.")
+    refused: dict[str, Refused] = Field(
+        default_factory=dict, description="By notifier that failed when it was last asked: when to ask it again."
+    )
 
 
 class Restart(_Record):
@@ -421,8 +431,8 @@ class Ending(_Record):
     """How a supervisor ends a job's run.
 
     One that failed stays down, however old the restarts get, until somebody starts it. One that is suspended at a limit
-    is so once its driver has ended and its savepoint is there, or can't be taken; then, by whichever supervisor, this is
-    removed.
+    is so once its driver has ended and its savepoint is there, or can't be taken. Whichever supervisor finds that
+    removes this.
     """
 
     incarnation: str = Field(description="The one that was the last. It says nothing of any later one.")

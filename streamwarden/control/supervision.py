@@ -68,11 +68,12 @@ __all__ = [
 ]
 
 START_TIMEOUT = timedelta(seconds=90)
-"""How long a launched process may take to its first heartbeat, where no lease is long. 90 s: a JVM and Python on a machine under heavy load."""
+"""How long a launched process may take to its first heartbeat. 90 s: a JVM and Python on a machine under heavy load.
+Where leases are long, it may take longer."""
 
 _AFTER_LEASE = timedelta(seconds=30)
-"""How much longer than a lease it may take at least: before it speaks, it waits until a dead driver's has run out. 30 s:
-the 2 s that it allows for clocks, and its own start."""
+"""How much longer than a lease it may take at least: before it speaks, it waits until a dead driver's has run out, and
+2 s more. The rest of the 30 s is for its own start."""
 
 _KEPT = 50
 

@@ -48,6 +48,13 @@ def told(place: Place) -> HealthRecord:
     return JobDocuments(place.workspace.storage, "lamp").health.read() or HealthRecord()
 
 
+def ask_again(place: Place) -> None:
+    """As if the time had come to ask a notifier again that failed."""
+    JobDocuments(place.workspace.storage, "lamp").health.update(
+        lambda found: (found or HealthRecord()).model_copy(update={"refused": {}})
+    )
+
+
 def said(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
@@ -98,8 +105,7 @@ def test_a_notifier_that_fails_is_asked_again_and_the_other_is_not(place: Place)
     assert said(paths["pager"]) and not said(paths["mail"])
     assert fired(trigger, within=1) is None, "not at once"
     paths["mail"].with_suffix(".broken").unlink()
-    record = JobDocuments(place.workspace.storage, "lamp").health
-    record.update(lambda found: (found or HealthRecord()).model_copy(update={"retry_at": utc_now()}))
+    ask_again(place)
     event = fired(trigger)
     assert event is not None and (event["action"], event["rules"]) == ("alert", [])
     deferred(lambda: operator.resume(run.context(), event), run)
@@ -120,8 +126,7 @@ def test_a_slip_in_alerts_yaml_does_not_end_supervision(place: Place, content: s
     assert set(told(place).rules) == {"no_batch"}
     # What came meanwhile is told once the slip is mended.
     paths = notify(place, "mail")
-    document = JobDocuments(place.workspace.storage, "lamp").health
-    document.update(lambda found: (found or HealthRecord()).model_copy(update={"retry_at": utc_now()}))
+    ask_again(place)
     deferred(lambda: operator.resume(run.context(), {"action": "alert", "rules": []}), run)
     assert "no_batch" in said(paths["mail"]) and not told(place).unsent
 
@@ -239,12 +244,11 @@ def test_what_is_to_be_told_outlives_a_slip_in_alerts_yaml(place: Place) -> None
     file = place.config / "alerts.yaml"
     content = file.read_text()
     file.write_text("{")
-    document = JobDocuments(place.workspace.storage, "lamp").health
-    document.update(lambda found: (found or HealthRecord()).model_copy(update={"retry_at": utc_now()}))
+    ask_again(place)
     trigger = deferred(lambda: operator.resume(run.context(), {"action": "alert", "rules": []}), run)
     assert set(told(place).unsent) == {"mail"}
     assert fired(trigger, within=1) is None, "not again at once"
-    document.update(lambda found: (found or HealthRecord()).model_copy(update={"retry_at": utc_now()}))
+    ask_again(place)
     file.write_text(content)
     paths["mail"].with_suffix(".broken").unlink()
     deferred(lambda: operator.resume(run.context(), {"action": "alert", "rules": []}), run)
