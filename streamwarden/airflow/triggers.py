@@ -16,7 +16,16 @@ from streamwarden.control import operations
 from streamwarden.control.documents import HealthRecord, JobDocuments, Supervision, utc_now
 from streamwarden.control.health import record
 from streamwarden.control.health.rules import Health
-from streamwarden.control.supervision import Action, Observation, Verdict, assess, current_claim, decide, observe
+from streamwarden.control.supervision import (
+    Action,
+    Observation,
+    Silence,
+    Verdict,
+    assess,
+    current_claim,
+    decide,
+    observe,
+)
 from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
 
@@ -94,6 +103,8 @@ class SuperviseTrigger(BaseTrigger):
         self._batch: int | None = None
         self._progress_at = 0.0
         self._differing = {(rule, level): began for rule, level, began in differing}
+        self._silence = Silence()
+        self._doubtful = False
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class's path and the arguments that make this trigger again."""
@@ -131,7 +142,7 @@ class SuperviseTrigger(BaseTrigger):
                 self.incarnation = seen.incarnation
                 self._report(seen, verdict)
                 lasted = self._lasting_changes(seen, health, told)
-                if _due(verdict) and time.monotonic() >= settled:
+                if _due(verdict) and not self._doubtful and time.monotonic() >= settled:
                     yield _event(verdict.action.value, verdict.why, seen.incarnation, {}, self._differences())
                     return
                 if (lasted or record.unsent_due(told)) and time.monotonic() >= settled:
@@ -158,6 +169,7 @@ class SuperviseTrigger(BaseTrigger):
         workspace = self._workspace()
         documents = JobDocuments(workspace.storage, self.job)
         seen = observe(workspace, self.job)
+        self._doubtful = self._silence.is_doubtful(workspace, seen)
         memory = documents.supervision.read() or Supervision()
         verdict = decide(seen, memory)
         return seen, verdict, assess(seen, memory, verdict), documents.health.read() or HealthRecord()

@@ -39,6 +39,7 @@ from streamwarden.control.supervision import (
     Claim,
     Observation,
     Phase,
+    Silence,
     Verdict,
     ask_to_stop,
     assess,
@@ -792,3 +793,18 @@ def test_decisions_are_kept_to_a_number(workspace: Workspace) -> None:
         record_decision(workspace, JOB, f"decision {number}", "test")
     found = JobDocuments(workspace.storage, JOB).supervision.read()
     assert found is not None and len(found.decisions) == 50 and found.decisions[-1].what == "decision 59"
+
+
+def test_a_silent_driver_is_looked_at_for_a_while(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("streamwarden.control.supervision.time.monotonic", lambda: clock[0])
+    found, _ = silent(workspace, current_process())
+    silence = Silence()
+    assert silence.is_doubtful(workspace, found)
+    clock[0] += 3.9
+    assert silence.is_doubtful(workspace, found)
+    clock[0] += 0.2
+    assert not silence.is_doubtful(workspace, found)
+    beats(workspace, "i1", current_process())
+    assert not silence.is_doubtful(workspace, observe(workspace, JOB))
+    assert silence.is_doubtful(workspace, found), "from the beginning"
