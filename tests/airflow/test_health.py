@@ -336,3 +336,30 @@ def test_a_state_limit_whose_stop_takes_too_long_is_carried_out_and_told_later(
     assert len(kept) == (act == "savepoint_and_stop") and all(name in str(ended.value) for name in kept)
     # It was told; from now on the job is one that is suspended.
     assert supervise(place).execute(run.context())["phase"] == "stopped"
+
+
+def test_a_state_limit_is_told_before_the_stop_and_looked_at_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = place.gate("grows")
+    limits = {"state_rows": {"critical": 50}, "on_state_limit": "fail"}
+    place.write_job(health=limits, standin_keys=10, standin_gate=str(gate))
+    paths, run, operator = notify(place, "pager", level="critical"), Run(), supervise(place)
+    place.deploy()
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    gate.touch()
+    event = fired(trigger)
+    real = operators.tell
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        done = real(*args, **kwargs)
+        # While the notifier took its time, somebody has deployed the job without the limit.
+        place.write_job()
+        operations.deploy(place.workspace, "lamp", by="somebody")
+        return done
+
+    monkeypatch.setattr(operators, "tell", slow)
+    deferred(lambda: operator.resume(run.context(), event), run)
+    assert "state_rows" in said(paths["pager"])
+    desired = place.seen().desired
+    assert desired is not None and desired.state == "running"
