@@ -70,12 +70,15 @@ def tell(
     context: Mapping[str, Any],
     log: logging.Logger,
     rules: Collection[str] | None = None,
+    lasted: Mapping[str, str] | None = None,
+    anyway: bool = False,
 ) -> list[HealthChange]:
     """Write the changes of a job's health down, log them, and give them to the notifiers that want them.
 
     Each change is told once, however many look. A notifier that fails is given the same again at a later call, a minute
-    on; one that fails after it has in fact sent is therefore given it twice. So is one that takes more than a minute.
-    Never raises what a notifier raises.
+    on, then after twice that each time up to half an hour, together with what has come meanwhile. One that fails after
+    it has in fact sent is therefore given it twice; so is one that takes more than a minute. Never raises what a
+    notifier raises.
 
     Parameters
     ----------
@@ -87,6 +90,10 @@ def tell(
         The task's log.
     rules
         Only changes of these rules; default all.
+    lasted
+        By rule: the level that has lasted; see :func:`~streamwarden.control.health.record.changes`.
+    anyway
+        Ask a notifier also that has failed lately: nobody asks it later.
 
     Returns
     -------
@@ -106,20 +113,18 @@ def tell(
         wanted = [(notifier.name, Level(notifier.level)) for notifier in notifiers]
         if record.ANYBODY in (document.read() or HealthRecord()).unsent:
             record.hand_out(workspace, job, wanted)
-    noted = record.note(workspace, job, health, rules=rules, notifiers=wanted)
+    noted = record.note(workspace, job, health, rules=rules, lasted=lasted, notifiers=wanted)
     for change in noted:
         level = logging.INFO if change.after == "ok" else logging.WARNING
         log.log(level, "health: %s %s -> %s: %s", change.rule, change.before, change.after, change.what)
     found = document.read() or HealthRecord()
-    if not found.unsent or not (noted or record.unsent_due(found)):
-        return noted
     if notifiers is None:
-        record.sent(workspace, job, record.ANYBODY, [], ok=False)
+        if record.unsent_due(found):
+            record.put_off(workspace, job)
     else:
         for notifier in notifiers:
-            changes = found.unsent.get(notifier.name, [])
-            if changes:
-                _send(workspace, notifier, Alert(job, changes), context, log)
+            if record.due(found, notifier.name) or (anyway and found.unsent.get(notifier.name)):
+                _send(workspace, notifier, Alert(job, found.unsent[notifier.name]), context, log)
         for gone in set(found.unsent) - {notifier.name for notifier in notifiers}:
             # It is configured no longer.
             record.sent(workspace, job, gone, found.unsent[gone], ok=True)

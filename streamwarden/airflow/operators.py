@@ -8,13 +8,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    DagRunTriggerException,
+)
 
 from streamwarden.airflow.job_operator import ALL_JOBS, InterruptibleOperator, JobOperator, ProgressLog, holder_of
 from streamwarden.airflow.logtail import describe_error, log_tail
@@ -24,7 +29,7 @@ from streamwarden.airflow.relief import is_due, relief, relief_id, relieved_by
 from streamwarden.airflow.triggers import ALERT, SuperviseTrigger
 from streamwarden.control import operations
 from streamwarden.control.config import job_names
-from streamwarden.control.documents import ErrorInfo, JobDocuments, Supervision, utc_now
+from streamwarden.control.documents import ErrorInfo, HealthRecord, JobDocuments, Supervision, utc_now
 from streamwarden.control.enforce import put_down
 from streamwarden.control.health.record import unsent_due
 from streamwarden.control.health.rules import Health
@@ -52,8 +57,14 @@ __all__ = ["ALL_JOBS", "CheckOperator", "DeployOperator", "ReleaseOperator", "St
 
 _GOING_ON = (Action.WAIT, Action.RESTART)
 
+_TRY = "try"
+"""The XCom by which `release` knows which try of supervise was the last, though it can read nothing else."""
+
+_FIRST = "first_try"
+
 _TELL_S = 300.0
-"""How long a notifier that fails is asked again when nobody supervises the job any more: five times."""
+"""How long a notifier that fails is asked again when nobody supervises the job any more: as often as it is its turn,
+and once more at the end, since nobody will later. 5 minutes: a worker slot is held."""
 
 
 class DeployOperator(JobOperator, InterruptibleOperator):
@@ -230,33 +241,53 @@ class SuperviseOperator(JobOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Attach to the job, deploying it if a person cleared the task of one that is down; then watch."""
-        workspace = self.open()
+        ti = context["ti"]
+        ti.xcom_push(key=_TRY, value={"attempt": ti.try_number, "granted": ti.max_tries})
+        due = is_due(ti.try_number, ti.max_tries, self.retries or 0)
+        try:
+            workspace = self.open()
+        except AirflowException as error:
+            if due:
+                raise self._relieved_unread(context, error) from error
+            raise
+        try:
+            return self._attach(context, workspace, due=due)
+        except (StreamwardenError, OSError) as error:
+            if due:
+                raise self._relieved_unread(context, error) from error
+            raise (self.fail(error) if isinstance(error, StreamwardenError) else error) from error
+
+    def _attach(self, context: Context, workspace: Workspace, *, due: bool) -> dict[str, Any]:
         ti = context["ti"]
         holder = holder_of(context)
         self._respect_upstream(context, workspace)
-        try:
-            ours = Claim(holder=holder, attempt=ti.try_number, granted=ti.max_tries, at=utc_now())
-            before = claim(workspace, self.job, ours)
-            # Only a clear raises a task's granted tries: that tells a person's wish from a retry of Airflow's.
-            granted = before.granted if before and before.holder == holder else 0
-            cleared = ti.max_tries > (granted or self.retries or 0)
+        ours = Claim(holder=holder, attempt=ti.try_number, granted=ti.max_tries, at=utc_now())
+        before = claim(workspace, self.job, ours)
+        # Only a clear raises a task's granted tries: that tells a person's wish from a retry of Airflow's.
+        granted = before.granted if before and before.holder == holder else 0
+        cleared = ti.max_tries > (granted or self.retries or 0)
+        seen, verdict = self._look(workspace)
+        suspended = seen.desired is not None and seen.desired.state == "suspended"
+        if cleared and (verdict.action is not Action.WAIT or suspended):
+            self.log.info("cleared while the job is %s (%s): deploying it", seen.phase, verdict.why)
+            self._deploy(workspace, holder)
             seen, verdict = self._look(workspace)
-            suspended = seen.desired is not None and seen.desired.state == "suspended"
-            if cleared and (verdict.action is not Action.WAIT or suspended):
-                self.log.info("cleared while the job is %s (%s): deploying it", seen.phase, verdict.why)
-                self._deploy(workspace, holder)
-                seen, verdict = self._look(workspace)
-            elif verdict.action in _GOING_ON and is_due(ti.try_number, ti.max_tries, self.retries or 0):
-                self._hand_over(context, workspace)
-            elif verdict.action is Action.WAIT:
-                self.log.info("attached to driver %s, which is %s: %s", seen.incarnation, seen.phase, seen.reason)
-            return self._act(context, workspace, seen, verdict)
-        except StreamwardenError as error:
-            raise self.fail(error) from error
+        elif verdict.action in _GOING_ON and due:
+            self._hand_over(context, workspace)
+        elif verdict.action is Action.WAIT:
+            self.log.info("attached to driver %s, which is %s: %s", seen.incarnation, seen.phase, seen.reason)
+        return self._act(context, workspace, seen, verdict)
 
     def fail(self, error: StreamwardenError) -> AirflowException:
         """Return the exception to raise: never a final one, as it is not the job's."""
         return AirflowException(str(error))
+
+    def _relieved_unread(self, context: Context, error: Exception) -> DagRunTriggerException:
+        """Return what hands over where the documents can't be read or written, so that nothing is said there."""
+        ti = context["ti"]
+        fresh = relief_id(ti.run_id)
+        self.log.warning("try %d of %d: run %s takes over, for: %s", ti.try_number, ti.max_tries + 1, fresh, error)
+        return relief(ti.dag_id, ti.run_id)
 
     def _deploy(self, workspace: Workspace, holder: str) -> None:
         try:
@@ -299,9 +330,15 @@ class SuperviseOperator(JobOperator):
         workspace = self.open()
         try:
             seen, verdict = self._look(workspace)
-            if event and event.get("action") == ALERT:
-                self._tell(context, workspace, seen, verdict, rules=event.get("rules", ()))
-            return self._act(context, workspace, seen, verdict, (event or {}).get("differing", ()))
+            event = event or {}
+            if event.get("action") == ALERT:
+                self._tell(context, workspace, seen, verdict, rules=event.get("rules", ()), lasted=event.get("lasted"))
+                # Each notifier may have taken a minute: a driver may be back, or another one.
+                seen, verdict = self._look(workspace)
+            # The trigger has looked for long enough where it was woken for this driver's end.
+            ended = event.get("action") in (Action.RESTART.value, Action.FAIL.value)
+            sure = ended and event.get("incarnation") == seen.incarnation
+            return self._act(context, workspace, seen, verdict, event.get("differing", ()), sure=sure)
         except StreamwardenError as error:
             raise self.fail(error) from error
 
@@ -312,10 +349,19 @@ class SuperviseOperator(JobOperator):
         seen: Observation,
         verdict: Verdict,
         rules: Sequence[str] | None = None,
+        lasted: Mapping[str, str] | None = None,
     ) -> None:
         memory = JobDocuments(workspace.storage, self.job).supervision.read() or Supervision()
         health = assess(seen, memory, verdict)
-        tell(workspace, self.job, health, context=context, log=self.log, rules=rules)  # type: ignore[arg-type]
+        tell(
+            workspace,
+            self.job,
+            health,
+            context=context,
+            log=self.log,  # type: ignore[arg-type]
+            rules=rules,
+            lasted=lasted,
+        )
 
     def _look(self, workspace: Workspace) -> tuple[Observation, Verdict]:
         seen = observe(workspace, self.job)
@@ -329,23 +375,32 @@ class SuperviseOperator(JobOperator):
         seen: Observation,
         verdict: Verdict,
         differing: Sequence[tuple[str, str, float]] = (),
+        *,
+        sure: bool = False,
     ) -> dict[str, Any]:
+        if verdict.action is Action.SUSPEND:
+            # Before the stop, which may take long and is tried again: by then the job is one that is suspended, of
+            # which it would be told that all is well.
+            self._tell(context, workspace, seen, verdict, rules=() if _is_suspended(seen) else None)
+            seen, verdict = self._look(workspace)
         if verdict.action is Action.FINISH:
             self.log.info("finished: %s", verdict.why)
             record_decision(workspace, self.job, "finish", verdict.why)
             self._tell(context, workspace, seen, verdict)
             return _summary(workspace, seen)
+        if seen.phase is Phase.SILENT and not sure and verdict.action in (Action.FAIL, Action.RESTART):
+            # Nobody is killed for one look: the store, or this machine, may have been away. The trigger looks again.
+            self.log.info("%s: looked at again before it is ended: %s", seen.incarnation, verdict.why)
+            self._stop_if_ended(context, workspace, seen.incarnation)
+            self._defer(context, workspace, seen.incarnation, differing)
         if verdict.action in (Action.FAIL, Action.SUSPEND):
-            if verdict.action is Action.SUSPEND:
-                # Before the stop, which may take long and is tried again: by then the job is one that is suspended.
-                self._tell(context, workspace, seen, verdict)
             error = put_down(workspace, seen, verdict, by=f"airflow:{holder_of(context)}")
             if verdict.action is Action.FAIL:
                 # A stuck one was alive, and has an end and a diagnosis only now.
                 seen = observe(workspace, self.job)
             self.log.error("%s: %s\n%s", verdict.action, verdict.why, self._last_words(workspace, seen, error))
             # Nobody looks again: what there is to tell is told now.
-            self._tell(context, workspace, seen, verdict)
+            self._tell(context, workspace, seen, verdict, rules=() if _is_suspended(seen) else None)
             raise AirflowFailException(str(error.to_exception()))
         incarnation = seen.incarnation
         if verdict.action is Action.RESTART:
@@ -431,6 +486,9 @@ class ReleaseOperator(JobOperator):
     Does not wait for the driver's end. What it can't read, or may not stop because an operation works on the job, it
     tries again, for hours.
 
+    A driver is stopped for a person's hand only. One of a run that is relieved, or whose supervise task has used up its
+    tries, goes on, and a fresh run supervises it. So does one that somebody has deployed since, whom this would undo.
+
     A notifier that could not be told of the job's end is asked again for some minutes, unless a next run waits, which
     will do so.
 
@@ -460,20 +518,62 @@ class ReleaseOperator(JobOperator):
         if state not in ("failed", "success"):
             self.log.info("%s is %s: nothing to release", self.supervise_task_id, state)
             return
-        workspace = self.open()
+        since = self._since(context)
+        relieved = bool(ti.get_dr_count(dag_id=ti.dag_id, run_ids=[relief_id(ti.run_id)], states=["queued", "running"]))
         try:
-            self._release(context, workspace, state)
+            workspace = self.open()
+            self._release(context, workspace, state, relieved=relieved, since=since)
             self._tell_rest(context, workspace)
-        except StreamwardenError as error:
-            raise self.fail(error) from error
+        except DagRunTriggerException:
+            raise
+        except (StreamwardenError, AirflowException, OSError) as error:
+            # What can't be read keeps nobody from being relieved: the fresh run waits for the end of this one.
+            if relieved:
+                self.log.warning("run %s takes over, which finds for itself: %s", relief_id(ti.run_id), error)
+                return
+            if state == "failed" and self._used_up(context):
+                self.log.warning("the tries are used up, and: %s", error)
+                raise relief(ti.dag_id, ti.run_id) from error
+            raise (self.fail(error) if isinstance(error, StreamwardenError) else error) from error
 
     def fail(self, error: StreamwardenError) -> AirflowException:
         """Return the exception to raise: never a final one, as somebody's wish stands behind this."""
         return AirflowException(str(error))
 
-    def _release(self, context: Context, workspace: Workspace, state: str) -> None:
+    def _since(self, context: Context) -> datetime:
+        """Return when this was first tried, which is right after the end of the supervise task."""
+        # Of each clear its own: the granted tries grow by it, and this store outlives it.
+        store, key, now = context.get("task_state_store"), f"{_FIRST}_{context['ti'].max_tries}", utc_now()
+        if store is None:
+            return now
+        try:
+            if found := store.get(key):
+                return datetime.fromisoformat(str(found))
+            store.set(key, now.isoformat())
+        except Exception:
+            # Whatever it is: then a later wish is told by this try's beginning.
+            self.log.warning("can't keep when this began", exc_info=True)
+        return now
+
+    def _used_up(self, context: Context) -> bool:
+        """Tell whether the supervise task's last try was the last that it had: Airflow failed it, and nobody's hand."""
+        found = context["ti"].xcom_pull(task_ids=self.supervise_task_id, key=_TRY)
+        return isinstance(found, dict) and found["attempt"] > found["granted"]
+
+    def _release(self, context: Context, workspace: Workspace, state: str, *, relieved: bool, since: datetime) -> None:
         seen, ti = observe(workspace, self.job), context["ti"]
         holder = current_claim(workspace, self.job)
+        ours = holder is not None and holder.holder == holder_of(context)
+        if relieved:
+            self.log.info("run %s takes over: left alone", relief_id(ti.run_id))
+            if ours:
+                # It could not be said when that run was asked for; a late trigger of ours must find it.
+                fresh = Claim(holder=f"{ti.dag_id}/{relief_id(ti.run_id)}", attempt=0, at=utc_now())
+                claim(workspace, self.job, fresh)
+            return
+        if ours and state == "failed" and self._is_unfinished(workspace, seen) and self._used_up(context):
+            self.log.warning("the tries of supervise are used up: run %s goes on", relief_id(ti.run_id))
+            raise relief(ti.dag_id, ti.run_id)
         if state == "failed" and holder is not None and holder.holder == f"{ti.dag_id}/{relief_id(ti.run_id)}":
             # Its last try was lost between the claim for that run and the asking for it.
             raise relief(ti.dag_id, ti.run_id)
@@ -481,6 +581,10 @@ class ReleaseOperator(JobOperator):
             self.log.info("supervised by %s now: left alone", holder.holder if holder else "nobody")
         elif not seen.phase.alive and not self._awaits_restart(workspace, seen):
             self.log.info("%s is %s: nothing to release", seen.incarnation, seen.phase)
+        elif (wish := self._later_wish(context, workspace, seen, since)) is not None:
+            self.log.warning(
+                "%s was deployed since, by %s: left alone; its DAG supervises it once triggered", self.job, wish
+            )
         else:
             # Also of a driver that is down: the trigger may say the same much later, after the next run was asked
             # for, and would undo that.
@@ -493,12 +597,45 @@ class ReleaseOperator(JobOperator):
         document, ti = JobDocuments(workspace.storage, self.job).health, context["ti"]
         deadline = time.monotonic() + _TELL_S
         while (found := document.read()) is not None and found.unsent:
-            if unsent_due(found):
-                tell(workspace, self.job, Health(), context=context, log=self.log, rules=())  # type: ignore[arg-type]
-            elif time.monotonic() >= deadline or ti.get_dr_count(dag_id=ti.dag_id, states=["queued"]):
-                self.log.warning("not told yet: %s", ", ".join(sorted(name or "anybody" for name in found.unsent)))
+            waits = bool(ti.get_dr_count(dag_id=ti.dag_id, states=["queued"]))
+            over = waits or time.monotonic() >= deadline
+            if unsent_due(found) or (over and not waits):
+                tell(
+                    workspace,
+                    self.job,
+                    Health(),
+                    context=context,
+                    log=self.log,  # type: ignore[arg-type]
+                    rules=(),
+                    anyway=over and not waits,
+                )
+            if over:
+                left = (document.read() or HealthRecord()).unsent
+                if left:
+                    self.log.warning("not told yet: %s", ", ".join(sorted(name or "anybody" for name in left)))
                 return
             time.sleep(1)
+
+    def _later_wish(self, context: Context, workspace: Workspace, seen: Observation, since: datetime) -> str | None:
+        """Return who made the job run after a time, if that was neither this run nor an operation begun before."""
+        mine = f"airflow:{holder_of(context)}"
+        if seen.desired is None or seen.desired.state != "running":
+            return None
+        wishes = [(seen.desired.updated_at, seen.desired.updated_by)]
+        if seen.launch is not None:
+            wishes.append((seen.launch.at, seen.launch.by))
+        operation = JobDocuments(workspace.storage, self.job).operation.read()
+        for at, by in wishes:
+            before = operation is not None and operation.started_at <= since and at <= (operation.ended_at or at)
+            if at > since and by != mine and not before:
+                return by
+        return None
+
+    def _is_unfinished(self, workspace: Workspace, seen: Observation) -> bool:
+        """Tell whether the job needs a supervisor yet: it runs, or is to, and there is no verdict that ends it."""
+        memory = JobDocuments(workspace.storage, self.job).supervision.read() or Supervision()
+        action = decide(seen, memory).action
+        return action is Action.SUSPEND or (action in _GOING_ON and not _is_suspended(seen))
 
     def _awaits_restart(self, workspace: Workspace, seen: Observation) -> bool:
         """Tell whether a supervisor would start it again, as it won't a job that failed for good or is suspended."""
@@ -651,6 +788,10 @@ class CheckOperator(BaseOperator):
             self.log.info(line.rstrip())
             last.append(line.rstrip())
             del last[:-20]
+
+
+def _is_suspended(seen: Observation) -> bool:
+    return seen.desired is not None and seen.desired.state == "suspended"
 
 
 def _summary(workspace: Workspace, seen: Observation) -> dict[str, Any]:

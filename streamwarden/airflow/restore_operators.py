@@ -22,6 +22,11 @@ from streamwarden.errors import StreamwardenError
 
 __all__ = ["EnsureSupervisedOperator", "RestoreOperator"]
 
+_SUPERVISE = "supervise"
+"""The task of a job's DAG that watches the job."""
+
+_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+
 
 class RestoreOperator(OperationOperator):
     """Starts a job from a savepoint, waits until it is healthy, and goes back to where it was if it is not.
@@ -106,7 +111,7 @@ class EnsureSupervisedOperator(JobOperator):
             self.log.info("not restored, and %s is %s: left as it is", self.job, seen.phase)
             return None
         dag_id = dag_id_of(self.job)
-        if ti.get_dr_count(dag_id=dag_id, states=["running", "queued"]):
+        if self._is_supervised(context, dag_id):
             self.log.info("%s has a run, which supervises the job", dag_id)
             return dag_id
         if ti.get_dag(dag_id).is_paused:
@@ -115,3 +120,12 @@ class EnsureSupervisedOperator(JobOperator):
         # Of each try its own: a clear means it again.
         run_id = f"restore__{ti.run_id}__{ti.try_number}"
         raise run_to_trigger(dag_id, run_id, note=f"after {ti.dag_id} {ti.run_id}")
+
+    def _is_supervised(self, context: Context, dag_id: str) -> bool:
+        """Tell whether a run of the job's DAG supervises it, or is to: one may have but its teardown left to do."""
+        ti = context["ti"]
+        if not ti.get_dr_count(dag_id=dag_id, states=["running", "queued"]):
+            return False
+        runs = ti.get_task_states(dag_id=dag_id, task_ids=[_SUPERVISE])
+        states = [run.get(_SUPERVISE) for run in runs.values()]
+        return any(str(getattr(state, "value", state)) not in _ENDED for state in states)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,16 @@ from streamwarden.control import operations
 from streamwarden.control.documents import HealthRecord, JobDocuments, Supervision, utc_now
 from streamwarden.control.health import record
 from streamwarden.control.health.rules import Health
-from streamwarden.control.supervision import Action, Observation, Verdict, assess, current_claim, decide, observe
+from streamwarden.control.supervision import (
+    Action,
+    Observation,
+    Silence,
+    Verdict,
+    assess,
+    current_claim,
+    decide,
+    observe,
+)
 from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
 
@@ -39,7 +48,8 @@ _TOLERABLE_S = 60.0
 class SuperviseTrigger(BaseTrigger):
     """Fires when a job needs something done: a restart whose back-off has passed, a stop, an end, a failure, an alert.
 
-    An alert is due when a health rule's level has differed from what was told for ``health.hold`` of the job's spec.
+    An alert is due when a health rule's level has differed from what was told for ``health.hold`` of the job's spec; it
+    is about the nearest level that the rule had meanwhile.
 
     It only reads: two triggerers may run it at once, and the task that it wakes looks for itself. It does not restart
     drivers, has no timeout, and does not end because Airflow's parts do.
@@ -60,8 +70,9 @@ class SuperviseTrigger(BaseTrigger):
         Seconds in which nothing is fired: a trigger that fires while the scheduler has not yet heard that the
         deferring process ended can fail its task for no reason.
     differing
-        Since when which rule has had which level that was not told yet, as the trigger before it has seen it: a
-        notifier that is asked again every minute must not keep a level from lasting for ``health.hold``.
+        Since when which rule has been at which level that was not told yet, or beyond it, as the trigger before it has
+        seen it: neither a notifier that is asked again nor a job that is restarted again and again must keep a level
+        from lasting for ``health.hold``.
     """
 
     def __init__(
@@ -92,6 +103,8 @@ class SuperviseTrigger(BaseTrigger):
         self._batch: int | None = None
         self._progress_at = 0.0
         self._differing = {(rule, level): began for rule, level, began in differing}
+        self._silence = Silence()
+        self._doubtful = False
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class's path and the arguments that make this trigger again."""
@@ -128,13 +141,13 @@ class SuperviseTrigger(BaseTrigger):
                 readable = time.monotonic()
                 self.incarnation = seen.incarnation
                 self._report(seen, verdict)
-                rules = self._lasting_changes(seen, health, told)
-                if _due(verdict) and time.monotonic() >= settled:
-                    yield _event(verdict.action.value, verdict.why, seen.incarnation)
+                lasted = self._lasting_changes(seen, health, told)
+                if _due(verdict) and not self._doubtful and time.monotonic() >= settled:
+                    yield _event(verdict.action.value, verdict.why, seen.incarnation, {}, self._differences())
                     return
-                if (rules or record.unsent_due(told)) and time.monotonic() >= settled:
-                    why = ", ".join(rules) or "a notifier is to be asked again"
-                    yield _event(ALERT, why, seen.incarnation, rules, self._differences())
+                if (lasted or record.unsent_due(told)) and time.monotonic() >= settled:
+                    why = ", ".join(lasted) or "a notifier is to be asked again"
+                    yield _event(ALERT, why, seen.incarnation, lasted, self._differences(but=lasted))
                     return
             await asyncio.sleep(self.poll_interval)
 
@@ -156,22 +169,37 @@ class SuperviseTrigger(BaseTrigger):
         workspace = self._workspace()
         documents = JobDocuments(workspace.storage, self.job)
         seen = observe(workspace, self.job)
+        self._doubtful = self._silence.is_doubtful(workspace, seen)
         memory = documents.supervision.read() or Supervision()
         verdict = decide(seen, memory)
         return seen, verdict, assess(seen, memory, verdict), documents.health.read() or HealthRecord()
 
-    def _lasting_changes(self, seen: Observation, health: Health, told: HealthRecord) -> list[str]:
-        """Return the rules whose level has differed from what was told for long enough."""
+    def _lasting_changes(self, seen: Observation, health: Health, told: HealthRecord) -> dict[str, str]:
+        """Return by rule the level that it has been at, or beyond, for long enough, and that was not told.
+
+        Of a rule that swings between warn and critical, and was well, that is warn: neither level lasts, but it has not
+        been well for all that time.
+        """
         # A time of day: the trigger that goes on after a notifier was asked again knows it too.
         now = time.time()
         since = self._differing
-        differing = [(change.rule, change.after) for change in record.changes(told, health)]
-        self._differing = {change: since.get(change, now) for change in differing}
+        differing = [(rule, level.value) for rule, level in record.apart(told, health)]
+        self._differing = {one: since.get(one, now) for one in differing}
         hold = seen.desired.spec.health.hold.total_seconds() if seen.desired else 0.0
-        return [rule for (rule, _), began in self._differing.items() if now - began >= hold]
+        # In that order: the level that is furthest from what was told counts.
+        return {rule: level for (rule, level), began in self._differing.items() if now - began >= hold}
 
-    def _differences(self) -> list[tuple[str, str, float]]:
-        return [(rule, level, began) for (rule, level), began in self._differing.items()]
+    def _differences(self, *, but: Mapping[str, str] | None = None) -> list[tuple[str, str, float]]:
+        """Return what differs since when; without what is told now, and so has to last anew should it come again."""
+        told, passed = but or {}, set[str]()
+        kept = []
+        for (rule, level), began in self._differing.items():
+            if rule not in told or rule in passed:
+                kept.append((rule, level, began))
+            elif told[rule] == level:
+                # What follows is further from what was told before, and has not lasted yet.
+                passed.add(rule)
+        return kept
 
     def _stop(self, reason: str) -> str:
         workspace = self._workspace()
@@ -252,7 +280,7 @@ def _event(
     action: str,
     why: str,
     incarnation: str | None,
-    rules: Sequence[str] = (),
+    lasted: Mapping[str, str] | None = None,
     differing: Sequence[tuple[str, str, float]] = (),
 ) -> TriggerEvent:
     # Of two triggerers' events Airflow drops one.
@@ -260,7 +288,8 @@ def _event(
         "action": action,
         "why": why,
         "incarnation": incarnation,
-        "rules": list(rules),
+        "rules": list(lasted or {}),
+        "lasted": dict(lasted or {}),
         "differing": [list(one) for one in differing],
     }
     return TriggerEvent(payload)  # type: ignore[no-untyped-call]

@@ -30,7 +30,7 @@ from streamwarden.control.documents import HealthRecord, JobDocuments, Supervisi
 from streamwarden.control.enforce import put_down
 from streamwarden.control.health import record
 from streamwarden.control.log_lines import readable
-from streamwarden.control.supervision import Action, Phase, ask_to_stop, assess, decide, observe, restart
+from streamwarden.control.supervision import Action, Phase, Silence, ask_to_stop, assess, decide, observe, restart
 from streamwarden.control.workspace import open_workspace
 from streamwarden.errors import StreamwardenError
 
@@ -227,6 +227,7 @@ def supervise(
     documents = JobDocuments(workspace.storage, job)
     said = ""
     told = HealthRecord()
+    silence = Silence()
 
     def say(text: str) -> None:
         out.print(f"{datetime.now():%H:%M:%S} {job} {text}", markup=False)
@@ -247,6 +248,9 @@ def supervise(
             said = line
             if verdict.action is Action.FINISH:
                 return
+            if silence.is_doubtful(workspace, seen) and verdict.action is not Action.WAIT:
+                time.sleep(poll)
+                continue
             if verdict.action in (Action.FAIL, Action.SUSPEND):
                 ended = put_down(workspace, seen, verdict, by=f"{who()} supervise")
                 break

@@ -69,6 +69,10 @@ def diagnose(workspace: Workspace, seen: Observation) -> Diagnosis | None:
     act, command = _ACTS.get(code, _as_catalogued)(case)
     if code != seen.error.code and code not in _ACTS:
         act = CATALOGUE[code].remedy
+    if command.startswith(case.deploy):
+        # A run of its DAG deploys it, too. The command makes no claim on the job, and no run begins by it.
+        watched = f"To have it supervised, trigger its DAG job_{seen.job}: after the command alone nobody watches it"
+        act = f"{act.rstrip('.')}. {watched}"
     return Diagnosis(code, _name(code), evidence, act, command)
 
 

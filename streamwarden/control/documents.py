@@ -46,6 +46,7 @@ __all__ = [
     "OutputStart",
     "Parallelism",
     "Progress",
+    "Refused",
     "Request",
     "RequestResult",
     "Restart",
@@ -394,6 +395,13 @@ class HealthChange(_Record):
     at: datetime
 
 
+class Refused(_Record):
+    """A notifier failed, and is asked again later."""
+
+    times: int = Field(description="In a row.")
+    retry_at: datetime
+
+
 class HealthRecord(_Record):
     """What was told of a job's health: what is not in it is well. Whoever tells it next compares with this."""
 
@@ -402,7 +410,9 @@ class HealthRecord(_Record):
     unsent: dict[str, list[HealthChange]] = Field(
         default_factory=dict, description="By notifier: changes that it has not taken yet."
     )
-    retry_at: datetime | None = Field(default=None, description="When to try those again that a notifier refused.")
+    refused: dict[str, Refused] = Field(
+        default_factory=dict, description="By notifier that failed when it was last asked: when to ask it again."
+    )
 
 
 class Restart(_Record):
@@ -425,11 +435,12 @@ class Ending(_Record):
     """How a supervisor ends a job's run.
 
     One that failed stays down, however old the restarts get, until somebody starts it. One that is suspended at a limit
-    is so once its savepoint is there and its error was told, by whichever supervisor; then this is removed.
+    is so once its driver has ended and its savepoint is there, or can't be taken. Whichever supervisor finds that
+    removes this.
     """
 
     incarnation: str = Field(description="The one that was the last. It says nothing of any later one.")
-    at: datetime
+    at: datetime = Field(description="When that was last decided: a suspension is, at each look, until it is done.")
     action: Literal["fail", "suspend"] = "fail"
     why: str
     error: ErrorInfo = Field(description="What the job's task fails with.")

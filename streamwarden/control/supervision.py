@@ -7,6 +7,7 @@ a supervisor may die and another go on.
 from __future__ import annotations
 
 import random
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -49,6 +50,7 @@ __all__ = [
     "Claim",
     "Observation",
     "Phase",
+    "Silence",
     "Verdict",
     "ask_to_stop",
     "assess",
@@ -68,7 +70,12 @@ __all__ = [
 ]
 
 START_TIMEOUT = timedelta(seconds=90)
-"""How long a launched process may take to its first heartbeat. 90 s: a JVM and Python on a machine under heavy load."""
+"""How long a launched process may take to its first heartbeat. 90 s: a JVM and Python on a machine under heavy load.
+Where leases are long, it may take longer."""
+
+_AFTER_LEASE = timedelta(seconds=30)
+"""How much longer than a lease it may take at least: before it speaks, it waits until a dead driver's has run out, and
+2 s more. The rest of the 30 s is for its own start."""
 
 _KEPT = 50
 
@@ -170,6 +177,34 @@ class Verdict:
     not_before: datetime | None = None
     error: ErrorInfo | None = None
     savepoint: bool = False
+
+
+_SECOND_LOOK = timedelta(seconds=3)
+"""How much longer than a heartbeat's interval a driver must be seen silent. 3 s: a write to a store that is slow as it
+comes back."""
+
+
+class Silence:
+    """Tells a driver that is silent from one that could not be heard: who looks must have looked for a while.
+
+    After an outage of the store, or a machine that slept, the first look finds the heartbeat of before, and a healthy
+    driver's next one comes a moment later.
+    """
+
+    def __init__(self) -> None:
+        self._seen: tuple[str | None, datetime | None] | None = None
+        self._since = 0.0
+
+    def is_doubtful(self, workspace: Workspace, seen: Observation) -> bool:
+        """Take an observation; tell whether it is of a silent driver that had better be looked at again."""
+        if seen.phase is not Phase.SILENT:
+            self._seen = None
+            return False
+        # By the process's own clock, which does not count a sleep.
+        now, this = time.monotonic(), (seen.incarnation, seen.heartbeat.at if seen.heartbeat else None)
+        if this != self._seen:
+            self._seen, self._since = this, now
+        return now - self._since < (workspace.profile.heartbeat + _SECOND_LOOK).total_seconds()
 
 
 class Claim(BaseModel):
@@ -595,7 +630,7 @@ def _conclude(
         code = "DRIVER_DIED" if heartbeat else "DRIVER_DID_NOT_START"
         died = StreamwardenError(code, f"incarnation {incarnation}, pid {process.pid}")
         return Phase.DEAD, f"its process {process.pid} is gone", last_sign, ErrorInfo.of(died)
-    limit = workspace.profile.lease if heartbeat else START_TIMEOUT
+    limit = workspace.profile.lease if heartbeat else max(START_TIMEOUT, workspace.profile.lease + _AFTER_LEASE)
     age = now - last_sign
     if age > limit:
         silent = StreamwardenError(

@@ -62,9 +62,15 @@ class Run:
     dag_id: str = "job_lamp"
     run_type: str = "manual"
     runs_of_job: int = 0
+    relieved: bool = False
+    job_states: dict[str, Any] = field(default_factory=lambda: {"supervise": "deferred"})
+    tried: dict[str, int] | None = None
     job_paused: bool = False
     conf: dict[str, Any] = field(default_factory=dict)
     person: str | None = None
+
+    def _states(self, *, dag_id: str, **_: Any) -> dict[str, Any]:
+        return {self.run_id: dict(self.states)} if dag_id == self.dag_id else {"another": dict(self.job_states)}
 
     def context(self, task: str = "supervise") -> Any:
         from airflow.sdk import timezone
@@ -77,8 +83,9 @@ class Run:
             try_number=self.attempt,
             max_tries=self.granted,
             xcom_push=lambda key, value: pushed.update({key: value}),
-            get_task_states=lambda **_: {self.run_id: dict(self.states)},
-            get_dr_count=lambda **_: self.runs_of_job,
+            xcom_pull=lambda **_: self.tried,
+            get_task_states=self._states,
+            get_dr_count=lambda **asked: int(self.relieved) if "run_ids" in asked else self.runs_of_job,
             get_dag=lambda _: SimpleNamespace(is_paused=self.job_paused),
             pushed=pushed,
         )

@@ -48,6 +48,13 @@ def told(place: Place) -> HealthRecord:
     return JobDocuments(place.workspace.storage, "lamp").health.read() or HealthRecord()
 
 
+def ask_again(place: Place) -> None:
+    """As if the time had come to ask a notifier again that failed."""
+    JobDocuments(place.workspace.storage, "lamp").health.update(
+        lambda found: (found or HealthRecord()).model_copy(update={"refused": {}})
+    )
+
+
 def said(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
@@ -98,8 +105,7 @@ def test_a_notifier_that_fails_is_asked_again_and_the_other_is_not(place: Place)
     assert said(paths["pager"]) and not said(paths["mail"])
     assert fired(trigger, within=1) is None, "not at once"
     paths["mail"].with_suffix(".broken").unlink()
-    record = JobDocuments(place.workspace.storage, "lamp").health
-    record.update(lambda found: (found or HealthRecord()).model_copy(update={"retry_at": utc_now()}))
+    ask_again(place)
     event = fired(trigger)
     assert event is not None and (event["action"], event["rules"]) == ("alert", [])
     deferred(lambda: operator.resume(run.context(), event), run)
@@ -120,8 +126,7 @@ def test_a_slip_in_alerts_yaml_does_not_end_supervision(place: Place, content: s
     assert set(told(place).rules) == {"no_batch"}
     # What came meanwhile is told once the slip is mended.
     paths = notify(place, "mail")
-    document = JobDocuments(place.workspace.storage, "lamp").health
-    document.update(lambda found: (found or HealthRecord()).model_copy(update={"retry_at": utc_now()}))
+    ask_again(place)
     deferred(lambda: operator.resume(run.context(), {"action": "alert", "rules": []}), run)
     assert "no_batch" in said(paths["mail"]) and not told(place).unsent
 
@@ -239,12 +244,11 @@ def test_what_is_to_be_told_outlives_a_slip_in_alerts_yaml(place: Place) -> None
     file = place.config / "alerts.yaml"
     content = file.read_text()
     file.write_text("{")
-    document = JobDocuments(place.workspace.storage, "lamp").health
-    document.update(lambda found: (found or HealthRecord()).model_copy(update={"retry_at": utc_now()}))
+    ask_again(place)
     trigger = deferred(lambda: operator.resume(run.context(), {"action": "alert", "rules": []}), run)
     assert set(told(place).unsent) == {"mail"}
     assert fired(trigger, within=1) is None, "not again at once"
-    document.update(lambda found: (found or HealthRecord()).model_copy(update={"retry_at": utc_now()}))
+    ask_again(place)
     file.write_text(content)
     paths["mail"].with_suffix(".broken").unlink()
     deferred(lambda: operator.resume(run.context(), {"action": "alert", "rules": []}), run)
@@ -332,3 +336,30 @@ def test_a_state_limit_whose_stop_takes_too_long_is_carried_out_and_told_later(
     assert len(kept) == (act == "savepoint_and_stop") and all(name in str(ended.value) for name in kept)
     # It was told; from now on the job is one that is suspended.
     assert supervise(place).execute(run.context())["phase"] == "stopped"
+
+
+def test_a_state_limit_is_told_before_the_stop_and_looked_at_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = place.gate("grows")
+    limits = {"state_rows": {"critical": 50}, "on_state_limit": "fail"}
+    place.write_job(health=limits, standin_keys=10, standin_gate=str(gate))
+    paths, run, operator = notify(place, "pager", level="critical"), Run(), supervise(place)
+    place.deploy()
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    gate.touch()
+    event = fired(trigger)
+    real = operators.tell
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        done = real(*args, **kwargs)
+        # While the notifier took its time, somebody has deployed the job without the limit.
+        place.write_job()
+        operations.deploy(place.workspace, "lamp", by="somebody")
+        return done
+
+    monkeypatch.setattr(operators, "tell", slow)
+    deferred(lambda: operator.resume(run.context(), event), run)
+    assert "state_rows" in said(paths["pager"])
+    desired = place.seen().desired
+    assert desired is not None and desired.state == "running"

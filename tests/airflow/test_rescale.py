@@ -520,7 +520,9 @@ def test_a_way_back_that_could_not_be_finished_is_gone_on_with(place: Place, mon
     assert plan(place.workspace, "lamp").effect is Effect.NONE
 
 
-def test_a_job_without_a_batch_can_have_more_cores(place: Place) -> None:
+def test_a_job_without_a_batch_can_have_more_cores(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    # How long the way back waits for the stand-in, which will never be healthy.
+    monkeypatch.setattr("streamwarden.control.rescale.START_TIMEOUT", timedelta(seconds=1))
     place.write_job(standin_mute=0)
     place.deploy()
     before = cores(place)

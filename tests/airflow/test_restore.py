@@ -241,6 +241,13 @@ def ensure(place: Place, run: Run) -> str | None:
 def test_a_restored_job_that_nobody_supervises_gets_a_run(place: Place) -> None:
     place.deploy()
     assert ensure(place, run_of(states={"restore": "success"}, runs_of_job=1)) == "job_lamp"
+    for waits in (None, "queued", "scheduled", "running", "up_for_retry"):
+        run = run_of(states={"restore": "success"}, runs_of_job=1, job_states={"supervise": waits})
+        assert ensure(place, run) == "job_lamp"
+    for ended in ("success", "failed"):
+        # It has its teardown left to do, and watches nothing.
+        with pytest.raises(DagRunTriggerException):
+            ensure(place, run_of(states={"restore": "success"}, runs_of_job=1, job_states={"supervise": ended}))
     with pytest.raises(DagRunTriggerException) as raised:
         ensure(place, run_of(states={"restore": "success"}, job_paused=True))
     assert raised.value.trigger_dag_id == "job_lamp" and raised.value.dag_run_id == "restore__manual__1__1"

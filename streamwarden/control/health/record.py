@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from streamwarden.control.documents import HealthChange, HealthRecord, JobDocuments, RuleState, utc_now
+from streamwarden.control.documents import HealthChange, HealthRecord, JobDocuments, Refused, RuleState, utc_now
 from streamwarden.control.health.rules import Health, Level
 from streamwarden.control.workspace import Workspace
 
-__all__ = ["ANYBODY", "changes", "hand_out", "note", "sent", "told", "unsent_due"]
+__all__ = ["ANYBODY", "apart", "changes", "due", "hand_out", "note", "put_off", "sent", "told", "unsent_due"]
 
 _KEPT = 50
 
@@ -17,22 +17,68 @@ ANYBODY = ""
 """In place of a notifier's name: changes that are kept until it is known again which notifiers there are."""
 
 RETRY = timedelta(minutes=1)
-"""How long to wait before a notifier that failed is asked again."""
+"""How long to wait before a notifier that failed is asked again. Doubled at each failure in a row."""
+
+RETRY_MAX = timedelta(minutes=30)
+"""How long at most. 30 minutes: each try may hold a worker slot for a minute, and a mail server that was away for a
+night must not go on being silent for long once it is back."""
 
 
-def changes(record: HealthRecord, health: Health, *, now: datetime | None = None) -> list[HealthChange]:
-    """Return how a verdict differs from what was told, rule by rule."""
+def changes(
+    record: HealthRecord, health: Health, *, lasted: Mapping[str, str] | None = None, now: datetime | None = None
+) -> list[HealthChange]:
+    """Return how a verdict differs from what was told, rule by rule.
+
+    Parameters
+    ----------
+    lasted
+        By rule: the level that it has lasted to be at, or beyond. What differs further than that does so for a moment,
+        and counts as that level.
+    """
     now = now or utc_now()
     found = {finding.rule: finding for finding in health.findings}
     differing = []
     for rule in sorted({*record.rules, *found}):
-        before = record.rules[rule].level if rule in record.rules else Level.OK.value
-        after = found[rule].level.value if rule in found else Level.OK.value
-        if before != after:
+        before, is_now = _told_level(record, rule), found[rule].level if rule in found else Level.OK
+        after = _nearer(before, is_now, Level((lasted or {}).get(rule, is_now)))
+        if before is after:
+            continue
+        if after is is_now:
             what = found[rule].what if rule in found else f"well again; was: {record.rules[rule].what}"
-            worst = max(_worst(record, rule), Level(after), key=lambda level: level.rank)
-            differing.append(HealthChange(rule=rule, before=before, after=after, worst=worst.value, what=what, at=now))
+        elif rule in found:
+            what = f"{found[rule].what}; it changes, and is {after} at least"
+        else:
+            what = f"it changes, and is {after} at most; was: {record.rules[rule].what}"
+        worst = max(_worst(record, rule), after, key=lambda level: level.rank)
+        differing.append(
+            HealthChange(rule=rule, before=before.value, after=after.value, worst=worst.value, what=what, at=now)
+        )
     return differing
+
+
+def apart(record: HealthRecord, health: Health) -> list[tuple[str, Level]]:
+    """Return the levels from what was told of a rule to what it is now, rule by rule, the told one left out.
+
+    A rule that swings between two levels has differed by the nearer one for all that time.
+    """
+    found = {finding.rule: finding.level for finding in health.findings}
+    levels = list(Level)
+    differing: list[tuple[str, Level]] = []
+    for rule in sorted({*record.rules, *found}):
+        before, now = _told_level(record, rule).rank, found.get(rule, Level.OK).rank
+        way = levels[before + 1 : now + 1] if now > before else reversed(levels[now:before])
+        differing += [(rule, level) for level in way]
+    return differing
+
+
+def _nearer(before: Level, *others: Level) -> Level:
+    """Return the one of others that is nearest to a level, or that level if it is between them."""
+    low, high = min(others, key=lambda level: level.rank), max(others, key=lambda level: level.rank)
+    return low if low.rank > before.rank else high if high.rank < before.rank else before
+
+
+def _told_level(record: HealthRecord, rule: str) -> Level:
+    return Level(record.rules[rule].level) if rule in record.rules else Level.OK
 
 
 def told(record: HealthRecord, changes: Collection[HealthChange]) -> HealthRecord:
@@ -58,6 +104,7 @@ def note(
     health: Health,
     *,
     rules: Collection[str] | None = None,
+    lasted: Mapping[str, str] | None = None,
     notifiers: Collection[tuple[str, Level]] = (),
 ) -> list[HealthChange]:
     """Write down the changes that a verdict brings, and return them.
@@ -68,6 +115,8 @@ def note(
     ----------
     rules
         Only those of these rules; default all.
+    lasted
+        As for :func:`changes`.
     notifiers
         For whom changes are kept until :func:`sent`: name, and the level from which on it wants them. The end of an
         alarm is kept for whoever wanted its beginning.
@@ -76,7 +125,8 @@ def note(
 
     def apply(found: HealthRecord | None) -> HealthRecord:
         record = found or HealthRecord()
-        noted[:] = [change for change in changes(record, health) if rules is None or change.rule in rules]
+        found_changes = changes(record, health, lasted=lasted)
+        noted[:] = [change for change in found_changes if rules is None or change.rule in rules]
         if not noted and found is not None:
             return found
         return told(record, noted).model_copy(update={"unsent": _queued(record.unsent, noted, notifiers)})
@@ -92,7 +142,8 @@ def hand_out(workspace: Workspace, job: str, notifiers: Collection[tuple[str, Le
         record = found or HealthRecord()
         others = {name: queue for name, queue in record.unsent.items() if name != ANYBODY}
         kept = record.unsent.get(ANYBODY, [])
-        return record.model_copy(update={"unsent": _queued(others, kept, notifiers)})
+        refused = {name: refusal for name, refusal in record.refused.items() if name != ANYBODY}
+        return record.model_copy(update={"unsent": _queued(others, kept, notifiers), "refused": refused})
 
     JobDocuments(workspace.storage, job).health.update(apply)
 
@@ -108,22 +159,54 @@ def _queued(
     return queues
 
 
+def due(record: HealthRecord, notifier: str, *, now: datetime | None = None) -> bool:
+    """Tell whether a notifier should be given now what is kept for it: one that failed lately is left in peace."""
+    refusal = record.refused.get(notifier)
+    return bool(record.unsent.get(notifier)) and (refusal is None or refusal.retry_at <= (now or utc_now()))
+
+
 def unsent_due(record: HealthRecord, *, now: datetime | None = None) -> bool:
     """Tell whether there are changes that a notifier should be given now."""
-    return bool(record.unsent) and (record.retry_at is None or record.retry_at <= (now or utc_now()))
+    return any(due(record, name, now=now) for name in record.unsent)
 
 
 def sent(workspace: Workspace, job: str, notifier: str, given: Collection[HealthChange], *, ok: bool) -> None:
-    """Write down that a notifier took changes, or refused them and is to be asked again in a minute."""
+    """Write down that a notifier took changes, or refused them: then it is asked again, each time after twice as long.
+
+    What comes in between waits with them.
+    """
 
     def apply(found: HealthRecord | None) -> HealthRecord:
         record = found or HealthRecord()
+        refused = {name: refusal for name, refusal in record.refused.items() if name != notifier}
         if not ok:
-            return record.model_copy(update={"retry_at": utc_now() + RETRY})
+            times = record.refused[notifier].times + 1 if notifier in record.refused else 1
+            # Bounded before it is doubled: the exponent grows for as long as a notifier stays away.
+            wait = min(RETRY * 2 ** min(times - 1, 16), RETRY_MAX)
+            refused[notifier] = Refused(times=times, retry_at=utc_now() + wait)
+            return record.model_copy(update={"refused": refused})
         left = [change for change in record.unsent.get(notifier, []) if change not in given]
         unsent = {name: queue for name, queue in record.unsent.items() if name != notifier}
         if left:
             unsent[notifier] = left
-        return record.model_copy(update={"unsent": unsent, "retry_at": record.retry_at if unsent else None})
+        return record.model_copy(update={"unsent": unsent, "refused": refused})
+
+    JobDocuments(workspace.storage, job).health.update(apply)
+
+
+def put_off(workspace: Workspace, job: str) -> None:
+    """Put off by a minute whatever is due, as where it can't be told which notifiers there are.
+
+    That is no refusal of theirs.
+    """
+
+    def apply(found: HealthRecord | None) -> HealthRecord:
+        record, now = found or HealthRecord(), utc_now()
+        refused = dict(record.refused)
+        for name in record.unsent:
+            if due(record, name, now=now):
+                times = refused[name].times if name in refused else 0
+                refused[name] = Refused(times=times, retry_at=now + RETRY)
+        return record.model_copy(update={"refused": refused})
 
     JobDocuments(workspace.storage, job).health.update(apply)

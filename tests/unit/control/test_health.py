@@ -393,8 +393,73 @@ def test_a_notifier_is_owed_what_it_wants_and_the_end_of_it(workspace: Workspace
     assert record.unsent_due(told(workspace))
 
     record.sent(workspace, "job", "page", owed["page"], ok=False)
+    assert not record.due(told(workspace), "page") and record.due(told(workspace), "mail")
+    record.sent(workspace, "job", "mail", [], ok=False)
     assert not record.unsent_due(told(workspace)), "not again at once"
     assert record.unsent_due(told(workspace), now=utc_now() + record.RETRY)
     record.sent(workspace, "job", "page", owed["page"], ok=True)
     record.sent(workspace, "job", "mail", owed["mail"][:2], ok=True)
     assert told(workspace).unsent == {"mail": owed["mail"][2:]}
+
+
+def test_a_notifier_that_stays_away_is_asked_ever_more_seldom(workspace: Workspace) -> None:
+    record.note(workspace, "job", health(backlog=Level.WARN), notifiers=[("mail", Level.WARN)])
+    waits = []
+    for _ in range(40):
+        record.sent(workspace, "job", "mail", told(workspace).unsent["mail"], ok=False)
+        waits.append(round((told(workspace).refused["mail"].retry_at - utc_now()) / timedelta(minutes=1)))
+    assert waits == [1, 2, 4, 8, 16] + [30] * 35
+    # What comes meanwhile waits with the rest, for this one alone.
+    record.note(
+        workspace, "job", health(driver=Level.CRITICAL), notifiers=[("mail", Level.WARN), ("page", Level.CRITICAL)]
+    )
+    assert [name for name in ("mail", "page") if record.due(told(workspace), name)] == ["page"]
+    record.sent(workspace, "job", "mail", told(workspace).unsent["mail"], ok=True)
+    assert "mail" not in told(workspace).refused
+
+
+def test_what_is_put_off_is_no_refusal(workspace: Workspace) -> None:
+    record.note(workspace, "job", health(backlog=Level.WARN), notifiers=[("mail", Level.WARN)])
+    record.put_off(workspace, "job")
+    assert not record.unsent_due(told(workspace)) and told(workspace).refused["mail"].times == 0
+    assert record.unsent_due(told(workspace), now=utc_now() + record.RETRY)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "way"),
+    [
+        ("ok", "ok", []),
+        ("ok", "warn", ["warn"]),
+        ("ok", "critical", ["warn", "critical"]),
+        ("warn", "critical", ["critical"]),
+        ("warn", "ok", ["ok"]),
+        ("critical", "ok", ["warn", "ok"]),
+    ],
+)
+def test_levels_on_the_way_from_what_was_told(workspace: Workspace, before: str, now: str, way: list[str]) -> None:
+    record.note(workspace, "job", health(**({} if before == "ok" else {"backlog": Level(before)})))
+    found = health(**({} if now == "ok" else {"backlog": Level(now)}))
+    assert record.apart(told(workspace), found) == [("backlog", Level(level)) for level in way]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "lasted", "after"),
+    [
+        ("ok", "critical", "warn", "warn"),
+        ("ok", "critical", "critical", "critical"),
+        ("ok", "warn", "critical", "warn"),
+        ("ok", "ok", "warn", None),
+        ("critical", "ok", "warn", "warn"),
+        ("critical", "warn", "ok", "warn"),
+        ("critical", "ok", "ok", "ok"),
+        # Of another side by now.
+        ("warn", "ok", "critical", None),
+    ],
+)
+def test_what_is_told_is_no_further_than_what_lasted(
+    workspace: Workspace, before: str, now: str, lasted: str, after: str | None
+) -> None:
+    record.note(workspace, "job", health(**({} if before == "ok" else {"backlog": Level(before)})))
+    found = health(**({} if now == "ok" else {"backlog": Level(now)}))
+    noted = record.note(workspace, "job", found, lasted={"backlog": lasted})
+    assert steps(noted) == ([("backlog", before, after)] if after else [])

@@ -39,6 +39,7 @@ from streamwarden.control.supervision import (
     Claim,
     Observation,
     Phase,
+    Silence,
     Verdict,
     ask_to_stop,
     assess,
@@ -350,6 +351,22 @@ def test_observes_a_living_a_dead_a_silent_and_an_ended_driver(workspace: Worksp
     assert observe(workspace, JOB).phase is Phase.STOPPED
 
 
+@pytest.mark.parametrize("lease, limit", [("5s", 90), ("10m", 630)])
+def test_a_driver_may_wait_for_a_dead_ones_lease_before_it_speaks(tmp_path: Path, lease: str, limit: int) -> None:
+    (tmp_path / "config" / "profiles").mkdir(parents=True)
+    profile = {"name": "test", "root": "root", "heartbeat": "1s", "lease": lease}
+    (tmp_path / "config" / "profiles" / "test.yaml").write_text(yaml.safe_dump(profile))
+    workspace = open_workspace("test", config=tmp_path / "config")
+    documents = JobDocuments(workspace.storage, JOB)
+    documents.desired.write(desired())
+    for age, phase in ((limit - 10, Phase.STARTING), (limit + 10, Phase.SILENT)):
+        at = utc_now() - timedelta(seconds=age)
+        documents.launch("i1").write(
+            Launch(incarnation="i1", at=at, by="", reason="", digest="", process=current_process())
+        )
+        assert observe(workspace, JOB).phase is phase
+
+
 def test_a_driver_that_ends_between_two_looks_has_ended_and_did_not_die(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -574,6 +591,78 @@ def test_a_state_limit_suspends_the_job_also_where_no_savepoint_can_be_taken(
     )
 
 
+def ended_at_its_limit(workspace: Workspace, *, ago: timedelta = timedelta(0)) -> tuple[Observation, Verdict]:
+    launched(workspace, "i1", process=current_process(), code="stopped")
+    JobDocuments(workspace.storage, JOB).exit("i1").write(
+        Exit(incarnation="i1", at=utc_now() - ago, outcome="stopped", batch=7)
+    )
+    limit = ErrorInfo.of(StreamwardenError("STATE_LIMIT_REACHED", "many keys"))
+    return observe(workspace, JOB), Verdict(Action.SUSPEND, "many keys", error=limit, savepoint=True)
+
+
+@pytest.mark.parametrize(
+    "failure, code",
+    [
+        (StreamwardenError("S3_THROTTLED", "for the test"), "S3_THROTTLED"),
+        (OSError(28, "no space left on device"), "SAVEPOINT_FAILED"),
+    ],
+)
+def test_a_state_limits_savepoint_is_tried_again_for_a_while(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, failure: Exception, code: str
+) -> None:
+    def take(*_: Any, **__: Any) -> Any:
+        raise failure
+
+    monkeypatch.setattr("streamwarden.control.enforce.take", take)
+    found, verdict = ended_at_its_limit(workspace)
+    documents = JobDocuments(workspace.storage, JOB)
+    for _ in range(2):
+        with pytest.raises(StreamwardenError, match=code) as raised:
+            put_down(workspace, found, verdict, by="test")
+        assert raised.value.retryable
+        # The next look finds what is left to do.
+        found = observe(workspace, JOB)
+        again = decide(found, documents.supervision.read() or Supervision())
+        assert (again.action, again.savepoint) == (Action.SUSPEND, True)
+    # However often it was tried, and so dated anew: what counts is when the driver ended.
+    found, verdict = ended_at_its_limit(workspace, ago=timedelta(minutes=11))
+    error = put_down(workspace, found, verdict, by="test")
+    assert error.what.startswith(f"many keys. Suspended without a savepoint: {code}: ")
+    memory = documents.supervision.read() or Supervision()
+    assert decide(observe(workspace, JOB), memory).action is Action.FINISH
+
+
+def test_a_verdict_is_not_carried_out_on_a_driver_that_came_later(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamwarden.control.enforce.take", lambda *_, **__: pytest.fail("of a job that runs"))
+    found, suspend = ended_at_its_limit(workspace)
+    launched(workspace, "i2", process=current_process())
+    for verdict in (suspend, Verdict(Action.FAIL, "for the test")):
+        with pytest.raises(StreamwardenError, match="i2 is its driver now, not i1") as raised:
+            put_down(workspace, found, verdict, by="test")
+        assert raised.value.retryable
+    now = observe(workspace, JOB)
+    assert now.desired is not None and now.desired.state == "running"
+    assert JobDocuments(workspace.storage, JOB).supervision.read() is None
+    # Deployed in the very moment of the stop.
+    monkeypatch.setattr(running, "stop", lambda *_, **__: now)
+    monkeypatch.setattr("streamwarden.control.enforce.observe", lambda *_: found)
+    with pytest.raises(StreamwardenError, match="i2 is its driver now"):
+        put_down(workspace, found, suspend, by="test")
+
+
+def test_a_silent_driver_that_woke_is_not_put_down(workspace: Workspace) -> None:
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    found, verdict = silent(workspace, process_of(child.pid))
+    beats(workspace, "i1", process_of(child.pid))
+    with pytest.raises(StreamwardenError, match="was silent, and is running now"):
+        put_down(workspace, found, verdict, by="test")
+    assert child.poll() is None
+    child.kill()
+    child.wait()
+
+
 def test_the_end_of_a_driver_elsewhere_is_not_waited_for_for_ever(workspace: Workspace) -> None:
     hangs(workspace, current_process().model_copy(update={"host": "elsewhere"}))
     with pytest.raises(StreamwardenError, match=r"STOP_TIMED_OUT.*its driver on elsewhere"):
@@ -704,3 +793,18 @@ def test_decisions_are_kept_to_a_number(workspace: Workspace) -> None:
         record_decision(workspace, JOB, f"decision {number}", "test")
     found = JobDocuments(workspace.storage, JOB).supervision.read()
     assert found is not None and len(found.decisions) == 50 and found.decisions[-1].what == "decision 59"
+
+
+def test_a_silent_driver_is_looked_at_for_a_while(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("streamwarden.control.supervision.time.monotonic", lambda: clock[0])
+    found, _ = silent(workspace, current_process())
+    silence = Silence()
+    assert silence.is_doubtful(workspace, found)
+    clock[0] += 3.9
+    assert silence.is_doubtful(workspace, found)
+    clock[0] += 0.2
+    assert not silence.is_doubtful(workspace, found)
+    beats(workspace, "i1", current_process())
+    assert not silence.is_doubtful(workspace, observe(workspace, JOB))
+    assert silence.is_doubtful(workspace, found), "from the beginning"

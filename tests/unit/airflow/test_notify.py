@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from streamwarden.airflow import operators
+from streamwarden.airflow.notify import tell
+from streamwarden.airflow.operators import ReleaseOperator
+from streamwarden.control.documents import HealthRecord, JobDocuments
+from streamwarden.control.health.rules import Finding, Health, Level
+from streamwarden.control.workspace import Workspace, open_workspace
+
+pytestmark = pytest.mark.unit
+
+LOG = logging.getLogger(__name__)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    config = tmp_path / "config"
+    (config / "profiles").mkdir(parents=True)
+    (config / "profiles" / "test.yaml").write_text(yaml.safe_dump({"name": "test", "root": "root"}))
+    notifiers = [
+        {
+            "name": name,
+            "class": "tests.airflow.notifiers.FileNotifier",
+            "level": "warn",
+            "arguments": {"path": str(tmp_path / f"{name}.txt"), "text": "{{ alert.title }}"},
+        }
+        for name in ("mail", "pager")
+    ]
+    (config / "alerts.yaml").write_text(yaml.safe_dump({"notifiers": notifiers}))
+    return open_workspace("test", config=config)
+
+
+def health(*rules: str) -> Health:
+    return Health(tuple(Finding(rule, Level.WARN, rule, 1, 1) for rule in rules))
+
+
+def lines(workspace: Workspace, name: str) -> int:
+    path = workspace.config.parent / f"{name}.txt"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def record(workspace: Workspace) -> HealthRecord:
+    return JobDocuments(workspace.storage, "lamp").health.read() or HealthRecord()
+
+
+def test_what_is_new_waits_for_a_notifier_that_has_just_failed(workspace: Workspace) -> None:
+    broken = workspace.config.parent / "mail.broken"
+    broken.touch()
+    for rules in (("backlog",), ("backlog", "restarts"), ("backlog",)):
+        tell(workspace, "lamp", health(*rules), context={}, log=LOG)
+    assert record(workspace).refused["mail"].times == 1, "it was asked once"
+    assert lines(workspace, "pager") == 3 and len(record(workspace).unsent["mail"]) == 3
+    broken.unlink()
+    tell(workspace, "lamp", health("backlog"), context={}, log=LOG)
+    assert lines(workspace, "mail") == 0
+    # Whoever knows that nobody asks later does so now.
+    tell(workspace, "lamp", health("backlog"), context={}, log=LOG, anyway=True)
+    assert lines(workspace, "mail") == 1 and lines(workspace, "pager") == 3
+    assert not record(workspace).unsent and not record(workspace).refused
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_last_to_tell_of_a_job_asks_once_more_unless_a_run_waits(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    monkeypatch.setattr(operators, "_TELL_S", 0.0)
+    broken = workspace.config.parent / "mail.broken"
+    broken.touch()
+    tell(workspace, "lamp", health("backlog"), context={}, log=LOG)
+    broken.unlink()
+    ti: Any = SimpleNamespace(dag_id="job_lamp", get_dr_count=lambda **_: int(waits))
+    ReleaseOperator(task_id="release", job="lamp")._tell_rest({"ti": ti}, workspace)  # type: ignore[typeddict-item]
+    assert lines(workspace, "mail") == int(not waits)
