@@ -151,8 +151,8 @@ with DAG(
                 "plain": "plain: stop the job first",
             },
             title="Way",
-            description="Of another number of partitions. Both end with the same state; fast needs memory and cores for"
-            " two drivers for a while.",
+            description="Of another number of partitions. Both end with the same state; two drivers need their memory"
+            " for a while, and fast for longer.",
         ),
         "on_timeout": Param(
             default="roll back",
