@@ -72,6 +72,9 @@ class Run:
     def _states(self, *, dag_id: str, **_: Any) -> dict[str, Any]:
         return {self.run_id: dict(self.states)} if dag_id == self.dag_id else {"another": dict(self.job_states)}
 
+    def _count(self, *, dag_id: str, run_ids: Any = None, **_: Any) -> int:
+        return int(self.relieved) if run_ids and dag_id == self.dag_id else self.runs_of_job
+
     def context(self, task: str = "supervise") -> Any:
         from airflow.sdk import timezone
 
@@ -85,7 +88,7 @@ class Run:
             xcom_push=lambda key, value: pushed.update({key: value}),
             xcom_pull=lambda **_: self.tried,
             get_task_states=self._states,
-            get_dr_count=lambda **asked: int(self.relieved) if "run_ids" in asked else self.runs_of_job,
+            get_dr_count=self._count,
             get_dag=lambda _: SimpleNamespace(is_paused=self.job_paused),
             pushed=pushed,
         )
