@@ -119,11 +119,11 @@ def test_versions_left_are_those_that_bring_rows(workspace: Workspace) -> None:
     commit(workspace, 4, {"remove": {"path": "1"}}, {"add": {"path": "c", "dataChange": False}})
     commit(workspace, 5, {"txn": {"appId": "x", "version": 1}})
     backlog = DeltaBacklog(workspace, DeltaSource(kind="delta", table="t"))
-    assert backlog.after(None, at(2)) == SourceProgress(unit="versions", taken=2, pending=2)
-    assert backlog.after(at(2), at(3)) == SourceProgress(unit="versions", taken=1, pending=1)
+    assert backlog.after(None, at(2)) == SourceProgress(unit="versions", taken=2, finished=2, pending=2)
+    assert backlog.after(at(2), at(3)) == SourceProgress(unit="versions", taken=1, finished=1, pending=1)
     # Half of version 3 is read: it is pending as long as its last file is.
-    assert backlog.after(at(3), at(3, index=5)) == SourceProgress(unit="versions", taken=1, pending=1)
-    assert backlog.after(at(3, index=5), at(4)) == SourceProgress(unit="versions", taken=1, pending=0)
+    assert backlog.after(at(3), at(3, index=5)) == SourceProgress(unit="versions", taken=1, finished=0, pending=1)
+    assert backlog.after(at(3, index=5), at(4)) == SourceProgress(unit="versions", taken=1, finished=1, pending=0)
 
 
 def topic(*offsets: int) -> str:
