@@ -31,6 +31,9 @@ class ErrorKind:
     retryable: bool = False
 
 
+OUTAGES = frozenset({"S3_UNREACHABLE", "S3_THROTTLED"})
+"""Of a store that is away for a while: they say nothing of a job."""
+
 CATALOGUE: dict[str, ErrorKind] = {
     # Configuration
     "CONFIG_NOT_FOUND": ErrorKind(

@@ -14,17 +14,21 @@ from streamwarden.control.savepoints.manifest import Manifest, Origin
 from streamwarden.control.savepoints.take import Report, take
 from streamwarden.control.supervision import observe
 from streamwarden.control.workspace import Workspace
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import OUTAGES, StreamwardenError
 
-__all__ = ["JobOperation", "is_passing", "stopped_since"]
+__all__ = ["JobOperation", "is_anothers", "is_passing", "stopped_since"]
 
 D = TypeVar("D", bound=Decided)
 
 
 def is_passing(error: BaseException | None) -> bool:
     """Tell whether an error says nothing of the job: another process performs the operation, or the store is away."""
-    codes = ("OPERATION_INTERRUPTED", "S3_UNREACHABLE", "S3_THROTTLED")
-    return isinstance(error, StreamwardenError) and error.code in codes
+    return is_anothers(error) or (isinstance(error, StreamwardenError) and error.code in OUTAGES)
+
+
+def is_anothers(error: BaseException | None) -> bool:
+    """Tell whether an error says that another process performs the operation by now."""
+    return isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED"
 
 
 def stopped_since(documents: JobDocuments) -> StreamwardenError | None:
@@ -81,7 +85,7 @@ class JobOperation:
             )
             # Half way it is gone on with by whoever repeats it, where repeating can help.
             left = self._half_way and failure.retryable
-            if self.handle.operation.state == "running" and failure.code != "OPERATION_INTERRUPTED" and not left:
+            if self.handle.operation.state == "running" and not is_anothers(failure) and not left:
                 self.handle.end("failed", failure)
             raise failure from error
 

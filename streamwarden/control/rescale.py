@@ -26,7 +26,7 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.going_back import outputs_before
 from streamwarden.control.health.rules import Level
-from streamwarden.control.job_operation import JobOperation, is_passing, stopped_since
+from streamwarden.control.job_operation import JobOperation, is_anothers, is_passing, stopped_since
 from streamwarden.control.operation import begin, is_half_way
 from streamwarden.control.parallelism import as_before, decide, widened, width_of
 from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
@@ -249,6 +249,10 @@ class _Rescale(JobOperation):
             seen = observe(self._workspace, self._job)
             self._keep_way_back(seen, planned)
             step.detail = planned.words
+            bound = self._bound_tables() if planned.repartitions and self._way == "fast" else []
+            self.handle.plan(bound=bound)
+            if bound:
+                step.detail += f"; the plain way: {', '.join(bound)} can't be put back, should a replayed copy differ"
             return planned
 
     def _prepare_and_switch(self, planned: RescalePlan, spare: Standby) -> None:
@@ -258,13 +262,7 @@ class _Rescale(JobOperation):
                 spare.await_ready(self._heed)
             reference = None
             if planned.repartitions and self._way == "fast" and observe(self._workspace, self._job).phase.alive:
-                bound = self._bound_tables()
-                if bound:
-                    self._say(
-                        f"the plain way: {', '.join(bound)} could not be put back if the copy were found to differ"
-                    )
-                else:
-                    reference = self._prepare_ahead(planned, spare)
+                reference = self._prepare_ahead(planned, spare)
             if reference is None:
                 self._stop(between=planned.repartitions)
                 if planned.repartitions:
@@ -465,7 +463,7 @@ class _Rescale(JobOperation):
 
     def _go_on(self, error: BaseException) -> None:
         """Start the job as it was, after what failed before the switch; go back, after what failed in its midst."""
-        if (self._half_way and is_passing(error)) or _is_anothers(error):
+        if (self._half_way and is_passing(error)) or is_anothers(error):
             # Somebody else performs it now, or is to go on with it.
             return
         if self._switched():
@@ -607,7 +605,7 @@ class _Rescale(JobOperation):
                 raise StreamwardenError("RESCALE_SLOW", what)
             time.sleep(_POLL_S)
 
-    def _see_it_live(self, deadline: float = 0.0) -> Observation:
+    def _see_it_live(self, deadline: float) -> Observation:
         """Observe the job, also where the store is away until then; raise what its driver ended by."""
         seen = running.observe_by(self._workspace, self._job, deadline)
         if not seen.phase.alive:
@@ -790,12 +788,8 @@ class _Rescale(JobOperation):
 
     @property
     def _way(self) -> str:
-        return str(self.handle.operation.params.get("way", "plain"))
+        return "plain" if self._plan.get("bound") else str(self.handle.operation.params.get("way", "plain"))
 
 
 def _told(error: Exception) -> StreamwardenError:
     return error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))
-
-
-def _is_anothers(error: BaseException) -> bool:
-    return isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED"

@@ -17,7 +17,7 @@ from streamwarden.control.documents import (
     utc_now,
 )
 from streamwarden.control.going_back import outputs_before
-from streamwarden.control.job_operation import JobOperation, is_passing, stopped_since
+from streamwarden.control.job_operation import JobOperation, is_anothers, is_passing, stopped_since
 from streamwarden.control.operation import active_operation, begin
 from streamwarden.control.rollout_plan import Effect, RolloutPlan, changes_between, checkpoint_facts
 from streamwarden.control.savepoints import catalogue
@@ -223,7 +223,7 @@ class _Rollout(JobOperation):
 
     def _go_on(self, error: Exception) -> None:
         """Start the job as it was, after what failed before the switch."""
-        if isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED":
+        if is_anothers(error):
             # Somebody else performs it now.
             return
         self._release()

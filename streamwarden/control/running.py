@@ -20,7 +20,7 @@ from streamwarden.control.supervision import (
     process_of_driver,
 )
 from streamwarden.control.workspace import Workspace
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import OUTAGES, StreamwardenError
 
 __all__ = [
     "await_health",
@@ -416,7 +416,7 @@ def observe_by(workspace: Workspace, job: str, deadline: float) -> Observation:
         try:
             return observe(workspace, job)
         except StreamwardenError as error:
-            if error.code not in ("S3_UNREACHABLE", "S3_THROTTLED") or time.monotonic() >= deadline:
+            if error.code not in OUTAGES or time.monotonic() >= deadline:
                 raise
         time.sleep(_POLL_S)
 

@@ -16,7 +16,7 @@ from streamwarden.control.documents import (
     OutputStart,
     utc_now,
 )
-from streamwarden.control.job_operation import JobOperation, is_passing, stopped_since
+from streamwarden.control.job_operation import JobOperation, is_anothers, is_passing, stopped_since
 from streamwarden.control.operation import begin
 from streamwarden.control.parallelism import as_before, decide, effective_spec, widened, width_of
 from streamwarden.control.savepoints import catalogue
@@ -119,7 +119,7 @@ class _Restore(JobOperation):
             reference = self._make_checkpoint(found, outputs, spec)
             self._switch(reference, spec)
         except BaseException as error:
-            if not _is_anothers(error):
+            if not is_anothers(error):
                 catalogue.release(self._workspace, found, self.handle.id)
             if isinstance(error, Exception):
                 self._go_on(error)
@@ -129,7 +129,7 @@ class _Restore(JobOperation):
     def _go_on(self, error: Exception) -> None:
         """Start the job where it was, after what failed before the switch."""
         plan, reference = self._plan, self._documents.checkpoint.read()
-        if _is_anothers(error):
+        if is_anothers(error):
             return
         if not plan["was_alive"] or (reference is not None and reference.operation == self.handle.id):
             # Nothing ran; or the switch was done after all, and its answer was lost: the new state is in force.
@@ -330,11 +330,6 @@ class _Restore(JobOperation):
             return found.model_copy(update={"state": "suspended", "note": f"{reference.reason} failed: {error.code}"})
 
         self._documents.desired.update(change)
-
-
-def _is_anothers(error: BaseException | None) -> bool:
-    """Tell whether an error says that another process performs the operation by now, and needs the savepoint."""
-    return isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED"
 
 
 def _starts(manifest: Manifest, spec: JobSpec, outputs: Outputs) -> list[OutputStart]:
