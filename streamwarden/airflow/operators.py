@@ -225,7 +225,7 @@ class SuperviseOperator(JobOperator):
     job
         The job. (templated)
     poll_interval
-        Seconds between looks at the job's documents.
+        Seconds between looks at the job's documents; see :class:`~streamwarden.airflow.triggers.SuperviseTrigger`.
     profile, config, root
         The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
@@ -16,15 +17,18 @@ from streamwarden.control import operations
 from streamwarden.control.documents import HealthRecord, JobDocuments, Supervision, utc_now
 from streamwarden.control.health import record
 from streamwarden.control.health.rules import Health
+from streamwarden.control.processes import end_of
 from streamwarden.control.supervision import (
     Action,
     Observation,
+    Phase,
     Silence,
     Verdict,
     assess,
     current_claim,
     decide,
     observe,
+    process_of_driver,
 )
 from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
@@ -41,6 +45,9 @@ _DELETED = "deleted"
 _UNKNOWN = "unknown"
 
 _PROGRESS_EVERY_S = 60.0
+_QUIET = 2.5
+"""How much more seldom a job is looked at while it runs as it should: what a look costs is what a fleet costs."""
+
 _TOLERABLE_S = 60.0
 """How long documents may be unreadable before the task is told. A file system that comes back is no news."""
 
@@ -65,7 +72,8 @@ class SuperviseTrigger(BaseTrigger):
     incarnation
         The driver that ran when the task deferred.
     poll_interval
-        Seconds between looks.
+        Seconds between looks while anything is afoot; two and a half times as long while the job runs as it should. It
+        also looks as soon as the process of a driver on the triggerer's machine ends.
     settle
         Seconds in which nothing is fired: a trigger that fires while the scheduler has not yet heard that the
         deferring process ended can fail its task for no reason.
@@ -129,6 +137,7 @@ class SuperviseTrigger(BaseTrigger):
         settled = time.monotonic() + self.settle
         readable = time.monotonic()
         while True:
+            quiet = None
             try:
                 seen, verdict, health, told = await asyncio.to_thread(self._look)
             except (StreamwardenError, OSError) as error:
@@ -149,7 +158,9 @@ class SuperviseTrigger(BaseTrigger):
                     why = ", ".join(lasted) or "a notifier is to be asked again"
                     yield _event(ALERT, why, seen.incarnation, lasted, self._differences(but=lasted))
                     return
-            await asyncio.sleep(self.poll_interval)
+                if _is_quiet(seen, verdict) and not self._differing and not told.unsent:
+                    quiet = seen
+            await self._pause(quiet)
 
     async def on_kill(self) -> None:
         """Stop the driver last seen, for good, if a person ended the task; do nothing if not.
@@ -164,6 +175,24 @@ class SuperviseTrigger(BaseTrigger):
             return
         done = await asyncio.to_thread(self._stop, f"its supervise task was ended by hand ({state})")
         self.log.info(done)
+
+    async def _pause(self, quiet: Observation | None) -> None:
+        """Wait until the next look is due: longer where all is quiet, and until the driver's end at most."""
+        process = process_of_driver(quiet) if quiet else None
+        handle = end_of(process) if process else None
+        if handle is None:
+            await asyncio.sleep(self.poll_interval * (_QUIET if quiet else 1))
+            return
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(handle, ended.set)
+        try:
+            await asyncio.wait_for(ended.wait(), self.poll_interval * _QUIET)
+        except TimeoutError:
+            pass
+        finally:
+            loop.remove_reader(handle)
+            os.close(handle)
 
     def _look(self) -> tuple[Observation, Verdict, Health, HealthRecord]:
         workspace = self._workspace()
@@ -274,6 +303,10 @@ class SuperviseTrigger(BaseTrigger):
         if line != self._said:
             self._said = line
             self.log.info("%s%s", line, f" ({detail})" if detail else "")
+
+
+def _is_quiet(seen: Observation, verdict: Verdict) -> bool:
+    return verdict.action is Action.WAIT and seen.phase is Phase.RUNNING and seen.operation is None
 
 
 def _event(

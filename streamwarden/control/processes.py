@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["ProcessRef", "current_process", "is_alive", "kill", "process_of"]
+__all__ = ["ProcessRef", "current_process", "end_of", "is_alive", "kill", "process_of"]
 
 
 class ProcessRef(BaseModel):
@@ -74,6 +74,25 @@ def is_alive(process: ProcessRef) -> bool | None:
         return abs(_started(found) - process.started) < 0.05 and found.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def end_of(process: ProcessRef) -> int | None:
+    """Return a file descriptor that is readable once a process has ended, also as a zombie; the caller closes it.
+
+    None for one that has ended already or is of another machine, and where the kernel has no pidfd (Linux has since
+    5.3).
+    """
+    if not hasattr(os, "pidfd_open") or not is_alive(process):
+        return None
+    try:
+        handle = os.pidfd_open(process.pid)
+    except OSError:
+        return None
+    if is_alive(process):
+        return handle
+    # Its number may be another's by now.
+    os.close(handle)
+    return None
 
 
 def kill(process: ProcessRef) -> bool:

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import subprocess
+import sys
+import time
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import pytest
 
 from streamwarden.airflow import triggers
 from streamwarden.airflow.triggers import SuperviseTrigger
-from streamwarden.control.documents import HealthRecord, RuleState, utc_now
+from streamwarden.control.documents import HealthRecord, Launch, RuleState, utc_now
 from streamwarden.control.health.rules import Finding, Health, Level
+from streamwarden.control.processes import process_of
 from streamwarden.control.supervision import Action, Observation, Phase, Verdict
 from tests.unit.control.test_supervision import JOB, seen
 
@@ -96,3 +102,47 @@ def test_what_lasts_is_handed_on_over_a_restart(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(triggers.time, "time", lambda: began + HOLD)
     assert seen(Phase.DEAD).desired.spec.health.hold == timedelta(seconds=HOLD)  # type: ignore[union-attr]
     assert again._lasting_changes(seen(Phase.DEAD), lasting, HealthRecord()) == {"restarts": "warn"}
+
+
+def paused(observation: Observation | None, end: subprocess.Popen[bytes] | None = None) -> float:
+    """Return how long a trigger that looks every 0.4 s waits; `end` is killed once it does."""
+
+    async def wait() -> float:
+        began = time.monotonic()
+        waiting = asyncio.create_task(trigger(poll_interval=0.4)._pause(observation))
+        await asyncio.sleep(0.1)
+        if end is not None:
+            end.kill()
+        await waiting
+        return time.monotonic() - began
+
+    return asyncio.run(wait())
+
+
+def test_the_end_of_a_quiet_jobs_driver_is_seen_at_once() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as driver:
+        launch = Launch(incarnation="i1", at=utc_now(), by="test", reason="", digest="", process=process_of(driver.pid))
+        running = dataclasses.replace(seen(Phase.RUNNING), launch=launch)
+        handles = psutil.Process().num_fds()
+        assert paused(running) >= 1.0
+        assert paused(None) < 1.0
+        assert paused(running, driver) < 0.8
+        # It is gone, and so nothing is to be waited for: the next look says what it is then.
+        assert paused(running) >= 1.0
+        assert psutil.Process().num_fds() == handles
+
+
+@pytest.mark.parametrize(
+    ("phase", "action", "expected"),
+    [
+        (Phase.RUNNING, Action.WAIT, True),
+        (Phase.STARTING, Action.WAIT, False),
+        (Phase.STOPPING, Action.WAIT, False),
+        (Phase.RUNNING, Action.STOP, False),
+        (Phase.DEAD, Action.RESTART, False),
+    ],
+)
+def test_only_a_job_that_runs_as_it_should_is_looked_at_more_seldom(
+    phase: Phase, action: Action, expected: bool
+) -> None:
+    assert triggers._is_quiet(seen(phase), Verdict(action, "for the test")) is expected

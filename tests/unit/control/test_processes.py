@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable
@@ -7,7 +9,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from streamwarden.control.processes import current_process, is_alive, process_of
+from streamwarden.control.processes import current_process, end_of, is_alive, process_of
 
 pytestmark = pytest.mark.unit
 
@@ -28,3 +30,18 @@ def test_another_process_of_the_same_number_is_another() -> None:
         assert is_alive(there.model_copy(update={"started": there.started - 1})) is False
         process.kill()
     assert is_alive(there) is False
+
+
+def test_the_end_of_a_process_can_be_waited_for() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        there = process_of(process.pid)
+        handle = end_of(there)
+        assert handle is not None
+        assert end_of(there.model_copy(update={"started": there.started - 1})) is None
+        assert end_of(there.model_copy(update={"host": "another"})) is None
+        assert select.select([handle], [], [], 0)[0] == []
+        process.kill()
+        # Before anybody has reaped it, as a driver's supervisor is not its parent.
+        assert select.select([handle], [], [], 10)[0] == [handle]
+        os.close(handle)
+        assert end_of(there) is None
