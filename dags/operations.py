@@ -200,6 +200,7 @@ with DAG(
         health_timeout="{{ params.health_timeout }}",
         advised="{{ (dag_run.conf or {}).get('advised', False) }}",
         approved_by="{{ ti.xcom_pull(task_ids='approve', key='approved_by') or '' }}",
+        approved="{{ ti.xcom_pull(task_ids='approve', key='asked') or '' }}",
     )
     supervise_rescaled = EnsureSupervisedOperator(
         task_id="supervise", job="{{ params.job }}", restore_task_id=rescale.task_id

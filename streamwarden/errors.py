@@ -450,6 +450,10 @@ CATALOGUE: dict[str, ErrorKind] = {
         "Name a number of partitions, cores or an amount of memory that the job does not have; `streamwarden status`"
         " shows what it has.",
     ),
+    "RESCALE_NOT_AS_APPROVED": ErrorKind(
+        "the job has changed since its rescale was approved",
+        "Trigger the rescale again, so that what it would change now is approved.",
+    ),
     "RESCALE_INVALID": ErrorKind(
         "the target of the rescale is not valid",
         "The field's bounds are in docs/configuration.md.",

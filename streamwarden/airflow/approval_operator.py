@@ -23,7 +23,8 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
     """Looks whether a rescale can be done and, where that is wanted, asks a person before it is.
 
     Airflow's own approval: the run waits, without a worker, under *Required Actions*. Rejected, the tasks that follow
-    are skipped; approved, XCom ``approved_by`` has the person's name, for the operation's record. What can't be done
+    are skipped; approved, XCom ``approved_by`` has the person's name, for the operation's record, and ``asked`` what
+    they were asked, so that nothing else is done in its place. What can't be done
     fails here, while the job runs, and nobody is asked. What was advised and is held back by now is skipped, with the
     reason.
 
@@ -77,6 +78,7 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
         self.body = summary(workspace, planned)
         self.log.info("%s\n%s", self.subject, self.body)
         if is_true(self.wanted):
+            context["ti"].xcom_push(key="asked", value=planned.words)
             super().execute(context)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:

@@ -38,11 +38,13 @@ class RescaleOperator(OperationOperator):
         against it by now. (templated)
     approved_by
         Who has approved it, for the record; empty where nobody was asked. (templated)
+    approved
+        What they have approved; one that would change anything else by now fails. (templated)
     """
 
     template_fields: Sequence[str] = (
         *OperationOperator.template_fields,
-        *("partitions", "cores", "memory", "on_timeout", "way", "advised", "approved_by"),
+        *("partitions", "cores", "memory", "on_timeout", "way", "advised", "approved_by", "approved"),
     )
     unhealthy = "RESCALE_UNHEALTHY"
 
@@ -56,6 +58,7 @@ class RescaleOperator(OperationOperator):
         way: str = "fast",
         advised: bool | str = False,
         approved_by: str = "",
+        approved: str = "",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -66,6 +69,7 @@ class RescaleOperator(OperationOperator):
         self.way = way
         self.advised = advised
         self.approved_by = approved_by
+        self.approved = approved
 
     def perform(self, workspace: Workspace, by: str) -> Operation:
         """Rescale, or go on with what an earlier try began."""
@@ -85,6 +89,7 @@ class RescaleOperator(OperationOperator):
             by=by,
             reason=self.reason,
             approved_by=self.approved_by,
+            approved=self.approved,
             stop_timeout=self.stop_timeout,
             health_timeout=float(self.health_timeout),
             report=ProgressLog(self.log),

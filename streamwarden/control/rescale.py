@@ -76,6 +76,7 @@ def rescale(
     by: str,
     reason: str = "",
     approved_by: str = "",
+    approved: str = "",
     stop_timeout: float = 300,
     health_timeout: float = 300,
     report: Report | None = None,
@@ -112,6 +113,9 @@ def rescale(
         Who and why.
     approved_by
         Who was asked beforehand and has approved it; empty if nobody was. Only kept.
+    approved
+        What they have approved, as :attr:`~.rescale_plan.RescalePlan.words`: a rescale that would change anything else
+        by now is refused. Empty if nobody was asked.
     stop_timeout, health_timeout
         Seconds.
     report
@@ -133,6 +137,8 @@ def rescale(
         handle.plan(stop_timeout=stop_timeout, health_timeout=health_timeout)
         if approved_by:
             handle.plan(approved_by=approved_by)
+        if approved:
+            handle.plan(approved=approved)
         work = _Rescale(workspace, handle, stop_timeout, health_timeout, report)
         with work.failure_on_record():
             return work.run()
@@ -246,6 +252,10 @@ class _Rescale(JobOperation):
     def _precheck(self) -> RescalePlan:
         with self.handle.step("precheck") as step:
             planned = plan_rescale(self._workspace, self._job, operation=self.handle.id, **self._target())
+            approved = self._plan.get("approved", planned.words)
+            if planned.words != approved:
+                what = f"{self._job}: {planned.words}, and {approved} was approved"
+                raise StreamwardenError("RESCALE_NOT_AS_APPROVED", what)
             seen = observe(self._workspace, self._job)
             self._keep_way_back(seen, planned)
             step.detail = planned.words

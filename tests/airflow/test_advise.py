@@ -149,10 +149,10 @@ def test_a_person_is_asked_with_the_plan_and_only_if_wanted(place: Place, monkey
     place.batch(1)
     context = Run(dag_id="rescale").context("approve")
     approval(place, cores="2", wanted="False").execute(context)
-    assert asked == []
+    assert asked == [] and "asked" not in context["ti"].pushed
     operator = approval(place, partitions="None", cores="2", memory="", wanted="True")
     operator.execute(context)
-    assert asked == ["Rescale lamp: cores 1 -> 2?"]
+    assert asked == ["Rescale lamp: cores 1 -> 2?"] and context["ti"].pushed["asked"] == "cores 1 -> 2"
     assert "savepoint is taken before" in str(operator.body)
     with pytest.raises(AirflowFailException, match="RESCALE_NOTHING"):
         approval(place, cores="1").execute(context)

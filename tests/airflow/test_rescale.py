@@ -62,7 +62,9 @@ def test_more_cores_from_what_a_form_gives(place: Place) -> None:
     before = cores(place)
     # As Airflow's templates leave an empty field, and a number.
     task = rescaling(
-        place, partitions="None", cores=str(before + 1), memory="", reason="more rows", approved_by="boris"
+        place,
+        **{"partitions": "None", "cores": str(before + 1), "memory": ""},
+        **{"reason": "more rows", "approved_by": "boris", "approved": f"cores {before} -> {before + 1}"},
     )
     told = task.execute(Run(dag_id="rescale", person="anna").context("rescale"))
     assert (told["by"], told["reason"]) == ("airflow:rescale/manual__1, for anna", "more rows")
@@ -79,6 +81,19 @@ def test_more_cores_from_what_a_form_gives(place: Place) -> None:
         rescaling(place, cores=before + 1).execute(refused)
     pushed = refused["ti"].pushed
     assert pushed["error"]["code"] == "RESCALE_NOTHING" and pushed["summary"]["state"] == "failed"
+
+
+def test_what_was_approved_is_done_and_nothing_else(place: Place) -> None:
+    place.deploy()
+    place.batch(1)
+    first = place.seen().incarnation
+    was = cores(place)
+    # Somebody has made it narrower meanwhile.
+    with pytest.raises(
+        AirflowFailException, match=f"cores {was} -> {was + 1}, and cores {was + 3} -> {was + 1} was appr"
+    ):
+        rescaling(place, cores=was + 1, approved=f"cores {was + 3} -> {was + 1}").execute(context())
+    assert (place.seen().incarnation, cores(place)) == (first, was)
 
 
 def test_the_downtime_ends_with_the_first_batch_however_long_it_takes_to_catch_up(

@@ -21,9 +21,10 @@ from streamwarden.control.processes import kill
 from streamwarden.control.rescale import rescale
 from streamwarden.control.rollout_plan import Effect, plan
 from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints.manifest import Origin
+from streamwarden.control.savepoints.manifest import Origin, checkpoint_key
 from streamwarden.control.savepoints.restore import restore
 from streamwarden.control.savepoints.verify import verify
+from streamwarden.control.state_reader import StateAt, read_state
 from streamwarden.control.supervision import Phase, observe
 from streamwarden.errors import StreamwardenError
 from tests.integration.conftest import BY, Place
@@ -190,6 +191,7 @@ def test_what_is_unhealthy_goes_back_by_itself(place: Place) -> None:
     assert operation.plan["downtime_s"] > 0
     after = counts.reference()
     assert (after.path, after.generation) == (before.path, before.generation)
+    check_that_state_is_as_before(place, "counts")
     assert plan(place.workspace, "counts").effect is Effect.NONE
     counts.add([2, 3])
     counts.check()
@@ -246,6 +248,17 @@ def test_too_little_memory_shows_in_the_rehearsal_or_goes_back(place: Place) -> 
     assert plan(place.workspace, "counts").effect is Effect.NONE
     counts.add([3])
     counts.check()
+
+
+def check_that_state_is_as_before(place: Place, job: str) -> None:
+    """Compare the state of the checkpoint in force with that of the newest savepoint, after the savepoint's batch."""
+    made = catalogue.savepoints(place.workspace, job)[0].manifest
+    reference = place.documents(job).checkpoint.read()
+    assert reference is not None
+    folders = {"savepoint": checkpoint_key(job, made.id), "in force": reference.path}
+    asked = {name: StateAt(folder, made.batch, made.partitions) for name, folder in folders.items()}
+    told = read_state(place.workspace, asked, code="RESCALE_STATE_DIFFERS")
+    assert told["in force"]["digests"] and told["in force"] == told["savepoint"]
 
 
 def rescale_with_rows(counts: Counts, *, rows: Sequence[int] = (9, 9), **target: Any) -> Operation:
@@ -337,6 +350,7 @@ def rescale_fleet(fleet: Fleet) -> None:
                     with pytest.raises(StreamwardenError, match="RESCALE_UNHEALTHY"):
                         rescale(place.workspace, job, by=BY, **target)
                     assert _in_force(place, job) == before
+                    check_that_state_is_as_before(place, job)
                 else:
                     rescale(place.workspace, job, by=BY, **target)
                 assert not fleet.supervisor.gave_up, fleet.supervisor.gave_up

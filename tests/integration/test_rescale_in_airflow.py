@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from streamwarden.airflow.rest import AirflowClient
 from streamwarden.airflow.standalone import Standalone
+from streamwarden.control.processes import kill
+from streamwarden.control.supervision import observe
 from tests.integration.conftest import REPOSITORY, Place
 from tests.integration.test_rescale import Counts, running
 
@@ -31,17 +36,23 @@ def rescaled(client: AirflowClient, counts: Counts, *, rows: list[int], **form: 
     return run, client.wait_for_run("rescale", run, timeout=600)
 
 
-def test_a_sick_target_goes_back_by_itself_with_the_reason_on_the_run(place: Place, tmp_path: Path) -> None:
-    counts = Counts(place, module="tests.integration.jobs.sickly", failures={"tolerable_consecutive": 0})
-    counts.add([1, 2, 2])
+def airflow_for(place: Place, home: Path, **settings: str) -> Standalone:
+    """Return an Airflow with the project's DAGs over a place, not started yet."""
     env = {
         "STREAMWARDEN_PROFILE": "test",
         "STREAMWARDEN_CONFIG": str(place.config),
         "STREAMWARDEN_ROOT": str(place.workspace.root),
         "STREAMWARDEN_HOUSEKEEPING_SCHEDULE": "",
         "PYTHONPATH": str(REPOSITORY),
+        **settings,
     }
-    with Standalone(home=tmp_path / "airflow", port=0, env=env) as airflow:
+    return Standalone(home=home, port=0, env=env)
+
+
+def test_a_sick_target_goes_back_by_itself_with_the_reason_on_the_run(place: Place, tmp_path: Path) -> None:
+    counts = Counts(place, module="tests.integration.jobs.sickly", failures={"tolerable_consecutive": 0})
+    counts.add([1, 2, 2])
+    with airflow_for(place, tmp_path / "airflow") as airflow:
         airflow.wait_for_dags([JOB, "rescale", "stop"])
         client = airflow.client
         own = client.trigger_dag(JOB)
@@ -76,5 +87,64 @@ def test_a_sick_target_goes_back_by_itself_with_the_reason_on_the_run(place: Pla
         told = client.xcom("rescale", run, "rescale")
         assert told["state"] == "done" and told["to"]["partitions"] == 8
         counts.check()
+        assert client.wait_for_run("stop", client.trigger_dag("stop", {"job": "counts"}), timeout=120) == "success"
+        assert client.wait_for_run(JOB, own, timeout=120) == "success"
+
+
+def kill_worker(airflow: Standalone, task: str) -> None:
+    """Kill (SIGKILL) the worker that has a task instance, and the task's process; not the JVMs, nor a driver."""
+    for worker in airflow.processes("scheduler"):
+        with contextlib.suppress(psutil.Error):
+            if " ".join(worker.cmdline()).strip() == f"airflow worker -- LocalExecutor: {task}":
+                family = [worker, *worker.children(recursive=True)]
+                for process in family:
+                    if process.name() != "java" and "-m" not in process.cmdline():
+                        process.send_signal(signal.SIGKILL)
+                return
+    raise AssertionError(f"no worker has {task}")
+
+
+KILLS = (
+    # Way, step, whether the driver is killed, too.
+    ("fast", "repartition", False),
+    ("fast", "stop", True),
+    ("plain", "copy", False),
+    ("plain", "first batch", True),
+)
+
+
+def test_a_run_whose_worker_is_killed_in_a_step_goes_on_by_its_next_try(place: Place, tmp_path: Path) -> None:
+    counts = Counts(place, restarts={"max": 100, "backoff": "1s", "backoff_max": "1s"})
+    counts.add(list(range(500)))
+    # So long a lost worker's task counts as running.
+    noticed = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20"}
+    with airflow_for(place, tmp_path / "airflow", **noticed) as airflow:
+        airflow.wait_for_dags([JOB, "rescale", "stop"])
+        client = airflow.client
+        own = client.trigger_dag(JOB)
+        client.wait_for_task(JOB, own, "supervise", ("deferred",), timeout=300)
+        running(place)
+        document = place.documents("counts").operation
+        for number, (way, step, driver_too) in enumerate(KILLS):
+            was, wanted = counts.partitions(), 3 + number
+            run = client.trigger_dag("rescale", {"job": "counts", "partitions": wanted, "way": way})
+            deadline = time.monotonic() + 300
+            while (found := document.read()) is None or found.state != "running" or found.steps[-1].name != step:
+                assert time.monotonic() < deadline, found
+                time.sleep(0.05)
+            kill_worker(airflow, client.tasks("rescale", run)["rescale"]["id"])
+            beat = observe(place.workspace, "counts").heartbeat
+            if driver_too and beat is not None:
+                kill(beat.process)
+            counts.add([1, 2, 700 + number])
+            state = client.wait_for_run("rescale", run, timeout=600)
+            assert client.tasks("rescale", run)["rescale"]["try_number"] == 2
+            ended = document.read()
+            assert ended is not None and (ended.id, ended.state) in ((found.id, "done"), (found.id, "rolled back"))
+            assert (state == "success") is (ended.state == "done")
+            assert counts.partitions() == (wanted if ended.state == "done" else was)
+            counts.check()
+            running(place)
+            assert client.task_state(JOB, own, "supervise") == "deferred"
         assert client.wait_for_run("stop", client.trigger_dag("stop", {"job": "counts"}), timeout=120) == "success"
         assert client.wait_for_run(JOB, own, timeout=120) == "success"
