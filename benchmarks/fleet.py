@@ -1,9 +1,9 @@
 """What supervision costs Airflow: CPU of each component while it watches 3, 10 and 20 jobs.
 
 Run by ``make bench-fleet``. A real Airflow on a private Postgres, the three real jobs over trips that keep landing, and
-stand-ins for the others: processes that speak the control protocol and commit a batch every five seconds, without Spark. Nothing
-happens to any of them: it is the load of quiet weeks. Worker slots are counted all the while. CPU is that of a
-component's processes, in thousandths of a core.
+stand-ins for the others: processes that speak the control protocol and commit a batch every five seconds, without
+Spark. Nothing happens to any of them: it is the load of quiet weeks. Worker slots are counted all the while. CPU is
+that of a component's processes, in thousandths of a core.
 
 Options: ``--jobs`` (several numbers, the three real ones among them), ``--seconds`` (of each measurement).
 """

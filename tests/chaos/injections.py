@@ -280,10 +280,9 @@ class Injector:
         state = "failed" if record.fault.kind is Kind.TASK_FAILED else "success"
         run = world.run_of(job)
         self._perhaps_kill(record, chance)
-        world.mean_all(job)
+        world.mean_run(job, run)
         record.at = time.time()
         world.api(lambda client: client.set_task_state(f"job_{job}", run, "supervise", state))
-        # A successor that was on its way when the task was marked is stopped, too.
         world.until(lambda: world.run_state(f"job_{job}", run) in ("failed", "success"), DEADLINE_S, "the run's end")
         rest = _Rest(5.0)
         world.until(lambda: rest.over(self._is_down(job)), DEADLINE_S, f"{job} to stay down")
@@ -295,8 +294,6 @@ class Injector:
         self._await_job(record, known)
 
     def _is_down(self, job: str) -> bool:
-        # One that was launched in the last moment by the task that was marked is meant to end, like the one before it.
-        self.world.mean_all(job)
         return not self.world.seen(job).phase.alive and not self.world.supervisions(job)
 
     def _paused(self, record: Record, chance: random.Random) -> None:

@@ -53,7 +53,7 @@ class Watcher(threading.Thread):
             self.second_writers.setdefault(f"{job} {sorted(working)}", f"{job}: drivers {sorted(working)} work at once")
         incarnations = documents.incarnations()
         for incarnation in incarnations[:-1]:
-            if incarnation not in self.world.meant:
+            if not self.world.is_meant(job, incarnation):
                 ended = documents.exit(incarnation).read()
                 how = f"ended as {ended.outcome}: {ended.error.code if ended.error else ''}" if ended else "no exit"
                 self.killed_healthy.setdefault(
@@ -66,7 +66,7 @@ class Watcher(threading.Thread):
         seen = self.world.seen(job)
         # A silent one is frozen, as some faults have it: that nobody replaces it is seen by its successor above.
         ended = not seen.phase.alive and seen.phase is not Phase.SILENT
-        if seen.incarnation is not None and ended and seen.incarnation not in self.world.meant:
+        if seen.incarnation is not None and ended and not self.world.is_meant(job, seen.incarnation):
             self.killed_healthy.setdefault(
                 seen.incarnation,
                 f"{job}: {seen.incarnation} is {seen.phase} ({seen.reason}), and no fault was meant for it",

@@ -120,6 +120,8 @@ class World:
         self.client: AirflowClient
         self.meant: set[str] = set()
         """Incarnations that a fault is, or was, meant to end."""
+        self.meant_runs: set[str] = set()
+        """Who launches for runs of jobs' DAGs whose supervise task a fault has ended by hand."""
         self.ended_by_itself: list[str] = []
         """Airflow's components that ended without having been killed, and were started again."""
         self.over = threading.Event()
@@ -280,6 +282,21 @@ class World:
     def mean_all(self, job: str) -> None:
         """Say that every driver of a job up to now was meant to end."""
         self.meant |= set(self.documents(job).incarnations())
+
+    def mean_run(self, job: str, run: str) -> None:
+        """Say that every driver of a job up to now, and whatever a run of its DAG launches yet, is meant to end.
+
+        A task that is marked while it launches a successor stops that one, too.
+        """
+        self.mean_all(job)
+        self.meant_runs.add(f"airflow:job_{job}/{run}")
+
+    def is_meant(self, job: str, incarnation: str) -> bool:
+        """Tell whether a fault is, or was, meant to end a driver."""
+        if incarnation in self.meant:
+            return True
+        launch = self.documents(job).launch(incarnation).read()
+        return launch is not None and launch.by in self.meant_runs
 
     # -- Airflow -----------------------------------------------------------------------------------------------------
 
