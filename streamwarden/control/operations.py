@@ -15,6 +15,7 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.launcher import launch_driver
 from streamwarden.control.operation import active_operation, refuse_if_busy
+from streamwarden.control.parallelism import forget_overruled
 from streamwarden.control.processes import is_alive
 from streamwarden.control.rollout import interrupted_rollout, is_same_rollout, rollout, settle
 from streamwarden.control.rollout_plan import Change, Effect, RolloutPlan, changed_fields, plan
@@ -151,6 +152,7 @@ def deploy(
             documents.desired.write(_desired(workspace, planned, seen.desired, by=by, note=note))
         if planned.changes:
             record_decision(workspace, job, "live change", planned.fields)
+        forget_overruled(workspace, job)
         return Deployment(job, seen.incarnation, False, planned.effect, planned.changes)
     if guarded and planned.deployed is not None:
         done = rollout(
@@ -162,10 +164,12 @@ def deploy(
             health_timeout=health_timeout,
             report=report,
         )
+        forget_overruled(workspace, job)
         incarnation = observe(workspace, job).incarnation
         assert incarnation is not None
         return Deployment(job, incarnation, True, planned.effect, planned.changes, done.id)
     incarnation = _start_anew(workspace, planned, seen, by=by, note=note, stop_timeout=stop_timeout)
+    forget_overruled(workspace, job)
     return Deployment(job, incarnation, True, planned.effect, planned.changes)
 
 

@@ -2,7 +2,7 @@
 
 The YAML's numbers are what a job begins with. A rescale keeps its own in ``control/JOB/parallelism.json``, each beside
 the YAML's number that it replaced. It counts for as long as the YAML says that number still: who edits the YAML
-afterwards has the last word.
+afterwards, and deploys that, has the last word.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from streamwarden.control.documents import JobDocuments, Parallelism, Width
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.workspace import Workspace
 
-__all__ = ["FIELDS", "as_before", "decide", "effective_spec", "widened", "width_of"]
+__all__ = ["FIELDS", "as_before", "decide", "effective_spec", "forget_overruled", "widened", "width_of"]
 
 FIELDS = {"partitions": "state.partitions", "cores": "resources.cores", "memory": "resources.memory"}
 """What a rescale can change, with the spec's fields."""
@@ -44,14 +44,37 @@ def effective_spec(workspace: Workspace, job: str) -> JobSpec:
     """
     spec = workspace.job(job)
     found = JobDocuments(workspace.storage, job).parallelism.read()
-    if found is None:
-        return spec
-    written = width_of(spec)
+    return spec if found is None else widened(spec, _in_force(found, width_of(spec)))
+
+
+def forget_overruled(workspace: Workspace, job: str) -> None:
+    """Forget what a rescale decided over numbers of the YAML that were deployed otherwise since.
+
+    Otherwise it would count again, should the YAML say the old number once more.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_UNKNOWN`` or ``CONFIG_INVALID``.
+    """
+    document, written = JobDocuments(workspace.storage, job).parallelism, width_of(workspace.job(job))
+    found = document.read()
+    if found is None or found.over == written:
+        return
+
+    def change(now: Parallelism | None) -> Parallelism:
+        assert now is not None
+        return now.model_copy(update={"now": _in_force(now, written), "over": written})
+
+    document.update(change)
+
+
+def _in_force(found: Parallelism, written: Width) -> Width:
     values: dict[str, Any] = {
         name: getattr(found.now if getattr(found.over, name) == getattr(written, name) else written, name)
         for name in FIELDS
     }
-    return widened(spec, Width(**values))
+    return Width(**values)
 
 
 def as_before(workspace: Workspace, job: str, kept: dict[str, Any] | None, *, by: str) -> Parallelism | None:

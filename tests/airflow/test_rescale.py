@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -26,6 +28,7 @@ from streamwarden.control.rescale_plan import plan_rescale
 from streamwarden.control.rollout_plan import Effect, plan
 from streamwarden.control.savepoints.take import take
 from streamwarden.control.standby import Standby
+from streamwarden.control.state_reader import StateAt
 from streamwarden.control.supervision import Action, Observation, Phase, decide
 from streamwarden.errors import StreamwardenError
 from tests.airflow.conftest import REPOSITORY, Place, Run
@@ -391,6 +394,19 @@ def test_what_was_deployed_since_the_switch_is_kept_on_the_way_back(
     assert plan(place.workspace, "lamp").effect is Effect.NONE
 
 
+def test_who_deploys_another_number_has_the_last_word(place: Place) -> None:
+    path = place.config / "jobs" / "lamp.yaml"
+    written = path.read_text()
+    place.deploy()
+    place.batch(1)
+    before = cores(place)
+    rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    for wanted, text in ((before + 2, f"{written}\nresources: {{cores: {before + 2}}}\n"), (before, written)):
+        path.write_text(text)
+        operations.deploy(place.workspace, "lamp", by="test", health_timeout=60)
+        assert cores(place) == wanted
+
+
 def test_another_one_is_refused_while_one_is_half_way(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     before = half_way(place, monkeypatch, KeyboardInterrupt())
     first = operation(place).id
@@ -437,6 +453,62 @@ def test_a_switch_that_was_cut_off_goes_back_if_the_job_has_run_on(
     assert operation(place).state == "rolled back" and cores(place) == before
     now = documents.checkpoint.read()
     assert now is not None and (now.path, now.generation) == (reference.path, reference.generation)
+
+
+def test_a_driver_that_ends_during_the_last_digest_sends_it_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+    before, real = cores(place), _Rescale._save_if_any
+
+    def with_a_proof(work: _Rescale) -> None:
+        real(work)
+        # As if a copy had replayed what the job did.
+        state = asdict(StateAt("checkpoints/lamp", 1, 2))
+        work.handle.plan(proof={"job": state, "copy": state})
+
+    def dies(*_: Any, heed: Callable[[], object], **__: Any) -> dict[str, Any]:
+        heartbeat = place.seen().heartbeat
+        assert heartbeat is not None and kill(heartbeat.process)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            heed()
+            time.sleep(0.05)
+        raise AssertionError("nobody saw it")
+
+    monkeypatch.setattr(_Rescale, "_save_if_any", with_a_proof)
+    monkeypatch.setattr("streamwarden.control.rescale.read_state", dies)
+    with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*DRIVER_DIED"):
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    assert operation(place).state == "rolled back" and cores(place) == before
+    assert place.seen().phase is Phase.RUNNING
+
+
+def test_tables_that_others_read_and_that_have_no_keys_take_the_plain_way(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.write_job("reader")
+    path = place.config / "jobs" / "reader.yaml"
+    path.write_text(path.read_text().replace("kind: files\n  path: landing", "kind: delta\n  table: lamp"))
+    operations.deploy(place.workspace, "reader", by="test")
+    place.deploy()
+    place.batch(1)
+    rehearsed: list[bool] = []
+
+    # As of a job with state, which the stand-in has not.
+    found = plan_rescale(place.workspace, "lamp", cores=cores(place) + 1)
+    planned = replace(found, to=found.to.model_copy(update={"partitions": found.was.partitions + 1}))
+
+    def no_spark(*_: Any, state: bool) -> Any:
+        rehearsed.append(state)
+        raise StreamwardenError("RESCALE_FAILED", "for the test")
+
+    monkeypatch.setattr("streamwarden.control.rescale.plan_rescale", lambda *_, **__: planned)
+    monkeypatch.setattr("streamwarden.control.rescale.standby", no_spark)
+    with pytest.raises(StreamwardenError, match="for the test"):
+        rescale(place.workspace, "lamp", partitions=3, by="test", way="fast")
+    precheck = operation(place).steps[0]
+    assert precheck.name == "precheck" and "the plain way: lamp can't be put back" in precheck.detail
+    assert rehearsed == [True], "its Spark rehearses work on state, as for the plain way"
 
 
 def test_one_batch_is_not_yet_healthy(place: Place) -> None:

@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, DagRu
 from streamwarden.airflow.job_operator import InterruptibleOperator
 from streamwarden.airflow.operators import SuperviseOperator
 from streamwarden.airflow.restore_operators import EnsureSupervisedOperator, RestoreOperator
-from streamwarden.control import operations
+from streamwarden.control import operations, running
 from streamwarden.control.documents import CheckpointRef, JobDocuments, Operation
 from streamwarden.control.operation import active_operation, begin
 from streamwarden.control.savepoints import catalogue, restore
@@ -219,6 +219,51 @@ def test_killed_restore_lets_a_supervisor_go_on_and_is_resumed(place: Place, ste
     # But a clear means it again.
     cleared = Run(dag_id="restore", attempt=4, granted=6).context("restore")
     assert restoring(place).execute(cleared)["generation"] == 3
+
+
+def half_way(place: Place) -> CheckpointRef:
+    """Let a restore be interrupted while it waits for a stand-in's health that says nothing; return what was before."""
+    savepoint(place)
+    before = reference(place)
+    place.write_job(standin_mute=0)
+    task = restoring(place)
+    with terminated_when(task, at_step(place, "wait for health")), pytest.raises(AirflowException):
+        task.execute(run_of().context("restore"))
+    assert reference(place).generation == 2
+    return before
+
+
+def test_who_stops_the_job_after_the_switch_has_the_last_word(place: Place) -> None:
+    before = half_way(place)
+    operations.stop(place.workspace, "lamp", by="somebody")
+    with pytest.raises(AirflowFailException, match=r"RESTORE_UNHEALTHY(?s:.)*stopped since, by somebody"):
+        restoring(place).execute(run_of(attempt=2).context("restore"))
+    seen = place.seen()
+    assert operation(place).state == "rolled back" and reference(place).path == before.path
+    assert seen.phase is Phase.STOPPED and seen.desired is not None and seen.desired.state == "suspended"
+
+
+def test_a_way_back_that_could_not_be_finished_is_gone_on_with(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = half_way(place)
+
+    def unhealthy(*_: Any, **__: Any) -> Any:
+        raise StreamwardenError("DRIVER_DIED", "for the test")
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise StreamwardenError("S3_UNREACHABLE", "for the test")
+
+    with monkeypatch.context() as changed, pytest.raises(AirflowException) as raised:
+        changed.setattr(running, "await_health", unhealthy)
+        changed.setattr(running, "end_driver", refused)
+        restoring(place).execute(run_of(attempt=2).context("restore"))
+    assert not isinstance(raised.value, AirflowFailException), "Airflow tries again"
+    assert operation(place).state == "running" and operation(place).plan["failure"]["code"] == "DRIVER_DIED"
+    # What was judged is not judged again, though it would be found healthy by now.
+    monkeypatch.setattr(running, "await_health", lambda *_, **__: "healthy")
+    with pytest.raises(AirflowFailException, match=r"RESTORE_UNHEALTHY(?s:.)*DRIVER_DIED"):
+        restoring(place).execute(run_of(attempt=3).context("restore"))
+    assert operation(place).state == "rolled back" and reference(place).path == before.path
+    assert place.until(lambda now: now.phase is Phase.RUNNING).desired is not None
 
 
 def test_documents_out_of_reach_are_tried_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 
 from streamwarden.airflow.operators import DeployOperator, SuperviseOperator
+from streamwarden.control import operations
 from streamwarden.control.documents import JobDocuments, Operation
 from streamwarden.control.operation import active_operation
 from streamwarden.control.supervision import Phase
@@ -98,6 +99,20 @@ def test_a_refused_change_fails_the_task_and_touches_nothing(place: Place) -> No
         deploying(place).execute(context)
     assert context["ti"].pushed["error"]["code"] == "ROLLOUT_REFUSED"
     assert place.seen().incarnation == first.incarnation and place.seen().phase is Phase.RUNNING
+
+
+def test_who_stops_the_job_after_the_switch_has_the_last_word(place: Place) -> None:
+    place.deploy()
+    place.write_job(standin_mute=0, size=2)
+    task = deploying(place)
+    with terminated_when(task, at_step(place, "wait for health")), pytest.raises(AirflowException):
+        task.execute(run_of().context("deploy"))
+    operations.stop(place.workspace, "lamp", by="somebody")
+    with pytest.raises(AirflowFailException, match=r"ROLLOUT_UNHEALTHY(?s:.)*stopped since, by somebody"):
+        deploying(place).execute(run_of(2).context("deploy"))
+    seen = place.seen()
+    assert operation(place).state == "rolled back" and seen.phase is Phase.STOPPED
+    assert seen.desired is not None and (seen.desired.state, seen.desired.spec.options) == ("suspended", {})
 
 
 @pytest.mark.parametrize("step, options", [("stop", {}), ("wait for health", {"size": 2})])

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from streamwarden.control.documents import JobDocuments, Width
-from streamwarden.control.parallelism import as_before, decide, effective_spec, width_of
+from streamwarden.control.parallelism import as_before, decide, effective_spec, forget_overruled, width_of
 from streamwarden.control.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
@@ -65,6 +65,17 @@ def test_a_rescale_counts_over_the_yaml_until_the_same_field_changes_there(works
     assert width(workspace) == (8, 4, "2g"), "cores were edited, partitions were not"
     write(workspace, state={"partitions": 3}, resources={"cores": 1, "memory": "1g"})
     assert width(workspace) == (3, 2, "1g")
+
+
+def test_what_was_deployed_over_it_is_not_undone_by_the_old_number(workspace: Workspace) -> None:
+    rescaled(workspace, 8, 2)
+    forget_overruled(workspace, JOB)
+    assert width(workspace) == (8, 2, "1g"), "the YAML says what it said"
+    write(workspace, state={"partitions": 2}, resources={"cores": 4, "memory": "1g"})
+    forget_overruled(workspace, JOB)
+    assert width(workspace) == (8, 4, "1g")
+    write(workspace, state={"partitions": 2}, resources={"cores": 1, "memory": "1g"})
+    assert width(workspace) == (8, 1, "1g"), "not two cores, as the rescale had it"
 
 
 def test_it_is_put_back_to_what_it_was(workspace: Workspace) -> None:
