@@ -11,6 +11,7 @@ from streamwarden.airflow.offered import offered_savepoints
 from streamwarden.airflow.operators import ALL_JOBS, StopOperator
 from streamwarden.airflow.rescale_operator import CancelRescaleOperator, RescaleOperator
 from streamwarden.airflow.restore_operators import EnsureSupervisedOperator, RestoreOperator
+from streamwarden.airflow.watch import WatchOperator
 from streamwarden.control.config import job_names
 
 with DAG(
@@ -219,6 +220,23 @@ with DAG(
     params={"job": Param(type="string", enum=job_names(), title="Job", description="The job that is rescaled.")},
 ):
     CancelRescaleOperator(task_id="cancel", job="{{ params.job }}")
+
+with DAG(
+    dag_id="watch",
+    description="Raise an alarm where nobody looks after a job that is to run.",
+    doc_md=(
+        "A job whose DAG is paused, or has no run, goes on; but a driver that dies stays down, and nobody is told of"
+        " anything. This says so: by the notifiers of `config/alerts.yaml`, as the alarm `unwatched`, and by failing."
+        " Starts and stops nothing. Every five minutes, unless `STREAMWARDEN_WATCH_SCHEDULE` says otherwise; an empty"
+        " one means none."
+    ),
+    schedule=os.environ.get("STREAMWARDEN_WATCH_SCHEDULE", "*/5 * * * *") or None,
+    start_date=datetime(2025, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    tags=["streamwarden", "operations"],
+):
+    WatchOperator(task_id="watch", execution_timeout=timedelta(minutes=10))
 
 with DAG(
     dag_id="advise",

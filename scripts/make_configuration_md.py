@@ -46,6 +46,7 @@ ENVIRONMENT = {
     "STREAMWARDEN_QUALITY_SCHEDULE": ("none", "When DAG `quality` runs by itself, as Airflow writes schedules."),
     "STREAMWARDEN_VERIFY_SCHEDULE": ("none", "When DAG `verify_savepoints` does."),
     "STREAMWARDEN_HOUSEKEEPING_SCHEDULE": ("`@hourly`", "When DAG `housekeeping` does; an empty one means never."),
+    "STREAMWARDEN_WATCH_SCHEDULE": ("`*/5 * * * *`", "When DAG `watch` does; an empty one means never."),
     "STREAMWARDEN_SUPERVISE_RETRIES": (
         "1000",
         "Retries of a job's `supervise` task, read where DAG files are: for faults of Airflow's own, not of the job.",

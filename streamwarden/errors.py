@@ -147,6 +147,11 @@ CATALOGUE: dict[str, ErrorKind] = {
         "a notifier of config/alerts.yaml cannot be used",
         "Correct its class or arguments; the class must be an Airflow notifier that the worker can import.",
     ),
+    "JOB_UNWATCHED": ErrorKind(
+        "nobody looks after a job that is to run: if its driver dies, it stays down",
+        "Unpause its DAG job_JOB, or trigger it: a driver that runs is left alone and supervised. One that is to run"
+        " without is stopped with `streamwarden stop JOB`, or the DAG `watch` paused.",
+    ),
     "RESTART_BUDGET_SPENT": ErrorKind(
         "the job failed more often than its restart budget allows",
         "Read the last error, remove its cause, then deploy the job again.",

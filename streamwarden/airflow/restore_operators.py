@@ -13,6 +13,7 @@ from streamwarden.airflow.job_operator import JobOperator, ProgressLog
 from streamwarden.airflow.offered import chosen_savepoint
 from streamwarden.airflow.operation_operator import OperationOperator
 from streamwarden.airflow.triggering import run_to_trigger
+from streamwarden.airflow.watch import is_supervised
 from streamwarden.control.documents import JobDocuments, Operation
 from streamwarden.control.savepoints.catalogue import LATEST
 from streamwarden.control.savepoints.restore import Outputs, restore
@@ -21,11 +22,6 @@ from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
 __all__ = ["EnsureSupervisedOperator", "RestoreOperator"]
-
-_SUPERVISE = "supervise"
-"""The task of a job's DAG that watches the job."""
-
-_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
 
 class RestoreOperator(OperationOperator):
@@ -111,7 +107,7 @@ class EnsureSupervisedOperator(JobOperator):
             self.log.info("not restored, and %s is %s: left as it is", self.job, seen.phase)
             return None
         dag_id = dag_id_of(self.job)
-        if self._is_supervised(context, dag_id):
+        if is_supervised(ti, self.job):
             self.log.info("%s has a run, which supervises the job", dag_id)
             return dag_id
         if ti.get_dag(dag_id).is_paused:
@@ -120,12 +116,3 @@ class EnsureSupervisedOperator(JobOperator):
         # Of each try its own: a clear means it again.
         run_id = f"restore__{ti.run_id}__{ti.try_number}"
         raise run_to_trigger(dag_id, run_id, note=f"after {ti.dag_id} {ti.run_id}")
-
-    def _is_supervised(self, context: Context, dag_id: str) -> bool:
-        """Tell whether a run of the job's DAG supervises it, or is to: one may have but its teardown left to do."""
-        ti = context["ti"]
-        if not ti.get_dr_count(dag_id=dag_id, states=["running", "queued"]):
-            return False
-        runs = ti.get_task_states(dag_id=dag_id, task_ids=[_SUPERVISE])
-        states = [run.get(_SUPERVISE) for run in runs.values()]
-        return any(str(getattr(state, "value", state)) not in _ENDED for state in states)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.airflow
 DAGS = REPOSITORY / "dags"
 
 OTHERS = {
-    *("stop", "restore", "rescale", "cancel_rescale", "advise", "quality"),
+    *("stop", "restore", "rescale", "cancel_rescale", "watch", "advise", "quality"),
     *("savepoint", "verify_savepoints", "housekeeping"),
 }
 
@@ -39,7 +39,7 @@ def test_all_files_load(airflow_database: None) -> None:
     for dag in bag.dags.values():
         dag.check_cycle()
         assert dag.doc_md and dag.description and "streamwarden" in dag.tags
-        scheduled = dag.dag_id in periodic or dag.dag_id == "housekeeping"
+        scheduled = dag.dag_id in periodic or dag.dag_id in ("housekeeping", "watch")
         assert (dag.schedule is not None) is scheduled and not dag.catchup
 
 

@@ -163,6 +163,13 @@ def test_supervised_run_survives_restores(place: Place, airflow: Standalone) -> 
     client.wait_for_task(DAG, triggered, "supervise", ("deferred",), timeout=180)
     launched = client.xcom(DAG, triggered, "deploy")
     assert launched["launched"] is False and launched["incarnation"] == place.seen().incarnation
+    watch = client.trigger_dag("watch")
+    assert client.wait_for_run("watch", watch, timeout=120) == "success"
+    assert client.xcom("watch", watch, "watch") == ["lamp"]
+    client.request("PATCH", f"/dags/{DAG}", json={"is_paused": True})
+    watch = client.trigger_dag("watch")
+    client.wait_for_task("watch", watch, "watch", ("up_for_retry",), timeout=120)
+    assert "it is running, and job_lamp is paused" in client.task_log("watch", watch, "watch")
 
 
 def _step(documents: JobDocuments) -> str:

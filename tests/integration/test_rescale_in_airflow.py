@@ -43,6 +43,7 @@ def airflow_for(place: Place, home: Path, **settings: str) -> Standalone:
         "STREAMWARDEN_CONFIG": str(place.config),
         "STREAMWARDEN_ROOT": str(place.workspace.root),
         "STREAMWARDEN_HOUSEKEEPING_SCHEDULE": "",
+        "STREAMWARDEN_WATCH_SCHEDULE": "",
         "PYTHONPATH": str(REPOSITORY),
         **settings,
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamwarden.airflow.describe import dag_id_of, periodic_dag_id
+from streamwarden.airflow.watch import UNWATCHED
 from streamwarden.control.documents import Document, JobDocuments
 from streamwarden.control.health.rules import RULES
 from streamwarden.control.rollout_plan import _RULES, Effect
@@ -42,7 +43,7 @@ def test_every_document_is_listed(tmp_path: Path) -> None:
 
 
 def test_every_alarm_is_listed() -> None:
-    assert sorted(quoted([row[0] for row in rows("operations.md", "rule")])) == sorted([*RULES, "driver"])
+    assert sorted(quoted([row[0] for row in rows("operations.md", "rule")])) == sorted([*RULES, "driver", UNWATCHED])
 
 
 def test_live_fields_are_those_that_a_driver_does_not_read() -> None:

@@ -1,0 +1,122 @@
+"""Seeing to it that each job is watched: what a job's own DAG can't tell of itself."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from streamwarden.airflow.describe import dag_id_of
+from streamwarden.airflow.job_operator import PlaceOperator
+from streamwarden.airflow.notify import tell
+from streamwarden.control.documents import HealthRecord, JobDocuments, Supervision
+from streamwarden.control.health.rules import Finding, Health, Level
+from streamwarden.control.supervision import observe
+from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["UNWATCHED", "WatchOperator", "is_supervised"]
+
+UNWATCHED = "unwatched"
+"""The alarm's name, beside those of the health rules."""
+
+_SUPERVISE = "supervise"
+"""The task of a job's DAG that watches the job."""
+
+_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+
+
+def is_supervised(ti: Any, job: str) -> bool:
+    """Tell whether a run of a job's DAG supervises it, or is to: one may have but its teardown left to do.
+
+    Parameters
+    ----------
+    ti
+        The running task, which asks Airflow.
+    job
+        The job.
+    """
+    dag_id = dag_id_of(job)
+    if not ti.get_dr_count(dag_id=dag_id, states=["running", "queued"]):
+        return False
+    runs = ti.get_task_states(dag_id=dag_id, task_ids=[_SUPERVISE])
+    states = [run.get(_SUPERVISE) for run in runs.values()]
+    return any(str(getattr(state, "value", state)) not in _ENDED for state in states)
+
+
+class WatchOperator(PlaceOperator):
+    """Raises an alarm for each job that is to run and that no run of its DAG watches, and for one whose DAG is paused.
+
+    Nobody else would: a driver that dies then stays down, and what goes wrong with the job is told to nobody. It alarms
+    only what its last try still finds, since a run may be relieved by another just now, and then fails; its retries are
+    the time that takes. A job that a supervisor has given up is told of by that one. Starts and stops nothing: a job
+    may be run by hand for good reasons. Does not see a triggerer that is dead, nor that Airflow itself stands still.
+
+    Returns the jobs that were looked at.
+
+    Parameters
+    ----------
+    profile, config, root
+        The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
+    """
+
+    ui_color = "#eeeeee"
+
+    def __init__(self, **kwargs: Any) -> None:
+        # Longer than a run takes to be followed by another, a person's included.
+        kwargs.setdefault("retries", 2)
+        kwargs.setdefault("retry_delay", timedelta(minutes=1))
+        super().__init__(**kwargs)
+
+    def execute(self, context: Context) -> list[str]:
+        """Look at every deployed job; one's trouble is not another's."""
+        ti, workspace = context["ti"], self.open()
+        looked: dict[str, tuple[str, bool]] = {}
+        unread: list[StreamwardenError] = []
+        for job in sorted(workspace.files.folders("control")):
+            try:
+                health = JobDocuments(workspace.storage, job).health.read() or HealthRecord()
+                looked[job] = (_unwatched(workspace, job, ti), UNWATCHED in health.rules)
+            except StreamwardenError as error:
+                self.log.error("%s: %s", job, error)
+                unread.append(error)
+        lines = [f"{job}: {why}" for job, (why, _) in looked.items() if why]
+        for line in lines:
+            self.log.warning(line)
+        found = "; ".join(lines)
+        if any(why and not told for why, told in looked.values()) and ti.try_number <= ti.max_tries:
+            raise AirflowException(f"to be looked at once more before anybody is told: {found}")
+        for job, (why, told) in looked.items():
+            if why or told:
+                findings = (Finding(UNWATCHED, Level.CRITICAL, why, 0.0, 1.0),) if why else ()
+                tell(
+                    workspace,
+                    job,
+                    Health(findings),
+                    context=context,
+                    log=self.log,  # type: ignore[arg-type]
+                    rules={UNWATCHED},
+                )
+        if found:
+            raise AirflowFailException(str(StreamwardenError("JOB_UNWATCHED", found)))
+        if unread:
+            raise self.fail(unread[0])
+        self.log.info("%d jobs looked at", len(looked))
+        return list(looked)
+
+
+def _unwatched(workspace: Workspace, job: str, ti: Any) -> str:
+    """Return why nobody looks after a job that is to run; nothing if somebody does, or has given it up."""
+    seen = observe(workspace, job)
+    if seen.desired is None or seen.desired.state != "running":
+        return ""
+    memory = JobDocuments(workspace.storage, job).supervision.read() or Supervision()
+    if memory.ending is not None and memory.ending.incarnation == seen.incarnation and not seen.phase.alive:
+        return ""
+    if not is_supervised(ti, job):
+        return f"it is {seen.phase}, and no run of {dag_id_of(job)} supervises it"
+    if ti.get_dag(dag_id_of(job)).is_paused:
+        return f"it is {seen.phase}, and {dag_id_of(job)} is paused"
+    return ""

@@ -1,0 +1,101 @@
+"""Alarms for jobs that nobody watches, with drivers that are stand-ins."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from streamwarden.airflow.watch import UNWATCHED, WatchOperator
+from streamwarden.control import operations
+from streamwarden.control.documents import Supervision
+from streamwarden.control.enforce import put_down
+from streamwarden.control.processes import kill
+from streamwarden.control.supervision import Phase, decide
+from tests.airflow.conftest import REPOSITORY, Place, Run
+from tests.airflow.test_dags import load
+from tests.airflow.test_health import notify, said, told
+
+pytestmark = pytest.mark.airflow
+
+
+def watch(place: Place, *, attempt: int = 3, **run: Any) -> list[str]:
+    """Look as the task does at its last try, or at an earlier one."""
+    task = WatchOperator(task_id="watch", **place.place())
+    found: list[str] = task.execute(Run(dag_id="watch", attempt=attempt, granted=2, **run).context("watch"))
+    return found
+
+
+def test_a_job_without_a_run_is_told_of_once_and_so_is_its_end(place: Place) -> None:
+    paths = notify(place, "mail", level="critical")
+    place.deploy()
+    for attempt in (1, 2):
+        with pytest.raises(AirflowException, match="once more") as raised:
+            watch(place, attempt=attempt)
+        assert not isinstance(raised.value, AirflowFailException) and not said(paths["mail"])
+    with pytest.raises(AirflowFailException, match=r"\[JOB_UNWATCHED\](?s:.)*no run of job_lamp(?s:.)*What to do"):
+        watch(place)
+    first = said(paths["mail"])
+    assert first.startswith("critical|Streamwarden: lamp: critical (unwatched)")
+    # It was told: looked at once, and not told again.
+    with pytest.raises(AirflowFailException, match="JOB_UNWATCHED"):
+        watch(place, attempt=1)
+    assert said(paths["mail"]) == first and UNWATCHED in told(place).rules
+    assert watch(place, attempt=1, runs_of_job=1) == ["lamp"]
+    assert said(paths["mail"]).removeprefix(first).startswith("ok|Streamwarden: lamp: well again (unwatched)")
+    assert not told(place).rules and place.seen().phase is Phase.RUNNING
+
+
+def test_a_run_whose_supervise_has_ended_and_a_paused_dag_watch_nothing(place: Place) -> None:
+    place.deploy()
+    for state in ("success", "failed", "upstream_failed"):
+        with pytest.raises(AirflowFailException, match="no run of job_lamp supervises"):
+            watch(place, runs_of_job=1, job_states={"supervise": state})
+    with pytest.raises(AirflowFailException, match="it is running, and job_lamp is paused"):
+        watch(place, runs_of_job=1, job_paused=True)
+    # What a dead driver means to a person who has paused it is the same.
+    heartbeat = place.seen().heartbeat
+    assert heartbeat is not None and kill(heartbeat.process)
+    place.until(lambda seen: seen.phase is Phase.DEAD)
+    with pytest.raises(AirflowFailException, match="it is dead, and job_lamp is paused"):
+        watch(place, runs_of_job=1, job_paused=True)
+
+
+def test_a_job_that_is_not_to_run_or_was_given_up_is_left_alone(place: Place) -> None:
+    assert watch(place) == []
+    place.write_job(standin_fail="CHECKPOINT_DAMAGED")
+    operations.deploy(place.workspace, "lamp", by="test")
+    place.until(lambda seen: seen.phase is Phase.FAILED)
+    with pytest.raises(AirflowFailException, match="it is failed, and no run"):
+        watch(place)
+    seen = place.seen()
+    put_down(place.workspace, seen, decide(seen, Supervision()), by="a supervisor")
+    assert watch(place) == ["lamp"] and not told(place).rules
+    place.write_job()
+    place.deploy()
+    with pytest.raises(AirflowFailException, match="JOB_UNWATCHED"):
+        watch(place)
+    operations.stop(place.workspace, "lamp", by="test")
+    assert watch(place) == ["lamp"] and not told(place).rules
+
+
+def test_one_whose_documents_cannot_be_read_does_not_hide_another(place: Place) -> None:
+    place.deploy()
+    (place.workspace.root / "control" / "torn").mkdir()
+    (place.workspace.root / "control" / "torn" / "desired.json").write_text("{")
+    with pytest.raises(AirflowFailException, match="JOB_UNWATCHED"):
+        watch(place)
+    with pytest.raises(AirflowException, match="torn"):
+        watch(place, runs_of_job=1)
+
+
+def test_the_dag_is_wired(place: Place, airflow_database: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    dag = load(REPOSITORY / "dags" / "operations.py").dags["watch"]
+    assert dag.schedule == "*/5 * * * *" and dag.max_active_runs == 1
+    task = dag.get_task("watch")
+    assert (task.retries, task.retry_delay) == (2, timedelta(minutes=1))
+    monkeypatch.setenv("STREAMWARDEN_WATCH_SCHEDULE", "")
+    assert load(REPOSITORY / "dags" / "operations.py").dags["watch"].schedule is None
+    assert {ti.task_id: str(ti.state) for ti in dag.test().get_task_instances()} == {"watch": "success"}
