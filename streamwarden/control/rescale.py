@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import asdict
-from datetime import datetime
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from streamwarden.control import running
-from streamwarden.control.catching_up import has_caught_up, pending
+from streamwarden.control.catching_up import pending
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.documents import (
     Cancel,
     CheckpointRef,
-    Desired,
     ErrorInfo,
     JobDocuments,
     Operation,
     Parallelism,
-    Step,
-    Supervision,
-    Width,
     utc_now,
 )
-from streamwarden.control.going_back import outputs_before
-from streamwarden.control.health.rules import Level
-from streamwarden.control.job_operation import JobOperation, is_anothers, is_passing, stopped_since
-from streamwarden.control.operation import begin, is_half_way
-from streamwarden.control.parallelism import as_before, decide, widened, width_of
+from streamwarden.control.job_operation import is_anothers, is_passing, stopped_since
+from streamwarden.control.operation import begin
+from streamwarden.control.parallelism import decide, widened
+from streamwarden.control.rescale_back import told
 from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
+from streamwarden.control.rescale_verdict import START, RescaleVerdict
 from streamwarden.control.savepoints.compat import readers_of
 from streamwarden.control.savepoints.manifest import Manifest, Origin
 from streamwarden.control.savepoints.take import Report
 from streamwarden.control.standby import Standby, standby
-from streamwarden.control.state_copy import StateCopy, differing
-from streamwarden.control.state_reader import StateAt, read_state
-from streamwarden.control.supervision import START_TIMEOUT, Observation, Phase, assess, observe, record_decision
-from streamwarden.control.supervision import decide as judge
+from streamwarden.control.state_copy import StateCopy
+from streamwarden.control.supervision import Observation, Phase, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -48,20 +40,6 @@ OnTimeout = Literal["roll back", "hold"]
 
 Way = Literal["fast", "plain"]
 """How the state is repartitioned: while the job runs on, or after it was stopped."""
-
-_POLL_S = 0.25
-
-_ENOUGH = 3
-"""Batches after which the new driver may count as healthy, if it does not find before that nothing is left to read. 3:
-most health rules judge three batches, and what is wrong with a width often shows in the second."""
-
-_LOOK_S = 2.0
-"""How often the driver that runs on is looked at, while its rescale is prepared. 2 s, as by its supervisor."""
-
-_UNREAD = "RESCALE_FAILED"
-
-_START = "start"
-"""The step from whose beginning on a rescale can't be cancelled: batches may be there that the old job has not seen."""
 
 
 def rescale(
@@ -158,21 +136,18 @@ def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
     found = JobDocuments(workspace.storage, job).operation.read()
     if found is None or found.kind != "rescale" or found.state != "running":
         raise StreamwardenError("OPERATION_NONE", f"{job}: no rescale works on it")
-    if any(step.name == _START for step in found.steps):
+    if any(step.name == START for step in found.steps):
         raise StreamwardenError("OPERATION_TOO_LATE", f"{job}: rescale {found.id}, at {found.steps[-1].name}")
     documents = JobDocuments(workspace.storage, job)
     documents.cancel.write(Cancel(operation=found.id, by=by, at=utc_now()))
     # The rescale writes that it starts before it looks for this: either it has seen it, or we see that here.
     found = documents.operation.read() or found
-    if any(step.name == _START for step in found.steps):
+    if any(step.name == START for step in found.steps):
         raise StreamwardenError("OPERATION_TOO_LATE", f"{job}: rescale {found.id}, at {found.steps[-1].name}")
     return found
 
 
-class _Rescale(JobOperation):
-    _runs_on = False
-    _looked = 0.0
-
+class _Rescale(RescaleVerdict):
     def run(self) -> Operation:
         failure = self._plan.get("failure")
         if failure is not None:
@@ -213,8 +188,6 @@ class _Rescale(JobOperation):
             return None
         what = f"{self._job}: the rescale was killed in the midst of its switch, and the job has run on since"
         return StreamwardenError("OPERATION_INTERRUPTED", what)
-
-    # -- until the switch --------------------------------------------------------------------------------------------
 
     def _heed_stop(self) -> None:
         """Raise if somebody has stopped the job since a killed try looked at it: going on would start it."""
@@ -463,14 +436,6 @@ class _Rescale(JobOperation):
         if current is None or current.generation != after.generation:
             self._decide(self._documents.checkpoint, after)
 
-    def _switched(self) -> bool:
-        desired = self._documents.desired.read()
-        return desired is not None and desired.operation == self.handle.id
-
-    @property
-    def _half_way(self) -> bool:
-        return is_half_way(self.handle.operation)
-
     def _go_on(self, error: BaseException) -> None:
         """Start the job as it was, after what failed before the switch; go back, after what failed in its midst."""
         if (self._half_way and is_passing(error)) or is_anothers(error):
@@ -479,7 +444,7 @@ class _Rescale(JobOperation):
         if self._switched():
             if isinstance(error, (OSError, StreamwardenError)):
                 # Half of the switch is done, or all of it, and its answer was lost.
-                self._roll_back(_told(error))
+                self._roll_back(told(error))
             # Ended from outside, and killed in seconds: gone on with by whoever repeats it.
             return
         self._release()
@@ -493,313 +458,11 @@ class _Rescale(JobOperation):
             running.await_stop(self._workspace, self._job, self._stop_timeout)
         running.start(self._workspace, self._job, by=self._by, reason="its rescale failed before the switch")
 
-    # -- after it ----------------------------------------------------------------------------------------------------
-
-    def _start_and_judge(self, spare: Standby | None = None) -> Operation:
-        begun = any(step.name == _START for step in self.handle.operation.steps)
-        try:
-            with self.handle.step(_START) as step:
-                if not begun:
-                    # It may have been cancelled while it switched. Not later: from here on a cancel is refused.
-                    self._heed()
-                seen = observe(self._workspace, self._job)
-                if seen.phase.alive:
-                    step.detail = f"{seen.incarnation} runs already"
-                else:
-                    step.detail = running.start(
-                        self._workspace, self._job, by=self._by, reason=self._reason or "rescale", spare=spare
-                    )
-            deadline = time.monotonic() + self._health_timeout
-            with self.handle.step("first batch") as step:
-                step.detail = self._await_first_batch()
-                # While its first batch is among those that its progress holds: catching up may take hours, and a killed
-                # try may have seen it then.
-                if "downtime_s" not in self._plan:
-                    self._note_downtime(observe(self._workspace, self._job))
-            deadline += self._prove_replayed()
-            with self.handle.step("catch up") as step:
-                step.detail = self._await_caught_up(deadline)
-        except (OSError, StreamwardenError) as error:
-            if is_passing(error):
-                # The job is not to blame: whoever goes on with it judges.
-                raise
-            self._roll_back(_told(error))
-        self._release()
-        return self.handle.end("done")
-
-    def _await_first_batch(self) -> str:
-        try:
-            return running.await_health(
-                self._workspace,
-                self._job,
-                generation=self._plan["generation"],
-                base=self._plan["base"],
-                timeout=self._health_timeout,
-                say=self._say,
-            )
-        except StreamwardenError as error:
-            seen = observe(self._workspace, self._job)
-            failures = seen.heartbeat.failures if seen.heartbeat else 0
-            if error.code != "DRIVER_DID_NOT_START" or not self._holds(seen) or failures:
-                raise
-            # After a long way its first batch is a large one.
-            return f"none yet: {error.what}"
-
-    def _holds(self, seen: Observation) -> bool:
-        return self.handle.operation.params["on_timeout"] == "hold" and seen.phase is Phase.RUNNING
-
-    def _prove_replayed(self) -> float:
-        """Compare the state at which the job was stopped with that of the copy, which has come there by replaying.
-
-        Only now, when nobody waits for it. Rows and watermark were compared after each of those batches. Where a state
-        can't be read any more, that is on record, and no verdict. The job's end meanwhile is seen: nobody else restarts
-        it.
-
-        Returns
-        -------
-        float
-            What it took, seconds.
-        """
-        if not self._plan.get("proof"):
-            return 0.0
-        started = time.monotonic()
-
-        def heed() -> None:
-            self._see_it_live(time.monotonic() + self._health_timeout)
-
-        with self.handle.step("digest at the stop") as step:
-            asked = {name: StateAt(**state) for name, state in self._plan["proof"].items()}
-            try:
-                found = read_state(self._workspace, asked, code=_UNREAD, heed=heed)
-            except StreamwardenError as error:
-                if error.code != _UNREAD:
-                    raise
-                found = {name: {"error": error.what} for name in asked}
-            wrong = [f"{asked[name]}: {answer['error']}" for name, answer in found.items() if "error" in answer]
-            if wrong:
-                step.detail = f"not compared: {'; '.join(wrong)}"
-            elif stores := differing(found["job"]["digests"], found["copy"]["digests"]):
-                what = f"{self._job}: {', '.join(stores)}, after batch {asked['job'].batch} was replayed"
-                raise StreamwardenError("RESCALE_STATE_DIFFERS", what)
-            else:
-                step.detail = f"the same after batch {asked['job'].batch}"
-        return time.monotonic() - started
-
-    def _await_caught_up(self, deadline: float) -> str:
-        """Wait until the backlog is what it was and nothing is newly wrong; return by what."""
-        known, backlog = set(self._plan["critical"]), self._plan["backlog"]
-        while True:
-            seen = self._see_it_live(deadline)
-            if "downtime_s" not in self._plan:
-                self._note_downtime(seen)
-            recent = seen.progress.recent if seen.progress else []
-            last = recent[-1] if recent else None
-            left = pending(last)
-            wrong = [f"{one.rule}: {one.what}" for one in self._findings(seen) if one.rule not in known]
-            idle = seen.heartbeat is not None and seen.heartbeat.idle
-            if last is None and not idle:
-                # Its first try fails, or its progress could not be written, which says what is left.
-                wrong.append("a batch without progress")
-            over = time.monotonic() >= deadline
-            what = f"{left} left to read, {backlog or 0} before"
-            if not wrong and (idle or has_caught_up(recent, backlog or 0)):
-                # Of a job whose batches are long apart fewer are enough.
-                if idle or over or len(recent) >= _ENOUGH:
-                    return "nothing is left to read" if idle or not left else what
-                what = f"{len(recent)} of {_ENOUGH} batches committed"
-            what = "; ".join(wrong) or what
-            self._say(what)
-            if over:
-                if self._holds(seen):
-                    return f"held as asked, though not healthy in time: {what}"
-                raise StreamwardenError("RESCALE_SLOW", what)
-            time.sleep(_POLL_S)
-
-    def _see_it_live(self, deadline: float) -> Observation:
-        """Observe the job, also where the store is away until then; raise what its driver ended by."""
-        seen = running.observe_by(self._workspace, self._job, deadline)
-        if not seen.phase.alive:
-            raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
-        return seen
-
-    def _roll_back(self, error: StreamwardenError) -> NoReturn:
-        """Put what ran before in force again, and raise.
-
-        Raises
-        ------
-        StreamwardenError
-            ``RESCALE_UNHEALTHY``, always.
-        """
-        # First of all on record: whoever goes on after a crash must go on back, and not try the new width again.
-        self.handle.plan(failure=ErrorInfo.of(error).model_dump(mode="json"))
-        with self.handle.step("roll back") as step:
-            if self._switched():
-                running.end_driver(self._workspace, self._job, by=self._by, reason=f"rescale failed: {error.code}")
-                self.handle.plan(way=self._put_back(error))
-            way = self._plan.get("way", "")
-            desired = self._documents.desired.read()
-            to_run = desired is not None and desired.state == "running"
-            step.detail = f"{way}: {self._start_again()}" if to_run else f"{way}; suspended"
-        if to_run:
-            self._await_health_of_before()
-        self._release()
-        record_decision(self._workspace, self._job, "roll back", f"{error.code}: {error.what}")
-        self.handle.end("rolled back", error)
-        raise StreamwardenError(
-            "RESCALE_UNHEALTHY", f"{self._job}: {error.code}: {error.what}\n  Back: {self._plan.get('way', '')}"
-        ) from error
-
-    def _put_back(self, error: StreamwardenError) -> str:
-        """Put checkpoint and width of before in force; return how, in words. Can be repeated."""
-        reference = self._documents.checkpoint.read()
-        before = CheckpointRef.model_validate(self._plan["before"])
-        assert reference is not None
-        note = f"its rescale failed: {error.code}"
-        if reference.generation == before.generation:
-            # Only cores or memory were changed, which have no part in results; or a killed try has put it back.
-            self._put_documents_back(note=note)
-            if self._plan.get("after"):
-                return f"{before.path}, generation {before.generation}"
-            return "the job goes on where it is, as wide as before"
-        sinks = self._desired_before.spec.sinks
-        outputs, stuck = outputs_before(
-            self._workspace, self._job, sinks, generation=reference.generation, base=reference.base_batch
-        )
-        if stuck:
-            # Put back, these tables would break their readers; left, they would have replayed rows twice. The state is
-            # the same in either number of partitions, so it stays where it is.
-            was = Width.model_validate(self._plan["was"])
-            width = was.model_copy(update={"partitions": self._plan["to"]["partitions"]})
-            # Over what it said at the switch. Not read again: a slip in the YAML must not hold up a way back.
-            decided = Parallelism.model_validate(self._plan["width"]).model_copy(update={"now": width})
-            self._decide(self._documents.parallelism, decided)
-            self._decide(self._documents.desired, self._desired_back(width, note=note))
-            return (
-                f"{', '.join(stuck)} can't be put back under readers, so the new number of partitions stays;"
-                " cores and memory are as before"
-            )
-        self._decide(
-            self._documents.checkpoint,
-            # Its own generation: what its last batch in flight has written, it has written under this id.
-            # With its number of partitions, as at the switch: a driver may be started before the spec is put back.
-            before.model_copy(
-                update={
-                    "highest": reference.highest,
-                    "outputs": outputs,
-                    "fenced": False,
-                    "partitions": self._plan["was"]["partitions"],
-                }
-            ),
-        )
-        self._put_documents_back(note=note)
-        tables = f", {', '.join(one.table for one in outputs)} put back" if outputs else ""
-        return f"{before.path}, generation {before.generation}{tables}"
-
-    def _put_documents_back(self, *, note: str) -> None:
-        width = as_before(self._workspace, self._job, self._plan.get("parallelism"), by=self._by)
-        if width is not None:
-            self._decide(self._documents.parallelism, width)
-        self._decide(self._documents.desired, self._desired_back(width_of(self._desired_before.spec), note=note))
-
-    def _desired_back(self, width: Width, *, note: str) -> Desired:
-        """Return what is wanted of the job without this rescale: all but the width as others want it by now.
-
-        A person may have stopped it, or deployed something else, after a try was killed.
-        """
-        before, found = self._desired_before, self._documents.desired.read()
-        assert found is not None
-        spec = widened(found.spec, width)
-        to_run = found.state == before.state == "running"
-        return found.model_copy(
-            update={
-                "state": "running" if to_run else "suspended",
-                "spec": spec,
-                "digest": spec.digest(),
-                "operation": before.operation,
-                "updated_at": utc_now(),
-                "updated_by": before.updated_by if found.updated_by == self._by else found.updated_by,
-                "note": note,
-            }
-        )
-
-    def _await_health_of_before(self) -> None:
-        reference = self._documents.checkpoint.read()
-        assert reference is not None
-        base = CheckpointReader(self._workspace.storage, reference.path).last_commit()
-        with self.handle.step("wait for health after the way back") as step:
-            try:
-                step.detail = running.await_health(
-                    self._workspace,
-                    self._job,
-                    generation=reference.generation,
-                    base=base,
-                    # The new one's time may have been what was too short. A start is given its time here.
-                    timeout=max(self._health_timeout, START_TIMEOUT.total_seconds()),
-                    say=self._say,
-                )
-                self._note_downtime(observe(self._workspace, self._job))
-            except StreamwardenError as error:
-                if error.code == "OPERATION_INTERRUPTED":
-                    raise
-                # There is nothing further to go back to; the supervisor has it from here.
-                step.detail = f"not healthy either: {error.code}: {error.what}"
-
-    # -- shared ------------------------------------------------------------------------------------------------------
-
-    def _note_downtime(self, seen: Observation) -> None:
-        """Keep how long the job was away: from its last batch, or its stop, to the first batch after it.
-
-        Or to the moment when it looked for one in vain: a source without news has missed nothing.
-        """
-        if self._desired_before.state != "running":
-            # Nobody waited for it.
-            return
-        stopped = self._plan.get("stopped_at")
-        recent = seen.progress.recent if seen.progress else []
-        back = recent[0].at if recent else seen.heartbeat.idle_at if seen.heartbeat else None
-        if stopped is not None and back is not None:
-            took = (back - datetime.fromisoformat(stopped)).total_seconds()
-            self.handle.plan(downtime_s=round(took, 2))
-
-    def _findings(self, seen: Observation) -> list[Any]:
-        memory = self._documents.supervision.read() or Supervision()
-        health = assess(seen, memory, judge(seen, memory))
-        return [one for one in health.findings if one.level is Level.CRITICAL and one.rule != "restarts"]
-
-    def _step(self, name: str) -> AbstractContextManager[Step]:
-        self._heed()
-        return self.handle.step(name)
-
-    def _heed(self) -> None:
-        """Raise if somebody has cancelled this operation, or the driver that was to run on meanwhile has ended."""
-        self._see_it_run_on()
-        asked = self._documents.cancel.read()
-        if asked is not None and asked.operation == self.handle.id:
-            raise StreamwardenError("OPERATION_CANCELLED", f"{self._job}: rescale {self.handle.id}, by {asked.by}")
-
-    def _see_it_run_on(self) -> None:
-        # Nobody else restarts it while an operation works on the job, and preparing may take long.
-        if not self._runs_on or time.monotonic() < self._looked + _LOOK_S:
-            return
-        self._looked = time.monotonic()
-        seen = observe(self._workspace, self._job)
-        if seen.phase in (Phase.DEAD, Phase.FAILED, Phase.STOPPED):
-            what = f"{self._job}: its driver ended meanwhile: {seen.reason}"
-            raise StreamwardenError("RESCALE_NOT_HEALTHY", what)
-
     @property
     def _stopping(self) -> bool:
         """Whether the driver was asked to stop: from then on the job is started again, whatever fails."""
         return bool(self._plan.get("stopping"))
 
     @property
-    def _desired_before(self) -> Desired:
-        return Desired.model_validate(self._plan["desired"])
-
-    @property
     def _way(self) -> str:
         return "plain" if self._plan.get("bound") else str(self.handle.operation.params.get("way", "plain"))
-
-
-def _told(error: Exception) -> StreamwardenError:
-    return error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))

@@ -476,7 +476,7 @@ def test_a_driver_that_ends_during_the_last_digest_sends_it_back(place: Place, m
         raise AssertionError("nobody saw it")
 
     monkeypatch.setattr(_Rescale, "_save_if_any", with_a_proof)
-    monkeypatch.setattr("streamwarden.control.rescale.read_state", dies)
+    monkeypatch.setattr("streamwarden.control.rescale_verdict.read_state", dies)
     with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*DRIVER_DIED"):
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
     assert operation(place).state == "rolled back" and cores(place) == before
@@ -602,7 +602,7 @@ def test_a_way_back_that_could_not_be_finished_is_gone_on_with(place: Place, mon
 
 def test_a_job_without_a_batch_can_have_more_cores(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     # How long the way back waits for the stand-in, which will never be healthy.
-    monkeypatch.setattr("streamwarden.control.rescale.START_TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr("streamwarden.control.rescale_back.START_TIMEOUT", timedelta(seconds=1))
     place.write_job(standin_mute=0)
     place.deploy()
     before = cores(place)
