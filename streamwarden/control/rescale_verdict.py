@@ -79,7 +79,7 @@ class RescaleVerdict(RescaleBack):
         except StreamwardenError as error:
             seen = observe(self._workspace, self._job)
             failures = seen.heartbeat.failures if seen.heartbeat else 0
-            if error.code != "DRIVER_DID_NOTSTART" or not self._holds(seen) or failures:
+            if error.code != "DRIVER_DID_NOT_START" or not self._holds(seen) or failures:
                 raise
             # After a long way its first batch is a large one.
             return f"none yet: {error.what}"
