@@ -12,6 +12,7 @@ from typing import Any
 from streamwarden.control.documents import JobDocuments, Parallelism, Width
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
 
 __all__ = ["FIELDS", "as_before", "decide", "effective_spec", "forget_overruled", "widened", "width_of"]
 
@@ -50,15 +51,14 @@ def effective_spec(workspace: Workspace, job: str) -> JobSpec:
 def forget_overruled(workspace: Workspace, job: str) -> None:
     """Forget what a rescale decided over numbers of the YAML that were deployed otherwise since.
 
-    Otherwise it would count again, should the YAML say the old number once more.
-
-    Raises
-    ------
-    StreamwardenError
-        ``JOB_UNKNOWN`` or ``CONFIG_INVALID``.
+    Otherwise it would count again, should the YAML say the old number once more. Does nothing where the YAML can't be
+    read any more: a slip there must not fail the deploy that is done, and the next one forgets it.
     """
-    document, written = JobDocuments(workspace.storage, job).parallelism, width_of(workspace.job(job))
-    found = document.read()
+    document = JobDocuments(workspace.storage, job).parallelism
+    try:
+        found, written = document.read(), width_of(workspace.job(job))
+    except StreamwardenError:
+        return
     if found is None or found.over == written:
         return
 

@@ -76,6 +76,8 @@ def test_what_was_deployed_over_it_is_not_undone_by_the_old_number(workspace: Wo
     assert width(workspace) == (8, 4, "1g")
     write(workspace, state={"partitions": 2}, resources={"cores": 1, "memory": "1g"})
     assert width(workspace) == (8, 1, "1g"), "not two cores, as the rescale had it"
+    (workspace.config / "jobs" / f"{JOB}.yaml").write_text("name: [")
+    forget_overruled(workspace, JOB)
 
 
 def test_it_is_put_back_to_what_it_was(workspace: Workspace) -> None:
