@@ -25,7 +25,7 @@ from streamwarden.airflow.job_operator import ALL_JOBS, InterruptibleOperator, J
 from streamwarden.airflow.logtail import describe_error, log_tail
 from streamwarden.airflow.notify import tell
 from streamwarden.airflow.operation_log import ended_operation, steps_logged
-from streamwarden.airflow.relief import is_due, relief, relief_id, relieved_by
+from streamwarden.airflow.relief import are_used_up, is_due, relief, relief_id, relieved_by
 from streamwarden.airflow.triggers import ALERT, SuperviseTrigger
 from streamwarden.control import operations
 from streamwarden.control.config import job_names
@@ -487,7 +487,8 @@ class ReleaseOperator(JobOperator):
     tries again, for hours.
 
     A driver is stopped for a person's hand only. One of a run that is relieved, or whose supervise task has used up its
-    tries, goes on, and a fresh run supervises it. So does one that somebody has deployed since, whom this would undo.
+    tries, goes on, and a fresh run supervises it; tries that died before they began are told from a hand by the time
+    that they take. So does one that somebody has deployed since, whom this would undo.
 
     A notifier that could not be told of the job's end is asked again for some minutes, unless a next run waits, which
     will do so.
@@ -560,6 +561,14 @@ class ReleaseOperator(JobOperator):
         found = context["ti"].xcom_pull(task_ids=self.supervise_task_id, key=_TRY)
         return isinstance(found, dict) and found["attempt"] > found["granted"]
 
+    def _never_began(self, holder: Claim | None, since: datetime) -> bool:
+        """Tell whether the supervise task's last tries may have died before they could say anything."""
+        dag = self.get_dag()
+        if holder is None or dag is None:
+            return False
+        task = dag.get_task(self.supervise_task_id)
+        return are_used_up(holder, retries=task.retries or 0, retry_delay=task.retry_delay, ended=since)
+
     def _release(self, context: Context, workspace: Workspace, state: str, *, relieved: bool, since: datetime) -> None:
         seen, ti = observe(workspace, self.job), context["ti"]
         holder = current_claim(workspace, self.job)
@@ -571,7 +580,8 @@ class ReleaseOperator(JobOperator):
                 fresh = Claim(holder=f"{ti.dag_id}/{relief_id(ti.run_id)}", attempt=0, at=utc_now())
                 claim(workspace, self.job, fresh)
             return
-        if ours and state == "failed" and self._is_unfinished(workspace, seen) and self._used_up(context):
+        used_up = ours and state == "failed" and (self._used_up(context) or self._never_began(holder, since))
+        if used_up and self._is_unfinished(workspace, seen):
             self.log.warning("the tries of supervise are used up: run %s goes on", relief_id(ti.run_id))
             raise relief(ti.dag_id, ti.run_id)
         if state == "failed" and holder is not None and holder.holder == f"{ti.dag_id}/{relief_id(ti.run_id)}":

@@ -7,13 +7,15 @@ attaches to whatever the one before it has watched.
 from __future__ import annotations
 
 import re
+from datetime import datetime, timedelta
 
 from airflow.sdk import Context
 from airflow.sdk.exceptions import DagRunTriggerException
 
 from streamwarden.airflow.triggering import run_to_trigger
+from streamwarden.control.supervision import Claim
 
-__all__ = ["is_due", "relief", "relief_id", "relieved_by"]
+__all__ = ["are_used_up", "is_due", "relief", "relief_id", "relieved_by"]
 
 _RELIEVES = "relieves"
 _ID = re.compile(r"relief__(\d+)__(.+)")
@@ -34,6 +36,27 @@ def is_due(attempt: int, max_tries: int, retries: int) -> bool:
         The operator's.
     """
     return attempt > 1 and max_tries + 1 - attempt <= retries // 2
+
+
+def are_used_up(claim: Claim, *, retries: int, retry_delay: timedelta, ended: datetime) -> bool:
+    """Tell whether the tries after a claim's can all have come and gone without one that began.
+
+    A try that dies before it begins (the API server is away, the worker lacks a package) leaves no trace that a later
+    task may read. But all that a claim has left take their time, and none of them comes while the task is deferred: a
+    task that ended sooner, or from being deferred, was ended by a person.
+
+    Parameters
+    ----------
+    claim
+        The last one of the task's run.
+    retries, retry_delay
+        The operator's; the retries count where the claim is not a try's.
+    ended
+        When the task ended, or somewhat later: then a person's hand in that time is taken for used-up tries, and the
+        job goes on.
+    """
+    left = (claim.granted or retries) + 1 - max(claim.attempt, 1)
+    return not claim.deferred and ended - (claim.deferred_at or claim.at) >= left * retry_delay
 
 
 def relief_id(run_id: str) -> str:

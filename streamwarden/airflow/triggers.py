@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from streamwarden.control.supervision import (
     assess,
     current_claim,
     decide,
+    note_deferred,
     observe,
     process_of_driver,
 )
@@ -58,8 +60,9 @@ class SuperviseTrigger(BaseTrigger):
     An alert is due when a health rule's level has differed from what was told for ``health.hold`` of the job's spec; it
     is about the nearest level that the rule had meanwhile.
 
-    It only reads: two triggerers may run it at once, and the task that it wakes looks for itself. It does not restart
-    drivers, has no timeout, and does not end because Airflow's parts do.
+    Of the job it only reads: two triggerers may run it at once, and the task that it wakes looks for itself. In its
+    task's claim it notes that it watches, and that it fires. It does not restart drivers, has no timeout, and does not
+    end because Airflow's parts do.
 
     Parameters
     ----------
@@ -113,6 +116,7 @@ class SuperviseTrigger(BaseTrigger):
         self._differing = {(rule, level): began for rule, level, began in differing}
         self._silence = Silence()
         self._doubtful = False
+        self._noted: bool | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class's path and the arguments that make this trigger again."""
@@ -144,18 +148,22 @@ class SuperviseTrigger(BaseTrigger):
                 self._say(f"can't read the control documents: {error}")
                 if time.monotonic() - readable > max(_TOLERABLE_S, self.settle):
                     # The task reads them again, and fails with the error if it is still so; Airflow then retries it.
+                    await self._note(deferred=False)
                     yield _event("look", str(error), self.incarnation)
                     return
             else:
                 readable = time.monotonic()
+                await self._note(deferred=True)
                 self.incarnation = seen.incarnation
                 self._report(seen, verdict)
                 lasted = self._lasting_changes(seen, health, told)
                 if _due(verdict) and not self._doubtful and time.monotonic() >= settled:
+                    await self._note(deferred=False)
                     yield _event(verdict.action.value, verdict.why, seen.incarnation, {}, self._differences())
                     return
                 if (lasted or record.unsent_due(told)) and time.monotonic() >= settled:
                     why = ", ".join(lasted) or "a notifier is to be asked again"
+                    await self._note(deferred=False)
                     yield _event(ALERT, why, seen.incarnation, lasted, self._differences(but=lasted))
                     return
                 if _is_quiet(seen, verdict) and not self._differing and not told.unsent:
@@ -193,6 +201,21 @@ class SuperviseTrigger(BaseTrigger):
         finally:
             loop.remove_reader(handle)
             os.close(handle)
+
+    async def _note(self, *, deferred: bool) -> None:
+        """Say in the claim whether this watches, once for each change."""
+        if self._noted == deferred:
+            return
+        with contextlib.suppress(StreamwardenError, OSError):
+            await asyncio.to_thread(
+                note_deferred,
+                self._workspace(),
+                self.job,
+                holder=self.holder,
+                attempt=self.attempt,
+                deferred=deferred,
+            )
+            self._noted = deferred
 
     def _look(self) -> tuple[Observation, Verdict, Health, HealthRecord]:
         workspace = self._workspace()

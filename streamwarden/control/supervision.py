@@ -62,6 +62,7 @@ __all__ = [
     "kill_by_hand",
     "kill_driver",
     "kill_silent",
+    "note_deferred",
     "observe",
     "process_of_driver",
     "record_decision",
@@ -220,12 +221,18 @@ class Claim(BaseModel):
         How many tries the holder was granted. It grows when a person asks for another one, and only then.
     at
         Since when.
+    deferred
+        Whether the holder's trigger watches the job now. Otherwise its task is to do something, or has yet to begin.
+    deferred_at
+        Since when that is so or not; None where it has not changed since `at`.
     """
 
     holder: str
     attempt: int
     granted: int = 0
     at: datetime
+    deferred: bool = False
+    deferred_at: datetime | None = None
 
 
 def claim(workspace: Workspace, job: str, ours: Claim, *, over_own: bool = True) -> Claim | None:
@@ -251,6 +258,25 @@ def claim(workspace: Workspace, job: str, ours: Claim, *, over_own: bool = True)
 def current_claim(workspace: Workspace, job: str) -> Claim | None:
     """Return who supervises a job, or None if nobody ever did."""
     return _claim_document(workspace, job).read()
+
+
+def note_deferred(workspace: Workspace, job: str, *, holder: str, attempt: int, deferred: bool) -> None:
+    """Keep in the claim whether its holder's trigger watches the job; a claim of another holder or try is left alone.
+
+    Parameters
+    ----------
+    holder, attempt
+        Of the claim that is meant.
+    deferred
+        Whether it does.
+    """
+    document = _claim_document(workspace, job)
+    found = document.read_versioned()
+    if found is None or (found[0].holder, found[0].attempt) != (holder, attempt) or found[0].deferred == deferred:
+        return
+    # Who was faster has claimed the job, or is the same trigger in a second triggerer.
+    with suppress(Conflict):
+        document.replace(found[0].model_copy(update={"deferred": deferred, "deferred_at": utc_now()}), found[1])
 
 
 def record_decision(workspace: Workspace, job: str, what: str, why: str) -> None:

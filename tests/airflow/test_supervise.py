@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -544,6 +545,59 @@ def test_used_up_tries_are_nobodys_hand(place: Place, readable: bool) -> None:
     assert is_to_run(place)
     release(place, Run(states={"supervise": "failed"}, tried={"attempt": 7, "granted": 1000}))
     assert not is_to_run(place)
+
+
+def in_dag(place: Place) -> ReleaseOperator:
+    """Return the teardown of a DAG whose supervise task has two retries."""
+    with DAG(dag_id="job_lamp", schedule=None):
+        before = supervise(place, retries=2, retry_delay=timedelta(seconds=10))
+        operator = ReleaseOperator(task_id="release", job="lamp", **place.place())
+        before >> operator
+    return operator
+
+
+def ended_after(seconds: float) -> Any:
+    """Return the context of a teardown whose supervise task has ended, failed, so long from now, in its first try."""
+    context = Run(states={"supervise": "failed"}, tried={"attempt": 1, "granted": 2}).context("release")
+    since = utc_now() + timedelta(seconds=seconds)
+    return {**context, "task_state_store": {f"first_try_{context['ti'].max_tries}": since.isoformat()}}
+
+
+def test_tries_that_died_before_they_began_are_nobodys_hand(place: Place) -> None:
+    run, first = Run(granted=2), place.deploy()
+    operator = supervise(place, retries=2)
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    # The API server goes away before it hears of the deferral: this trigger never watches, and two tries are left.
+    with pytest.raises(DagRunTriggerException):
+        in_dag(place).execute(ended_after(25))
+    assert fired(trigger, within=1) is None
+    os.kill(pid_of(first), signal.SIGKILL)
+    assert fired(trigger) is not None
+    # Or it does when the task is to be woken.
+    with pytest.raises(DagRunTriggerException):
+        in_dag(place).execute(ended_after(25))
+    assert is_to_run(place)
+
+
+@pytest.mark.parametrize("watched_before", [True, False])
+def test_what_ended_sooner_than_its_tries_take_was_ended_by_hand(place: Place, watched_before: bool) -> None:
+    run = Run(granted=2)
+    place.deploy()
+    trigger = deferred(lambda: supervise(place, retries=2).execute(run.context()), run)
+    if watched_before:
+        assert fired(trigger, within=1) is None
+    in_dag(place).execute(ended_after(3600 if watched_before else 10))
+    assert not is_to_run(place)
+
+
+def test_a_run_of_which_nothing_but_the_deploy_began_is_relieved(place: Place) -> None:
+    DeployOperator(task_id="deploy", job="lamp", **place.place()).execute(Run().context("deploy"))
+    place.until(lambda seen: seen.phase is Phase.RUNNING)
+    context = ended_after(25)
+    context["ti"].xcom_pull = lambda **_: None
+    with pytest.raises(DagRunTriggerException):
+        in_dag(place).execute(context)
+    assert is_to_run(place)
 
 
 def test_a_late_release_does_not_undo_what_a_person_deployed_since(place: Place) -> None:

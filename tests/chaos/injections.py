@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import psutil
 
+from streamwarden.airflow.relief import relief_id
 from streamwarden.control.supervision import Phase
 from streamwarden.errors import StreamwardenError
 from tests.chaos.plan import JOBS, SHARED, Fault, Kind, Moment
@@ -282,21 +283,33 @@ class Injector:
         self._perhaps_kill(record, chance)
         world.mean_run(job, run)
         record.at = time.time()
+        marked = [run]
         world.api(lambda client: client.set_task_state(f"job_{job}", run, "supervise", state))
 
+        def again(run: str) -> None:
+            # Whoever sees that it goes on marks it again.
+            world.mean_run(job, run)
+            world.api(lambda client: client.set_task_state(f"job_{job}", run, "supervise", state))
+            record.detail["marked_again"] = record.detail.get("marked_again", 0) + 1
+
         def ended() -> bool:
-            if world.run_state(f"job_{job}", run) in ("failed", "success"):
+            if world.run_state(f"job_{job}", marked[-1]) in ("failed", "success"):
                 return True
-            if world.task_state(f"job_{job}", run, "supervise") not in ("failed", "success"):
+            if world.task_state(f"job_{job}", marked[-1], "supervise") not in ("failed", "success", None):
                 # A scheduler that has just looked at a scheduled task queues it over a mark that comes in between.
-                # Whoever sees that it goes on marks it again.
-                world.api(lambda client: client.set_task_state(f"job_{job}", run, "supervise", state))
-                record.detail["marked_again"] = record.detail.get("marked_again", 0) + 1
+                again(marked[-1])
             return False
+
+        def down() -> bool:
+            if world.task_state(f"job_{job}", fresh := relief_id(marked[-1]), "supervise") in ("running", "deferred"):
+                # With two tries, a mark that Airflow takes long to act on looks like tries that died unseen.
+                marked.append(fresh)
+                again(fresh)
+            return rest.over(ended() and self._is_down(job))
 
         world.until(ended, DEADLINE_S, "the run's end", poll=3.0)
         rest = _Rest(5.0)
-        world.until(lambda: rest.over(self._is_down(job)), DEADLINE_S, f"{job} to stay down")
+        world.until(down, DEADLINE_S, f"{job} to stay down")
         desired = world.documents(job).desired.read()
         record.detail["left_as"] = desired.state if desired else None
         record.held_s = time.time() - record.at

@@ -47,6 +47,7 @@ from streamwarden.control.supervision import (
     current_claim,
     decide,
     end_stuck,
+    note_deferred,
     observe,
     record_decision,
     restart,
@@ -786,6 +787,22 @@ def test_newest_claim_holds(workspace: Workspace) -> None:
     assert current_claim(workspace, JOB) == first
     assert claim(workspace, JOB, second, over_own=False) == first
     assert current_claim(workspace, JOB) == second
+
+
+def test_a_trigger_notes_only_in_its_own_claim_that_it_watches(workspace: Workspace) -> None:
+    note_deferred(workspace, JOB, holder="first", attempt=1, deferred=True)
+    assert current_claim(workspace, JOB) is None
+    ours = Claim(holder="first", attempt=2, granted=5, at=utc_now())
+    claim(workspace, JOB, ours)
+    for holder, attempt in (("first", 1), ("second", 2)):
+        note_deferred(workspace, JOB, holder=holder, attempt=attempt, deferred=True)
+    assert current_claim(workspace, JOB) == ours
+    note_deferred(workspace, JOB, holder="first", attempt=2, deferred=True)
+    found = current_claim(workspace, JOB)
+    assert found is not None and found.deferred and found.deferred_at is not None and found.deferred_at >= ours.at
+    # A second triggerer's trigger says the same.
+    note_deferred(workspace, JOB, holder="first", attempt=2, deferred=True)
+    assert current_claim(workspace, JOB) == found
 
 
 def test_decisions_are_kept_to_a_number(workspace: Workspace) -> None:
