@@ -47,9 +47,9 @@ kafka-server: setup ## Fetch the Kafka server that the tests need
 demo: setup ## The main job from end to end, headless (TRIPS=file.parquet, KEEP=1)
 	@$(BIN)/python -m streamwarden.demo $(if $(TRIPS),--trips "$(TRIPS)") $(if $(KEEP),--keep)
 
-chaos: setup ## Faults into drivers and a real Airflow on Postgres (FAULTS=200 SEED=n ONLY=kind MINUTES=n)
+chaos: setup ## Faults into drivers and a real Airflow on Postgres (FAULTS=200 SEED=n ONLY=kind MINUTES=n TRIPS=file.parquet)
 	@$(BIN)/python -m tests.chaos $(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) \
-		$(if $(ONLY),--only $(ONLY)) $(if $(MINUTES),--minutes $(MINUTES))
+		$(if $(ONLY),--only $(ONLY)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(TRIPS),--trips "$(TRIPS)")
 
 up: setup ## Airflow with its UI on loopback, until `make down`
 	@$(BIN)/python -m streamwarden.airflow up

@@ -53,9 +53,11 @@ class Chaos:
         That made the plan.
     minutes
         After which no further fault is injected; None injects all.
+    trips
+        A TLC file; None generates trips.
     """
 
-    def __init__(self, folder: Path, plan: list[Fault], seed: int, minutes: float | None) -> None:
+    def __init__(self, folder: Path, plan: list[Fault], seed: int, minutes: float | None, trips: Path | None) -> None:
         self.folder = folder
         self.plan = plan
         self.seed = seed
@@ -64,7 +66,7 @@ class Chaos:
         self.records: list[Record] = []
         self.starts: list[ColdStart] = []
         self.broken: list[str] = []
-        self.world = World(folder / "run", self.say)
+        self.world = World(folder / "run", self.say, trips=trips)
         self._lock = threading.Lock()
         self._calm = threading.Lock()
         self._calm_over = threading.Barrier(len(JOBS))
@@ -287,6 +289,7 @@ class Chaos:
             "found": found,
             "runs_relieved": relieved,
             "components_ended": dict(Counter(self.world.ended_by_itself)),
+            "trips": self.world.trips.name if self.world.trips else "generated",
             "rows": rows,
             "machine": f"{platform.machine()}, {psutil.cpu_count()} cores",
             "at": now_text(),
@@ -306,6 +309,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=20230306, help="of the plan")
     parser.add_argument("--only", action="append", default=[], choices=[kind.value for kind in Kind], help="repeatable")
     parser.add_argument("--minutes", type=float, help="inject no further fault after so long")
+    parser.add_argument("--trips", type=Path, help="a TLC green-taxi Parquet file; default: generated trips")
     parser.add_argument("--folder", type=Path, default=Path("var/chaos"), help="emptied at the start (var/chaos)")
     parser.add_argument("--plan", action="store_true", help="print the plan, and start nothing")
     given = parser.parse_args()
@@ -321,7 +325,7 @@ def main() -> int:
     given.folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(given.folder / "lock", timeout=0):
-            return _run(Chaos(given.folder.resolve(), plan, given.seed, given.minutes))
+            return _run(Chaos(given.folder.resolve(), plan, given.seed, given.minutes, given.trips))
     except Timeout:
         out.print("[red]another run is going on here[/red]")
         return 2

@@ -30,9 +30,11 @@ from streamwarden.control.config import config_dir
 from streamwarden.control.documents import JobDocuments
 from streamwarden.control.supervision import Observation, Phase, observe
 from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.demo.trips import densest_week
 from streamwarden.spark.java_options import SHORT_LIVED
 from streamwarden.trips.generator import GeneratorOptions, InvalidRows, generate
 from streamwarden.trips.replay import Replay, ReplayOptions
+from streamwarden.trips.tlc import read_tlc
 from tests.chaos.plan import JOBS
 
 T = TypeVar("T")
@@ -105,11 +107,16 @@ class World:
         Told in words what goes on.
     standins
         How many further jobs there are, whose drivers are stand-ins without Spark. Configured, but not deployed.
+    trips
+        A TLC file; None generates trips, dirt included.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None], *, standins: int = 0) -> None:
+    def __init__(
+        self, folder: Path, say: Callable[[str], None], *, standins: int = 0, trips: Path | None = None
+    ) -> None:
         self.folder = folder.resolve()
         self.say = say
+        self.trips = trips
         self.standins = [f"standin_{number:02}" for number in range(1, standins + 1)]
         # Short, and where Postgres's own user gets to when root runs this.
         name = hashlib.sha256(str(self.folder).encode()).hexdigest()[:12]
@@ -190,9 +197,14 @@ class World:
 
     def start_feed(self) -> None:
         """Let trips land, file by file, until :meth:`stop_feed`."""
-        start = datetime(2023, 3, 6)
-        wrong = InvalidRows.each(_WEEKS * 25)
-        trips = generate(GeneratorOptions(start=start, end=start + timedelta(weeks=_WEEKS), seed=1, invalid=wrong))
+        if self.trips is not None:
+            trips = read_tlc([self.trips])
+            start = densest_week(trips).replace(day=1)
+        else:
+            start = datetime(2023, 3, 6)
+            wrong = InvalidRows.each(_WEEKS * 25)
+            trips = generate(GeneratorOptions(start=start, end=start + timedelta(weeks=_WEEKS), seed=1, invalid=wrong))
+        self.say(f"{trips.num_rows:,} {'real' if self.trips else 'generated'} trips, {_SPEED} times their pace")
         options = ReplayOptions(
             speed=_SPEED,
             late_share=0.05,
