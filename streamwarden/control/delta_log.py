@@ -99,7 +99,7 @@ class DeltaLog:
                 break
         return None
 
-    def after(self, application: str, batch: int) -> TableState:
+    def after(self, application: str, batch: int, *, until: int | None = None) -> TableState:
         """Return the table as it was when the application's batch was written and the next was not.
 
         A batch that had nothing to write has no commit: then it is the version before the first later batch's. Commits
@@ -111,9 +111,11 @@ class DeltaLog:
             The sink's application id; only one writes the table at a time.
         batch
             The batch.
+        until
+            The version that the table is to be put back to: what came later doesn't count. None if it stays.
         """
-        state = self.latest
-        newest_first = list(reversed(self.versions))
+        state = self.latest if until is None else until
+        newest_first = [one for one in reversed(self.versions) if until is None or one <= until]
         for version in newest_first:
             actions = self.actions(version)
             if any(action.get("commitInfo", {}).get("operation") == FENCE for action in actions):

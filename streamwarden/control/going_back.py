@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from streamwarden.control.delta_log import DeltaLog, application_id
-from streamwarden.control.documents import OutputStart
+from streamwarden.control.documents import CheckpointRef, OutputStart
 from streamwarden.control.savepoints.compat import readers_of
 from streamwarden.control.spec import SinkSpec
 from streamwarden.control.workspace import Workspace
 
-__all__ = ["outputs_before"]
+__all__ = ["outputs_before", "with_pending"]
 
 
 def outputs_before(
@@ -45,3 +45,20 @@ def outputs_before(
         elif sink.rewinds:
             stuck.append(table)
     return outputs, stuck
+
+
+def with_pending(outputs: Iterable[OutputStart], current: CheckpointRef | None) -> list[OutputStart]:
+    """Return what output tables shall start with, and what those still wait for that are not among them.
+
+    A checkpoint that is in force, and that no driver has started on yet, may have tables to put back: rows stand in
+    them that were undone. Another checkpoint in its place must put them back as well, or those rows stay.
+
+    Parameters
+    ----------
+    outputs
+        Of the new checkpoint.
+    current
+        The one in force, once its driver has ended; None for none.
+    """
+    found = {one.table: one for one in current.outputs} if current is not None else {}
+    return list({**found, **{one.table: one for one in outputs}}.values())

@@ -18,6 +18,7 @@ from streamwarden.control.documents import (
     Parallelism,
     utc_now,
 )
+from streamwarden.control.going_back import with_pending
 from streamwarden.control.job_operation import is_anothers, is_passing, stopped_since
 from streamwarden.control.operation import begin
 from streamwarden.control.parallelism import decide, widened
@@ -394,7 +395,11 @@ class _Rescale(RescaleVerdict):
                 if reference is not None
                 else CheckpointReader(self._workspace.storage, current.path).last_commit()
             )
-            after = reference.model_copy(update={"partitions": planned.to.partitions}) if reference else None
+            after = None
+            if reference is not None:
+                # The tables that the old checkpoint's driver never put back are the new one's to put back.
+                outputs = with_pending(reference.outputs, current)
+                after = reference.model_copy(update={"partitions": planned.to.partitions, "outputs": outputs})
             # Now, as it reads the YAML: whatever is wrong with that shall be found while the job is as it was.
             width = decide(self._workspace, self._job, planned.to, by=self._by)
             self.handle.plan(

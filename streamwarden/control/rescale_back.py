@@ -73,10 +73,14 @@ class RescaleBack(JobOperation):
             if self._plan.get("after"):
                 return f"{before.path}, generation {before.generation}"
             return "the job goes on where it is, as wide as before"
-        sinks = self._desired_before.spec.sinks
-        outputs, stuck = outputs_before(
-            self._workspace, self._job, sinks, generation=reference.generation, base=reference.base_batch
-        )
+        # Tables are put in place before a generation's first batch, and struck off: while any is left, it wrote none,
+        # and what it should have put back is still to be.
+        outputs, stuck = list(reference.outputs), []
+        if not outputs:
+            sinks = self._desired_before.spec.sinks
+            outputs, stuck = outputs_before(
+                self._workspace, self._job, sinks, generation=reference.generation, base=reference.base_batch
+            )
         if stuck:
             # Put back, these tables would break their readers; left, they would have replayed rows twice. The state is
             # the same in either number of partitions, so it stays where it is.

@@ -192,7 +192,10 @@ class _Rollout(JobOperation):
             try:
                 made = self._take_and_hold(Origin.PRE_ROLLOUT)
             except StreamwardenError as error:
-                if error.code != "SAVEPOINT_NOTHING":
+                reference = self._documents.checkpoint.read()
+                committed = self._reader(reference).last_commit() if reference else None
+                if error.code != "SAVEPOINT_NOTHING" or committed is not None:
+                    # Of a clone that never started: without a savepoint there would be no way back to its state.
                     raise
                 self.handle.plan(savepoint=None)
                 step.detail = "none: no batch is committed yet"
@@ -303,7 +306,9 @@ class _Rollout(JobOperation):
         if reference is None:
             return "no batch was ever begun"
         reader = self._reader(reference)
-        if reader.last_offset() == base:
+        # Nor has it where tables are still to be put in place, which comes before the first batch: one that was begun
+        # is the old spec's then.
+        if reader.last_offset() == base or reference.outputs:
             return f"the new spec began no batch, the old one goes on after {_batch(base)}"
         # Before the first batch source and state may change without a savepoint: what the new spec has made of them is
         # not for the old one.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,15 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from streamwarden.airflow.rescale_operator import CancelRescaleOperator, RescaleOperator
 from streamwarden.control import operations, running
 from streamwarden.control.advice.advise import holds_back
-from streamwarden.control.documents import JobDocuments, Operation, Supervision
+from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.documents import (
+    CheckpointRef,
+    JobDocuments,
+    Operation,
+    OutputStart,
+    Supervision,
+    utc_now,
+)
 from streamwarden.control.health.rules import Finding, Level
 from streamwarden.control.parallelism import effective_spec
 from streamwarden.control.processes import kill
@@ -32,6 +41,7 @@ from streamwarden.control.state_reader import StateAt
 from streamwarden.control.supervision import Action, Observation, Phase, decide
 from streamwarden.errors import StreamwardenError
 from tests.airflow.conftest import REPOSITORY, Place, Run
+from tests.airflow.standin_driver import commit
 from tests.airflow.test_dags import load
 from tests.airflow.test_restore import terminated_when
 
@@ -453,6 +463,65 @@ def test_a_switch_that_was_cut_off_goes_back_if_the_job_has_run_on(
     assert operation(place).state == "rolled back" and cores(place) == before
     now = documents.checkpoint.read()
     assert now is not None and (now.path, now.generation) == (reference.path, reference.generation)
+
+
+def with_more_partitions(place: Place, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let rescales repartition, as of a job with state, which the stand-in has not; return how many there will be."""
+    found = plan_rescale(place.workspace, "lamp", cores=cores(place) + 1)
+    planned = replace(found, to=found.was.model_copy(update={"partitions": found.was.partitions + 1}))
+
+    def copy(work: _Rescale, *_: Any) -> Any:
+        current, files = work._documents.checkpoint.read(), place.workspace.files
+        assert current is not None
+        generation = work._next_generation()
+        path = f"checkpoints/lamp/g{generation:06d}"
+        for info in list(files.walk(current.path)):
+            files.copy(info.key, path + info.key[len(current.path) :])
+        base = (CheckpointReader(place.workspace.storage, path).last_commit() or 0) + 1
+        commit(place.workspace, path, base)
+        reference = CheckpointRef(
+            job="lamp",
+            generation=generation,
+            path=path,
+            since=utc_now(),
+            reason="for the test",
+            base_batch=base,
+            highest=generation,
+            operation=work.handle.id,
+        )
+        return SimpleNamespace(reference=reference)
+
+    monkeypatch.setattr("streamwarden.control.rescale.plan_rescale", lambda *_, **__: planned)
+    monkeypatch.setattr(_Rescale, "_copy", copy)
+    return planned.to.partitions
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+def test_tables_that_are_still_to_be_put_back_are_so_on_either_way(
+    place: Place, monkeypatch: pytest.MonkeyPatch, healthy: bool
+) -> None:
+    place.deploy()
+    place.batch(1)
+    operations.stop(place.workspace, "lamp", by="test")
+    document = JobDocuments(place.workspace.storage, "lamp").checkpoint
+    before = document.read()
+    assert before is not None
+    # As after the way back of a rescale of a job that was stopped. The stand-in puts back nothing.
+    pending = [OutputStart(table="lamp", version=7)]
+    document.write(before.model_copy(update={"outputs": pending}))
+    wanted = with_more_partitions(place, monkeypatch)
+    if healthy:
+        assert rescale(place.workspace, "lamp", partitions=wanted, way="plain", by="test").state == "done"
+    else:
+
+        def unhealthy(*_: Any, **__: Any) -> Any:
+            raise StreamwardenError("DRIVER_DIED", "for the test")
+
+        monkeypatch.setattr(running, "await_health", unhealthy)
+        with pytest.raises(StreamwardenError, match="RESCALE_UNHEALTHY"):
+            rescale(place.workspace, "lamp", partitions=wanted, way="plain", by="test")
+    now = document.read()
+    assert now is not None and (now.generation, now.outputs) == (2 if healthy else 1, pending)
 
 
 def test_a_driver_that_ends_during_the_last_digest_sends_it_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

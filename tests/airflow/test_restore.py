@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, DagRunTriggerException, TaskDeferred
+from deltalake import write_deltalake
 
 from streamwarden.airflow.job_operator import InterruptibleOperator
 from streamwarden.airflow.operators import SuperviseOperator
 from streamwarden.airflow.restore_operators import EnsureSupervisedOperator, RestoreOperator
 from streamwarden.control import operations, running
-from streamwarden.control.documents import CheckpointRef, JobDocuments, Operation
+from streamwarden.control.documents import CheckpointRef, JobDocuments, Operation, OutputStart
 from streamwarden.control.operation import active_operation, begin
 from streamwarden.control.savepoints import catalogue, restore
 from streamwarden.control.savepoints.manifest import Manifest, Origin
@@ -149,6 +151,35 @@ def test_unhealthy_job_goes_back_and_the_run_says_why(place: Place) -> None:
     with pytest.raises(AirflowFailException, match="RESTORE_UNHEALTHY"):
         task.execute(again)
     assert operation(place).id == ended and place.seen().incarnation == seen.incarnation
+
+
+def with_a_table_to_put_back(place: Place) -> CheckpointRef:
+    """Stop a job of which a generation was undone, and no driver has put its table back since."""
+    savepoint(place)
+    operations.stop(place.workspace, "lamp", by="test")
+    for batch in range(3):
+        write_deltalake(place.workspace.table("lamp"), pa.table({"batch": [batch]}), mode="append")
+    documents = JobDocuments(place.workspace.storage, "lamp")
+    pending = [OutputStart(table="lamp", version=0)]
+    documents.checkpoint.write(reference(place).model_copy(update={"outputs": pending}))
+    return reference(place)
+
+
+def test_a_table_that_is_left_as_it_is_is_put_back_first_where_that_was_to_be(place: Place) -> None:
+    before = with_a_table_to_put_back(place)
+    # The stand-in puts back nothing: what it should is still in the document.
+    assert restoring(place, outputs="leave").execute(run_of().context("restore"))["state"] == "done"
+    assert (reference(place).generation, reference(place).outputs) == (2, before.outputs)
+
+
+@pytest.mark.parametrize("outputs", ["leave", "rewind"])
+def test_a_table_that_is_still_to_be_put_back_is_so_after_a_way_back(place: Place, outputs: str) -> None:
+    before = with_a_table_to_put_back(place)
+    place.write_job(standin_fail="DRIVER_FAILED")
+    with pytest.raises(AirflowFailException, match="RESTORE_UNHEALTHY"):
+        restoring(place, outputs=outputs).execute(run_of().context("restore"))
+    now = reference(place)
+    assert (now.generation, now.outputs) == (1, before.outputs)
 
 
 @pytest.mark.parametrize(

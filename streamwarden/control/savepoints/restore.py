@@ -16,6 +16,7 @@ from streamwarden.control.documents import (
     OutputStart,
     utc_now,
 )
+from streamwarden.control.going_back import with_pending
 from streamwarden.control.job_operation import JobOperation, is_anothers, is_passing, stopped_since
 from streamwarden.control.operation import begin
 from streamwarden.control.parallelism import as_before, decide, effective_spec, widened, width_of
@@ -155,7 +156,7 @@ class _Restore(JobOperation):
             )
         reasons = incompatibilities(self._workspace, found.manifest, spec, current)
         starts = _starts(found.manifest, spec, outputs)
-        reasons += missing_outputs(self._workspace, starts)
+        reasons += missing_outputs(self._workspace, with_pending(starts, current))
         rewound = [start.table for start in starts if start.source is None]
         if of != self._job:
             reasons += taken_outputs(self._workspace, spec, ran_before=current is not None)
@@ -205,6 +206,8 @@ class _Restore(JobOperation):
     def _switch(self, reference: CheckpointRef, spec: JobSpec) -> None:
         with self.handle.step("switch") as step:
             before = self._documents.checkpoint.read()
+            # Also of tables that are left as they are: what no driver has put back since holds rows that were undone.
+            reference = reference.model_copy(update={"outputs": with_pending(reference.outputs, before)})
             desired = self._documents.desired.read()
             parallelism = self._documents.parallelism.read()
             # What it takes to go back, kept before there is anything to go back from.
@@ -300,7 +303,10 @@ class _Restore(JobOperation):
                 self._suspend(reference, error)
                 step.detail = "suspended: there was nothing to go back to"
             else:
-                outputs = [OutputStart(table=table, version=version) for table, version in plan["versions"].items()]
+                # A table that was still to be put back is so yet: its version of that moment holds rows that were
+                # undone. That counts whether or not the restored generation came to start.
+                latest = {name: OutputStart(table=name, version=version) for name, version in plan["versions"].items()}
+                outputs = list({**latest, **{one.table: one for one in before.outputs}}.values())
                 # Its own generation and not a new one: what its last batch in flight has written, it has written under
                 # this id, and putting a table forward again does not take that back.
                 if mine:

@@ -9,12 +9,13 @@ from typing import Protocol
 
 from streamwarden.control import running
 from streamwarden.control.checkpoint import BatchOffsets, CheckpointReader
-from streamwarden.control.delta_log import DeltaLog, application_id
+from streamwarden.control.delta_log import DeltaLog, TableState, application_id
 from streamwarden.control.documents import (
     BatchProgress,
     CheckpointRef,
     Desired,
     JobDocuments,
+    OutputStart,
     utc_now,
 )
 from streamwarden.control.ids import new_id
@@ -94,6 +95,9 @@ def take(
         raise StreamwardenError("NOT_DEPLOYED", job)
     if reference is None or CheckpointReader(workspace.storage, reference.path).last_commit() is None:
         raise StreamwardenError("SAVEPOINT_NOTHING", f"{job}: no batch is committed yet")
+    if any(output.source is not None for output in reference.outputs):
+        # A clone that never started: no version of its own tables is what its state stands for.
+        raise StreamwardenError("SAVEPOINT_NOTHING", f"{job}: its tables are not in place yet")
     now = utc_now()
     record = Record(
         id=new_id(),
@@ -289,10 +293,17 @@ class _Take:
 
     def _sinks(self, batch: int) -> list[SinkState]:
         application = application_id(self._job, self._reference.generation)
+        pending = {output.table: output.version for output in self._pending()}
         found = []
         for sink in self._desired.spec.sinks:
             log = DeltaLog(self._files, f"tables/{sink.table}")
-            state = log.after(application, batch)
+            if sink.table not in pending:
+                state = log.after(application, batch)
+            elif (until := pending[sink.table]) is None:
+                state = TableState(None, None)
+            else:
+                # Later versions hold rows of a generation that was undone.
+                state = log.after(application, batch, until=until)
             found.append(
                 SinkState(
                     table=sink.table,
@@ -304,6 +315,12 @@ class _Take:
                 )
             )
         return found
+
+    def _pending(self) -> list[OutputStart]:
+        """Return the tables that the checkpoint's driver has yet to put back, of which it may have come to since."""
+        now = JobDocuments(self._workspace.storage, self._job).checkpoint.read()
+        same = now is not None and now.generation == self._reference.generation
+        return now.outputs if now is not None and same else self._reference.outputs
 
     def _progress(self, batch: int) -> BatchProgress | None:
         documents = JobDocuments(self._workspace.storage, self._job)

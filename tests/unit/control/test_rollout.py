@@ -28,6 +28,7 @@ from streamwarden.control.documents import (
     JobDocuments,
     Launch,
     Operation,
+    OutputStart,
     Supervision,
     utc_now,
 )
@@ -376,6 +377,37 @@ def test_tables_that_the_new_spec_wrote_are_put_back_where_nobody_reads_them(
 
 class Killed(BaseException):
     """As SIGKILL would: nothing is tidied up."""
+
+
+def test_tables_that_are_still_to_be_put_back_are_so_after_a_way_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place.write(options={"standin_mute": 2})
+    place.runs()
+    # As a restore leaves a job that it went back to, whose driver had died in the midst of a batch.
+    pending = [OutputStart(table=JOB, version=7)]
+    place.documents.checkpoint.write(place.reference.model_copy(update={"outputs": pending}))
+    place.workspace.files.write(f"{place.reference.path}/offsets/2", b'v1\n{"conf":{}}\n-')
+    place.write(options={"standin_mute": 2, "standin_gate": str(tmp_path / "gate")})
+
+    def unhealthy(*_: Any, **__: Any) -> str:
+        raise StreamwardenError("DRIVER_DIED", "for the test")
+
+    monkeypatch.setattr(running, "await_health", unhealthy)
+    with pytest.raises(StreamwardenError, match=r"ROLLOUT_UNHEALTHY(?s:.)*the new spec began no batch"):
+        place.deploy()
+    assert (place.reference.generation, place.reference.outputs) == (1, pending)
+
+
+def test_a_clone_that_never_started_is_not_changed_without_a_way_back(place: Place) -> None:
+    place.runs()
+    pending = [OutputStart(table=JOB, version=7, source="another")]
+    place.documents.checkpoint.write(place.reference.model_copy(update={"outputs": pending}))
+    place.write(options={"size": 2})
+    with pytest.raises(StreamwardenError, match=r"SAVEPOINT_NOTHING.*not in place"):
+        place.deploy()
+    assert place.operation.state == "failed" and place.desired.spec.options == {}
+    assert place.goes_on() and place.reference.outputs == pending
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, target: Any, name: str, *, after: bool) -> None:

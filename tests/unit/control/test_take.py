@@ -4,8 +4,11 @@ import hashlib
 import json
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import CommitProperties, Transaction, write_deltalake
 
+from streamwarden.control.delta_log import application_id
 from streamwarden.control.documents import (
     BatchProgress,
     Desired,
@@ -15,6 +18,7 @@ from streamwarden.control.documents import (
     JobDocuments,
     Launch,
     OperatorProgress,
+    OutputStart,
     Progress,
     utc_now,
 )
@@ -173,6 +177,51 @@ def test_a_job_without_a_batch_has_nothing_to_take(workspace: Workspace, documen
         _take(workspace)
     with pytest.raises(StreamwardenError, match="NOT_DEPLOYED"):
         take(workspace, "another", origin=Origin.MANUAL, by="test")
+
+
+def write(workspace: Workspace, generation: int, batch: int) -> None:
+    uri, options = workspace.delta_rs("job")
+    done = CommitProperties(app_transactions=[Transaction(application_id("job", generation), batch)])
+    rows = pa.table({"batch": [batch]})
+    write_deltalake(uri, rows, mode="append", storage_options=options, commit_properties=done)
+
+
+@pytest.mark.parametrize("put_back_to, version", [(2, 2), (3, 2), (None, None)])
+def test_a_table_that_is_still_to_be_put_back_counts_as_it_will_be(
+    workspace: Workspace, documents: JobDocuments, put_back_to: int | None, version: int | None
+) -> None:
+    # Of the job's own generation one batch more than it has committed, and of one that was undone two.
+    for generation, batch in ((1, 0), (1, 1), (1, 2), (1, 3), (2, 3), (2, 4)):
+        write(workspace, generation, batch)
+    documents.checkpoint.write(current(highest=2, outputs=[OutputStart(table="job", version=put_back_to)]))
+    (sink,) = _take(workspace).sinks
+    assert (sink.version, sink.transaction) == (version, None if version is None else 2)
+
+
+def test_a_table_that_is_put_back_while_a_savepoint_is_taken_counts_as_it_is(
+    workspace: Workspace, documents: JobDocuments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for generation, batch in ((1, 1), (2, 3)):
+        write(workspace, generation, batch)
+    documents.checkpoint.write(current(highest=2, outputs=[OutputStart(table="job", version=0)]))
+    real = workspace.files.hash_many
+
+    def hash_many(*arguments: Any, **rest: Any) -> Any:
+        write(workspace, 1, 2)
+        documents.checkpoint.write(current(highest=2, fenced=True))
+        return real(*arguments, **rest)
+
+    monkeypatch.setattr(workspace.files, "hash_many", hash_many)
+    assert [sink.version for sink in _take(workspace).sinks] == [2]
+
+
+def test_a_clone_whose_tables_are_not_in_place_has_nothing_to_take(
+    workspace: Workspace, documents: JobDocuments
+) -> None:
+    documents.checkpoint.write(current(outputs=[OutputStart(table="job", version=3, source="another")]))
+    with pytest.raises(StreamwardenError, match=r"SAVEPOINT_NOTHING.*not in place"):
+        _take(workspace)
+    assert savepoints(workspace, "job") == []
 
 
 def test_a_take_that_finds_no_room_leaves_nothing(
