@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from streamwarden.airflow.job_operator import JobOperator, is_true
 from streamwarden.airflow.rescale_operator import number_of, skip_if_held_back
 from streamwarden.control.documents import JobDocuments
+from streamwarden.control.operation import operations_of
 from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
@@ -109,11 +110,9 @@ def summary(workspace: Workspace, planned: RescalePlan) -> str:
 
 
 def _downtimes(workspace: Workspace, job: str, last: int = 3) -> list[float]:
-    documents = JobDocuments(workspace.storage, job)
     found = []
-    for name in reversed(documents.past_operations()):
-        past = documents.past_operation(name).read()
-        seconds = past.plan.get("downtime_s") if past is not None and past.kind == "rescale" else None
+    for past in operations_of(JobDocuments(workspace.storage, job)):
+        seconds = past.plan.get("downtime_s") if past.kind == "rescale" and past.state != "running" else None
         if seconds is not None:
             found.append(float(seconds))
         if len(found) == last:

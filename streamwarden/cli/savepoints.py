@@ -28,6 +28,7 @@ from streamwarden.cli.terminal import (
 from streamwarden.control.config import job_names
 from streamwarden.control.documents import JobDocuments, dump
 from streamwarden.control.housekeeping import housekeep
+from streamwarden.control.operation import operations_of
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.manifest import Manifest, Origin, Verification
 from streamwarden.control.savepoints.restore import Outputs
@@ -150,11 +151,7 @@ def operations(
     """Show what was done to a job in several steps, such as a restore, newest last."""
     workspace = open_workspace(profile, root=root)
     workspace.job(job)
-    documents = JobDocuments(workspace.storage, job)
-    past = [documents.past_operation(name).read() for name in documents.past_operations()]
-    current = documents.operation.read()
-    found = [one for one in past if one is not None and (current is None or one.id != current.id)]
-    found += [current] if current else []
+    found = list(operations_of(JobDocuments(workspace.storage, job)))[::-1]
     if as_json:
         print_json([dump(one) for one in found])
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,9 +29,12 @@ __all__ = [
     "begin",
     "interrupted_operation",
     "is_half_way",
+    "operations_of",
     "refuse_if_busy",
     "refuse_if_half_way",
 ]
+
+_log = logging.getLogger(__name__)
 
 _STALE = timedelta(seconds=60)
 """After which an operation of another machine that says nothing counts as dead. It speaks every 5 s."""
@@ -44,6 +48,21 @@ def active_operation(workspace: Workspace, job: str) -> Operation | None:
     """Return the operation that works on a job now; None also where one was interrupted."""
     found = JobDocuments(workspace.storage, job).operation.read()
     return found if found is not None and _lives(found) else None
+
+
+def operations_of(documents: JobDocuments) -> Iterator[Operation]:
+    """Return a job's operations, each once, newest first: the one that works on it or was the last, then those filed.
+
+    One that has ended may not be filed yet.
+    """
+    current = documents.operation.read()
+    if current is not None:
+        yield current
+    for name in reversed(documents.past_operations()):
+        if current is None or name != current.id:
+            found = documents.past_operation(name).read()
+            if found is not None:
+                yield found
 
 
 def interrupted_operation(workspace: Workspace, job: str, kind: str) -> Operation:
@@ -159,11 +178,17 @@ class OperationHandle:
             self._change(lambda now: now.model_copy(update={"steps": [*now.steps[:-1], step]}))
 
     def end(self, state: Literal["done", "failed", "rolled back"], error: StreamwardenError | None = None) -> Operation:
-        """Say how it ended, and free the job for the next one."""
+        """Say how it ended, and free the job for the next one.
+
+        It has ended once its document says so. That it is filed, too, can wait: whoever begins the next one does it.
+        """
         self._ended.set()
         update = {"state": state, "ended_at": utc_now(), "error": ErrorInfo.of(error) if error else None}
         self._change(lambda now: now.model_copy(update=update))
-        self._past.write(self.operation)
+        try:
+            self._past.write(self.operation)
+        except (OSError, StreamwardenError) as failure:
+            _log.warning("%s, operation %s ended, and is not filed yet: %s", self.operation.job, self.id, failure)
         return self.operation
 
     def speak(self) -> None:
@@ -214,6 +239,7 @@ def begin(
         id=new_id(), kind=kind, job=job, by=by, params=params, started_at=now, seen_at=now, process=current_process()
     )
     replaced: list[Operation] = []
+    documents = JobDocuments(workspace.storage, job)
 
     def take(found: Operation | None) -> Operation:
         replaced.clear()
@@ -225,9 +251,11 @@ def begin(
             if is_half_way(found):
                 raise StreamwardenError("OPERATION_UNFINISHED", _describe(found))
             replaced.append(found)
+        elif found is not None and documents.past_operation(found.id).read() is None:
+            # Who ended it was killed, or the store was away, before it was filed. Before its document is written over.
+            documents.past_operation(found.id).write(found)
         return fresh
 
-    documents = JobDocuments(workspace.storage, job)
     taken = documents.operation.update(take)
     for old in replaced:
         documents.past_operation(old.id).write(old.model_copy(update={"state": "interrupted", "ended_at": utc_now()}))

@@ -16,7 +16,7 @@ import yaml
 
 from streamwarden.control import operation as module
 from streamwarden.control.documents import Exit, JobDocuments, Launch, Operation, Supervision, utc_now
-from streamwarden.control.operation import OperationHandle, active_operation, begin, refuse_if_busy
+from streamwarden.control.operation import OperationHandle, active_operation, begin, operations_of, refuse_if_busy
 from streamwarden.control.processes import ProcessRef, current_process, process_of
 from streamwarden.control.supervision import Action, decide, observe
 from streamwarden.control.workspace import Workspace, open_workspace
@@ -128,6 +128,30 @@ def test_one_that_ended_is_not_gone_on_with(workspace: Workspace) -> None:
         first.end("done")
     with begin(workspace, JOB, "restore", by="me", params=PARAMS) as second:
         assert second.id != first.id and not second.resumed and second.operation.steps == []
+
+
+@pytest.mark.parametrize("failure", [OSError("no space left"), StreamwardenError("S3_UNREACHABLE", "for the test")])
+def test_one_that_could_not_be_filed_has_ended_and_is_filed_by_the_next(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    with begin(workspace, JOB, "restore", by="me", params=PARAMS) as first:
+        real = type(first._past).write
+
+        def write(document: Any, value: Any) -> str:
+            if "/operations/" in document.key:
+                raise failure
+            return real(document, value)
+
+        with monkeypatch.context() as changed:
+            changed.setattr(type(first._past), "write", write)
+            assert first.end("done").state == "done"
+    assert past(workspace) == {} and [one.id for one in operations_of(documents)] == [first.id]
+    with begin(workspace, JOB, "restore", by="another", params=PARAMS) as second:
+        assert past(workspace) == {first.id: "done"}
+        assert [one.id for one in operations_of(documents)] == [second.id, first.id]
+        second.end("failed")
+    assert [(one.id, one.state) for one in operations_of(documents)] == [(second.id, "failed"), (first.id, "done")]
 
 
 def test_one_that_was_left_without_an_end_is_let_go_of(workspace: Workspace) -> None:
