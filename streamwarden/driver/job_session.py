@@ -12,7 +12,7 @@ from streamwarden.control.workspace import Workspace
 from streamwarden.driver.logs import write_log4j
 from streamwarden.spark.session import build_session
 
-__all__ = ["PROVIDERS", "start_session"]
+__all__ = ["PROVIDERS", "start_session", "temporary"]
 
 PROVIDERS = {
     "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -39,7 +39,7 @@ def start_session(workspace: Workspace, spec: JobSpec, incarnation: str) -> Spar
         master=profile.master.format(cores=spec.resources.cores),
         memory=spec.resources.memory,
         settings=_settings(profile, spec),
-        java_options=f"{write_log4j(logs, profile.logs)} {_ends_itself(logs)} {_temporary(scratch)}",
+        java_options=f"{write_log4j(logs, profile.logs)} {_ends_itself(logs)} {temporary(scratch)}",
         s3=workspace.s3,
         kafka=isinstance(spec.source, KafkaSource),
     )
@@ -64,7 +64,7 @@ def _settings(profile: Profile, spec: JobSpec) -> dict[str, str]:
     return settings
 
 
-def _temporary(scratch: Path) -> str:
+def temporary(scratch: Path) -> str:
     """Return the option that gives the JVM its folder for what is temporary.
 
     Spark's own, state in work included, is there too, unless a profile sets ``spark.local.dir``: executors of a cluster

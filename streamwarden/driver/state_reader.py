@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from streamwarden.control import scratch
+from streamwarden.control.ids import new_id
 from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.driver.causes import headline
+from streamwarden.driver.job_session import temporary
 from streamwarden.driver.state_digest import state_digests
 from streamwarden.driver.state_rows import count_state_rows
 from streamwarden.spark.java_options import SHORT_LIVED
 from streamwarden.spark.session import build_session
+
+_SCRATCH = "_state_reader"
+"""In place of a job in the name of its scratch folder; no job can have it."""
 
 
 def main() -> int:
@@ -31,16 +38,28 @@ def main() -> int:
     parser.add_argument("checkpoint", nargs="+", help="NAME=KEY@BATCH, or NAME=KEY@BATCH/PARTITIONS")
     given = parser.parse_args()
     workspace = open_workspace(given.profile, config=Path(given.config), root=given.root)
+    # What killed ones have left. State is unpacked before it is read: on the disk that was found to have room for it.
+    scratch.sweep(workspace, _SCRATCH)
+    own = scratch.claim(workspace, _SCRATCH, new_id())
+    os.environ["TMPDIR"] = str(own)
+    try:
+        _answer(workspace, own, given.checkpoint)
+    finally:
+        scratch.remove(own)
+    return 0
+
+
+def _answer(workspace: Workspace, own: Path, asked: list[str]) -> None:
     session = build_session(
         "streamwarden state reader",
         # It reads on its own machine, wherever the jobs run.
         master="local[2]",
         settings=workspace.profile.spark if workspace.profile.master.startswith("local") else None,
-        java_options=SHORT_LIVED,
+        java_options=f"{SHORT_LIVED} {temporary(own)}",
         s3=workspace.s3,
     )
     session.sparkContext.setLogLevel("ERROR")
-    for text in given.checkpoint:
+    for text in asked:
         name, _, what = text.partition("=")
         try:
             answer = _read(session, workspace, what)
@@ -50,7 +69,6 @@ def main() -> int:
         sys.stdout.write(json.dumps({"name": name, **answer}) + "\n")
         sys.stdout.flush()
     session.stop()
-    return 0
 
 
 def _read(session: SparkSession, workspace: Workspace, what: str) -> dict[str, Any]:
