@@ -12,7 +12,7 @@ from streamwarden.control.operation import OperationHandle
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.manifest import Manifest, Origin
 from streamwarden.control.savepoints.take import Report, take
-from streamwarden.control.supervision import observe
+from streamwarden.control.supervision import Silence, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import OUTAGES, StreamwardenError
 
@@ -67,6 +67,7 @@ class JobOperation:
         self._stop_timeout = stop_timeout
         self._health_timeout = health_timeout
         self._report = report
+        self._silence = Silence()
 
     @contextmanager
     def failure_on_record(self) -> Iterator[None]:

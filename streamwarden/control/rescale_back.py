@@ -202,7 +202,10 @@ class RescaleBack(JobOperation):
             return
         self._looked = time.monotonic()
         seen = observe(self._workspace, self._job)
-        if seen.phase in (Phase.DEAD, Phase.FAILED, Phase.STOPPED):
+        # A frozen one is nobody's either; but one that can't be heard for a while is not frozen.
+        doubtful = self._silence.is_doubtful(self._workspace, seen)
+        silent = seen.phase is Phase.SILENT and not doubtful and not running.may_speak_again(self._workspace, seen)
+        if silent or seen.phase in (Phase.DEAD, Phase.FAILED, Phase.STOPPED):
             what = f"{self._job}: its driver ended meanwhile: {seen.reason}"
             raise StreamwardenError("RESCALE_NOT_HEALTHY", what)
 

@@ -14,7 +14,7 @@ from streamwarden.control.rescale_back import RescaleBack, told
 from streamwarden.control.standby import Standby
 from streamwarden.control.state_copy import differing
 from streamwarden.control.state_reader import StateAt, read_state
-from streamwarden.control.supervision import Observation, Phase, assess, decide, observe
+from streamwarden.control.supervision import Observation, Phase, Silence, assess, decide, observe
 from streamwarden.errors import StreamwardenError
 
 __all__ = ["START", "RescaleVerdict"]
@@ -156,7 +156,9 @@ class RescaleVerdict(RescaleBack):
 
     def _see_it_live(self, deadline: float) -> Observation:
         """Observe the job, also where the store is away until then; raise what its driver ended by."""
-        seen = running.observe_by(self._workspace, self._job, deadline)
+        silence = Silence()
+        while silence.is_doubtful(self._workspace, seen := running.observe_by(self._workspace, self._job, deadline)):
+            time.sleep(_POLL_S)
         if not seen.phase.alive:
             raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
         return seen

@@ -14,6 +14,7 @@ from streamwarden.control.standby import Standby
 from streamwarden.control.supervision import (
     Observation,
     Phase,
+    Silence,
     kill_by_hand,
     kill_silent,
     observe,
@@ -28,6 +29,7 @@ __all__ = [
     "deployed_jobs",
     "end_driver",
     "forgive",
+    "may_speak_again",
     "observe_by",
     "request_stop",
     "start",
@@ -374,13 +376,15 @@ def await_health(
     """
     deadline = time.monotonic() + timeout
     before = -1 if base is None else base
+    silence = Silence()
     while True:
         seen = observe_by(workspace, job, deadline)
         heartbeat = seen.heartbeat
+        doubtful = silence.is_doubtful(workspace, seen)
         mine = heartbeat is not None and heartbeat.generation == generation
         # One of an older generation, paused or on another machine, holds its lease for a moment yet. One that ended
         # before it knew its generation (0) is the new one: the older had been running.
-        over = not seen.phase.alive and not _may_speak_again(workspace, seen)
+        over = not seen.phase.alive and not doubtful and not may_speak_again(workspace, seen)
         if over and (mine or heartbeat is None or heartbeat.generation == 0):
             raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
         if mine and heartbeat is not None and seen.phase is Phase.RUNNING and heartbeat.failures == 0:
@@ -391,7 +395,8 @@ def await_health(
         if may_wait and mine and seen.phase is Phase.WAITING:
             return f"runs, and waits as before: {seen.reason}"
         say(f"{seen.phase}: {seen.reason}")
-        if time.monotonic() >= deadline:
+        # Where the time went by in an outage, the first look after it says nothing yet.
+        if time.monotonic() >= deadline and not doubtful:
             raise StreamwardenError(
                 "DRIVER_DID_NOT_START",
                 f"no batch after {timeout:.0f} s; {seen.incarnation} is {seen.phase} ({seen.reason})",
@@ -421,7 +426,7 @@ def observe_by(workspace: Workspace, job: str, deadline: float) -> Observation:
         time.sleep(_POLL_S)
 
 
-def _may_speak_again(workspace: Workspace, seen: Observation) -> bool:
+def may_speak_again(workspace: Workspace, seen: Observation) -> bool:
     """Tell whether a silent driver is given time: one that waited for the store goes on where nobody replaced it."""
     return seen.phase is Phase.SILENT and utc_now() - seen.since < 3 * workspace.profile.lease
 
