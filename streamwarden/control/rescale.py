@@ -288,6 +288,7 @@ class _Rescale(RescaleVerdict):
             # Of a copy that a killed try has made, and this one does not use; and of its switch, which never came.
             proof=None,
             width=None,
+            back_base=None,
         )
 
     def _prepare_ahead(self, planned: RescalePlan, spare: Standby) -> CheckpointRef | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NoReturn
 
 from streamwarden.control import running
@@ -21,6 +21,9 @@ __all__ = ["RescaleBack", "told"]
 
 _LOOK_S = 2.0
 """How often the driver that runs on is looked at, while its rescale is prepared. 2 s, as by its supervisor."""
+
+_REPORT_S = 2.0
+"""How long the report of a committed batch is waited for: it is written within milliseconds, as a rule."""
 
 
 def told(error: Exception) -> StreamwardenError:
@@ -51,6 +54,9 @@ class RescaleBack(JobOperation):
             way = self._plan.get("way", "")
             desired = self._documents.desired.read()
             to_run = desired is not None and desired.state == "running"
+            if self._plan.get("back_base") is None:
+                # A killed try may have started it since it put it back.
+                self._mark_way_back()
             step.detail = f"{way}: {self._start_again()}" if to_run else f"{way}; suspended"
         if to_run:
             self._await_health_of_before()
@@ -138,10 +144,15 @@ class RescaleBack(JobOperation):
             }
         )
 
-    def _await_health_of_before(self) -> None:
+    def _mark_way_back(self) -> None:
+        """Keep the batch that what ran before stands at, before it is started: of that start the next one tells."""
         reference = self._documents.checkpoint.read()
         assert reference is not None
-        base = CheckpointReader(self._workspace.storage, reference.path).last_commit()
+        self.handle.plan(back_base=CheckpointReader(self._workspace.storage, reference.path).last_commit())
+
+    def _await_health_of_before(self) -> None:
+        reference, base = self._documents.checkpoint.read(), self._plan["back_base"]
+        assert reference is not None
         with self.handle.step("wait for health after the way back") as step:
             try:
                 step.detail = running.await_health(
@@ -153,7 +164,11 @@ class RescaleBack(JobOperation):
                     timeout=max(self._health_timeout, START_TIMEOUT.total_seconds()),
                     say=self._say,
                 )
-                self._note_downtime(observe(self._workspace, self._job))
+                deadline = time.monotonic() + _REPORT_S
+                while not self._note_downtime(observe(self._workspace, self._job), base):
+                    if time.monotonic() >= deadline:
+                        break
+                    time.sleep(0.1)
             except StreamwardenError as error:
                 if error.code == "OPERATION_INTERRUPTED":
                     raise
@@ -170,20 +185,56 @@ class RescaleBack(JobOperation):
     def _half_way(self) -> bool:
         return is_half_way(self.handle.operation)
 
-    def _note_downtime(self, seen: Observation) -> None:
+    def _note_downtime(self, seen: Observation, base: int | None) -> bool:
         """Keep how long the job was away: from its last batch, or its stop, to the first batch after it.
 
         Or to the moment when it looked for one in vain: a source without news has missed nothing.
+
+        Parameters
+        ----------
+        base
+            The last batch before.
+
+        Returns
+        -------
+        bool
+            Whether there is no more to be told of it.
         """
         if self._desired_before.state != "running":
             # Nobody waited for it.
-            return
-        stopped = self._plan.get("stopped_at")
-        recent = seen.progress.recent if seen.progress else []
-        back = recent[0].at if recent else seen.heartbeat.idle_at if seen.heartbeat else None
-        if stopped is not None and back is not None:
-            took = (back - datetime.fromisoformat(stopped)).total_seconds()
+            return True
+        stopped, back = self._plan.get("stopped_at"), self._back_at(seen, base)
+        if back is None:
+            return False
+        took = (back - datetime.fromisoformat(stopped)).total_seconds() if stopped is not None else -1.0
+        # A batch that was planned before the stop, and tried again after it, tells nothing.
+        if took >= 0:
             self.handle.plan(downtime_s=round(took, 2))
+        return True
+
+    def _back_at(self, seen: Observation, base: int | None) -> datetime | None:
+        """Return when the first batch after the stop was done, as far as that can be told by now."""
+        reference = self._documents.checkpoint.read()
+        assert reference is not None
+        first, heartbeat = 0 if base is None else base + 1, seen.heartbeat
+        if heartbeat is None or heartbeat.generation != reference.generation:
+            # Generations repeat batch ids.
+            return None
+        recent = seen.progress.recent if seen.progress else []
+        known = next((one.at for one in recent if one.batch == first), None)
+        if known is not None:
+            return known
+        if heartbeat.idle_at is None and (not recent or recent[-1].batch < first):
+            # Its report is yet to come: a moment after its commit.
+            return None
+        reader = CheckpointReader(self._workspace.storage, reference.path)
+        if reader.is_committed(first):
+            # Seen late, when its report has gone, or by another driver: the checkpoint says when it was planned.
+            offsets = reader.offsets(first)
+            return datetime.fromtimestamp(offsets.planned_ms / 1000, UTC) if offsets is not None else None
+        # It says when it last looked, so only who was there from the start can tell when it first did.
+        waits = not self.handle.resumed and reader.last_commit() == base
+        return heartbeat.idle_at if waits else None
 
     def _step(self, name: str) -> AbstractContextManager[Step]:
         self._heed()

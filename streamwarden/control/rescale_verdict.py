@@ -54,7 +54,7 @@ class RescaleVerdict(RescaleBack):
                 # While its first batch is among those that its progress holds: catching up may take hours, and a killed
                 # try may have seen it then.
                 if "downtime_s" not in self._plan:
-                    self._note_downtime(observe(self._workspace, self._job))
+                    self._note_downtime(observe(self._workspace, self._job), self._plan["base"])
             deadline += self._prove_replayed()
             with self.handle.step("catch up") as step:
                 step.detail = self._await_caught_up(deadline)
@@ -130,7 +130,7 @@ class RescaleVerdict(RescaleBack):
         while True:
             seen = self._see_it_live(deadline)
             if "downtime_s" not in self._plan:
-                self._note_downtime(seen)
+                self._note_downtime(seen, self._plan["base"])
             recent = seen.progress.recent if seen.progress else []
             last = recent[-1] if recent else None
             left = pending(last)
