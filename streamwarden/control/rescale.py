@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -35,6 +37,8 @@ from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
 __all__ = ["OnTimeout", "Way", "cancel", "rescale"]
+
+_log = logging.getLogger(__name__)
 
 OnTimeout = Literal["roll back", "hold"]
 """What becomes of a job that is not healthy in time: back to what ran before, or left as it is for a person to see."""
@@ -320,12 +324,16 @@ class _Rescale(RescaleVerdict):
         with self._step("stop") as step:
             # What is left for the state to be moved is done while the driver ends Spark.
             self._stop_driver(step, query_only=True)
+            # Also for a way back from what is done until the driver has gone.
+            self._note_stop(observe(self._workspace, self._job))
             if between:
                 self._check_between()
 
     def _await_stop(self) -> None:
         """Wait until the driver has gone, with its lease, and keep where it stopped: all is written by now."""
-        seen = running.await_stop(self._workspace, self._job, self._stop_timeout)
+        self._note_stop(running.await_stop(self._workspace, self._job, self._stop_timeout))
+
+    def _note_stop(self, seen: Observation) -> None:
         last = seen.progress.last if seen.progress else None
         idle_at = seen.heartbeat.idle_at if seen.heartbeat else None
         # An idle job is missed from its stop on.
@@ -453,16 +461,42 @@ class _Rescale(RescaleVerdict):
                 self._roll_back(told(error))
             # Ended from outside, and killed in seconds: gone on with by whoever repeats it.
             return
-        self._release()
+        # What goes wrong from here on must not hide why it failed.
+        with self._noted("is not started again"):
+            self._start_before(error)
+        with self._noted("keeps its savepoint in use"):
+            self._release()
+
+    def _start_before(self, error: BaseException) -> None:
+        """Start the job again, if it was asked to stop, and wait for its health."""
         seen = observe(self._workspace, self._job)
         # What is wanted of the job now: nothing was decided yet, and others may have, since a killed try asked to stop.
         wanted = seen.desired is not None and seen.desired.state == "running"
         if not (self._stopping and wanted) or (seen.phase.alive and not self._is_stopping(seen)):
             return
-        with suppress(StreamwardenError):
-            # One that is launched before finds the lease held by a driver that lives, and gives up.
-            running.await_stop(self._workspace, self._job, self._stop_timeout)
-        running.start(self._workspace, self._job, by=self._by, reason="its rescale failed before the switch")
+        # Who is ended from outside is killed in seconds.
+        waits = isinstance(error, (OSError, StreamwardenError))
+        with self.handle.step("start again") as step:
+            try:
+                # One that is launched before finds the lease held by a driver that lives, and gives up.
+                self._await_stop()
+            except StreamwardenError as late:
+                if is_anothers(late):
+                    raise
+                waits = False
+            self._mark_way_back()
+            reason = "its rescale failed before the switch"
+            step.detail = running.start(self._workspace, self._job, by=self._by, reason=reason)
+        if waits:
+            self._await_health_of_before()
+
+    @contextmanager
+    def _noted(self, what: str) -> Iterator[None]:
+        """Let what fails be told by the log alone."""
+        try:
+            yield
+        except (OSError, StreamwardenError) as error:
+            _log.warning("%s, rescale %s: %s: %s", self._job, self.handle.id, what, error)
 
     @property
     def _stopping(self) -> bool:
