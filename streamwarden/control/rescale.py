@@ -18,6 +18,7 @@ from streamwarden.control.documents import (
     JobDocuments,
     Operation,
     Parallelism,
+    Step,
     utc_now,
 )
 from streamwarden.control.going_back import with_pending
@@ -254,7 +255,7 @@ class _Rescale(RescaleVerdict):
             if reference is None:
                 self._stop(between=planned.repartitions)
                 if planned.repartitions:
-                    reference = self._copy(planned, spare).reference
+                    reference = self._copy(planned, spare, self._save()).reference
                 else:
                     self._save_if_any()
             self._switch(planned, reference)
@@ -298,9 +299,12 @@ class _Rescale(RescaleVerdict):
     def _prepare_ahead(self, planned: RescalePlan, spare: Standby) -> CheckpointRef | None:
         """Repartition a copy while the job runs on, let it follow, and stop the job only then.
 
-        Return None, with the job running, if the copy does not catch up with it.
+        Return None, with the job running, if it is too fast for a savepoint, or its copy does not catch up with it.
         """
-        copy = self._copy(planned, spare)
+        made = self._save_hot()
+        if made is None:
+            return None
+        copy = self._copy(planned, spare, made)
         with self._step("follow") as step:
             first = copy.batch
             pays = copy.follow()
@@ -356,10 +360,24 @@ class _Rescale(RescaleVerdict):
 
     def _save(self) -> Manifest:
         with self._step("pre-rescale savepoint") as step:
-            made = self._take_and_hold(Origin.PRE_RESCALE)
-            self.handle.plan(state_rows=made.state_rows)
-            step.detail = f"{made.id} at batch {made.batch}"
-            return made
+            return self._saved(step)
+
+    def _save_hot(self) -> Manifest | None:
+        """Take it of the job that runs on; None if Spark removes files faster than they are copied."""
+        with self._step("pre-rescale savepoint") as step:
+            try:
+                return self._saved(step)
+            except StreamwardenError as error:
+                if error.code != "SAVEPOINT_OUTRUN":
+                    raise
+                step.detail = f"{error.code}: the job is faster than its savepoint, and is stopped first"
+                return None
+
+    def _saved(self, step: Step) -> Manifest:
+        made = self._take_and_hold(Origin.PRE_RESCALE)
+        self.handle.plan(state_rows=made.state_rows)
+        step.detail = f"{made.id} at batch {made.batch}"
+        return made
 
     def _save_if_any(self) -> None:
         """Take the savepoint of a job that needs none to start from: it may have committed no batch yet."""
@@ -370,12 +388,12 @@ class _Rescale(RescaleVerdict):
                 raise
             self.handle.plan(savepoint=None)
 
-    def _copy(self, planned: RescalePlan, spare: Standby) -> StateCopy:
+    def _copy(self, planned: RescalePlan, spare: Standby, made: Manifest) -> StateCopy:
         copy = StateCopy(
             self._workspace,
             self._job,
             self.handle.id,
-            self._save(),
+            made,
             was=planned.was.partitions,
             partitions=planned.to.partitions,
             generation=self._next_generation,
