@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from streamwarden.control import running
 from streamwarden.control.catching_up import has_caught_up, pending
+from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.documents import Operation, Supervision
 from streamwarden.control.health.rules import Level
 from streamwarden.control.job_operation import is_passing
@@ -90,14 +92,20 @@ class RescaleVerdict(RescaleBack):
     def _prove_replayed(self) -> float:
         """Compare the state at which the job was stopped with that of the copy, which has come there by replaying.
 
-        Only now, when nobody waits for it. Rows and watermark were compared after each of those batches. Where a state
-        can't be read any more, that is on record, and no verdict. The job's end meanwhile is seen: nobody else restarts
-        it.
+        Only now, when nobody waits for it. Rows and watermark were compared after each of those batches. Where Spark
+        has removed a state by now, of a job whose batches come fast, that is on record, and no verdict. The job's end
+        meanwhile is seen: nobody else restarts it.
 
         Returns
         -------
         float
             What it took, seconds.
+
+        Raises
+        ------
+        StreamwardenError
+            ``RESCALE_STATE_DIFFERS``; ``RESCALE_FAILED`` if the states are there and can't be read, twice; what the
+            driver ended by; ``S3_UNREACHABLE`` or ``S3_THROTTLED``.
         """
         if not self._plan.get("proof"):
             return 0.0
@@ -108,21 +116,42 @@ class RescaleVerdict(RescaleBack):
 
         with self.handle.step("digest at the stop") as step:
             asked = {name: StateAt(**state) for name, state in self._plan["proof"].items()}
-            try:
-                found = read_state(self._workspace, asked, code=_UNREAD, heed=heed)
-            except StreamwardenError as error:
-                if error.code != _UNREAD:
-                    raise
-                found = {name: {"error": error.what} for name in asked}
-            wrong = [f"{asked[name]}: {answer['error']}" for name, answer in found.items() if "error" in answer]
+            found, wrong = self._read_states(asked, heed)
+            if wrong and not self._any_removed(asked):
+                # It may have been an outage: then what heeds waits for its end, or ends this.
+                heed()
+                found, wrong = self._read_states(asked, heed)
+            if wrong and not self._any_removed(asked):
+                raise StreamwardenError(_UNREAD, f"{self._job}: the state could not be compared: {wrong}")
             if wrong:
-                step.detail = f"not compared: {'; '.join(wrong)}"
+                step.detail = f"not compared, and removed by now: {wrong}"
             elif stores := differing(found["job"]["digests"], found["copy"]["digests"]):
                 what = f"{self._job}: {', '.join(stores)}, after batch {asked['job'].batch} was replayed"
                 raise StreamwardenError("RESCALE_STATE_DIFFERS", what)
             else:
                 step.detail = f"the same after batch {asked['job'].batch}"
         return time.monotonic() - started
+
+    def _read_states(
+        self, asked: dict[str, StateAt], heed: Callable[[], None]
+    ) -> tuple[dict[str, dict[str, Any]], str]:
+        """Return what is read of each, and why of some nothing is; empty if all are."""
+        try:
+            found = read_state(self._workspace, asked, code=_UNREAD, heed=heed)
+        except StreamwardenError as error:
+            if error.code != _UNREAD:
+                raise
+            return {}, error.what
+        wrong = [f"{asked[name]}: {answer['error']}" for name, answer in found.items() if "error" in answer]
+        return found, "; ".join(wrong)
+
+    def _any_removed(self, asked: dict[str, StateAt]) -> bool:
+        """Tell whether Spark may have removed one of the states by now: it keeps those of its last batches."""
+        desired = self._documents.desired.read()
+        assert desired is not None
+        kept = desired.spec.state.min_batches_to_retain
+        lasts = {one: CheckpointReader(self._workspace.storage, one.checkpoint).last_commit() for one in asked.values()}
+        return any(last is not None and last - one.batch >= kept for one, last in lasts.items())
 
     def _await_caught_up(self, deadline: float) -> str:
         """Wait until the backlog is what it was and nothing is newly wrong; return by what."""

@@ -196,7 +196,7 @@ def test_one_that_is_cancelled_while_it_waits_for_the_drivers_end_goes_back(
     monkeypatch.setattr(running, "await_stop", await_stop)
     with pytest.raises(AirflowFailException, match=r"OPERATION_CANCELLED.*by somebody"):
         rescaling(place, cores=before + 1).execute(context())
-    assert operation(place).steps[-1].name == "switch" and cores(place) == before
+    assert operation(place).steps[-3].name == "switch" and cores(place) == before
     place.until(lambda seen: seen.phase is Phase.RUNNING)
 
 
@@ -524,16 +524,104 @@ def test_tables_that_are_still_to_be_put_back_are_so_on_either_way(
     assert now is not None and (now.generation, now.outputs) == (2 if healthy else 1, pending)
 
 
-def test_a_driver_that_ends_during_the_last_digest_sends_it_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.deploy()
-    place.batch(1)
-    before, real = cores(place), _Rescale._save_if_any
+def to_be_proved(monkeypatch: pytest.MonkeyPatch, *, at: int = 1) -> None:
+    """Let rescales compare a state after a batch at the end, as if a copy had replayed what the job did."""
+    real = _Rescale._save_if_any
 
     def with_a_proof(work: _Rescale) -> None:
         real(work)
-        # As if a copy had replayed what the job did.
-        state = asdict(StateAt("checkpoints/lamp", 1, 2))
+        state = asdict(StateAt("checkpoints/lamp/g000001", at, 2))
         work.handle.plan(proof={"job": state, "copy": state})
+
+    monkeypatch.setattr(_Rescale, "_save_if_any", with_a_proof)
+
+
+def reading(monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any] | StreamwardenError) -> list[int]:
+    """Let the states be read so, in turn; return what has one element for each."""
+    asked: list[int] = []
+
+    def read(*_: Any, **__: Any) -> dict[str, Any]:
+        asked.append(1)
+        answer = answers[len(asked) - 1]
+        if isinstance(answer, StreamwardenError):
+            raise answer
+        return {"job": answer, "copy": answer}
+
+    monkeypatch.setattr("streamwarden.control.rescale_verdict.read_state", read)
+    return asked
+
+
+UNREAD = StreamwardenError("RESCALE_FAILED", "reading state ended with 1: for the test")
+BROKEN = {"error": "IOException: for the test"}
+
+
+@pytest.mark.parametrize("failure", [UNREAD, BROKEN])
+def test_states_that_could_not_be_read_are_read_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, failure: Any
+) -> None:
+    place.deploy()
+    place.batch(1)
+    to_be_proved(monkeypatch)
+    asked = reading(monkeypatch, failure, {"digests": {"0/default": "1:2:3:4:5"}})
+    done = rescale(place.workspace, "lamp", cores=cores(place) + 1, by="test")
+    told = next(step.detail for step in done.steps if step.name == "digest at the stop")
+    assert (done.state, told, len(asked)) == ("done", "the same after batch 1", 2)
+
+
+@pytest.mark.parametrize("failure", [UNREAD, BROKEN])
+def test_states_that_are_there_and_can_not_be_read_send_it_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch, failure: Any
+) -> None:
+    place.deploy()
+    place.batch(1)
+    before = cores(place)
+    to_be_proved(monkeypatch)
+    reading(monkeypatch, failure, failure)
+    with pytest.raises(
+        StreamwardenError, match=r"RESCALE_UNHEALTHY.*RESCALE_FAILED.*not be compared(?s:.)*for the test"
+    ):
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    assert operation(place).state == "rolled back" and cores(place) == before
+
+
+def test_a_state_that_spark_has_removed_is_noted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+    # The deployed spec keeps a hundred batches.
+    to_be_proved(monkeypatch, at=-100)
+    reading(monkeypatch, BROKEN)
+    done = rescale(place.workspace, "lamp", cores=cores(place) + 1, by="test")
+    told = next(step.detail for step in done.steps if step.name == "digest at the stop")
+    assert done.state == "done" and told.startswith("not compared, and removed by now: ")
+
+
+def test_states_that_are_out_of_reach_leave_it_to_be_gone_on_with(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.deploy()
+    place.batch(1)
+    before = cores(place)
+    to_be_proved(monkeypatch)
+    reading(monkeypatch, UNREAD)
+
+    def away(*_: Any) -> Any:
+        raise StreamwardenError("S3_UNREACHABLE", "for the test")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(_Rescale, "_see_it_live", away)
+        with pytest.raises(StreamwardenError, match="S3_UNREACHABLE"):
+            rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    found = operation(place)
+    assert (found.state, found.steps[-1].name) == ("running", "digest at the stop") and cores(place) == before + 1
+    reading(monkeypatch, {"digests": {}})
+    assert rescale(place.workspace, "lamp", cores=before + 1, by="test").state == "done"
+
+
+def test_a_driver_that_ends_during_the_last_digest_sends_it_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+    before = cores(place)
+    to_be_proved(monkeypatch)
 
     def dies(*_: Any, heed: Callable[[], object], **__: Any) -> dict[str, Any]:
         heartbeat = place.seen().heartbeat
@@ -544,7 +632,6 @@ def test_a_driver_that_ends_during_the_last_digest_sends_it_back(place: Place, m
             time.sleep(0.05)
         raise AssertionError("nobody saw it")
 
-    monkeypatch.setattr(_Rescale, "_save_if_any", with_a_proof)
     monkeypatch.setattr("streamwarden.control.rescale_verdict.read_state", dies)
     with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*DRIVER_DIED"):
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
@@ -692,9 +779,12 @@ def test_one_that_is_slow_with_its_first_batch_is_held_if_that_was_asked_for(pla
 
 
 def assert_runs_again_as_before(place: Place, before: int, incarnation: str | None) -> None:
-    assert operation(place).state == "failed" and cores(place) == before
+    found, seen = operation(place), place.seen()
+    assert found.state == "failed" and cores(place) == before
     # Nobody supervises it here.
-    place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != incarnation, timeout=30)
+    assert seen.phase is Phase.RUNNING and seen.incarnation != incarnation
+    assert [step.name for step in found.steps][-2:] == ["start again", "wait for health after the way back"]
+    assert found.steps[-1].detail.startswith("batch ") and found.plan["downtime_s"] >= 0
 
 
 def test_what_is_refused_after_the_driver_was_asked_to_stop_leaves_the_job_running(
@@ -750,6 +840,87 @@ def test_what_fails_while_the_driver_ends_spark_leaves_the_job_running(
     with pytest.raises(StreamwardenError, match="SAVEPOINT_FAILED"):
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
     assert_runs_again_as_before(place, before, incarnation)
+
+
+def failing_after_the_stop(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr("streamwarden.control.job_operation.take", fail)
+
+
+def test_who_is_ended_from_outside_starts_the_job_again_and_waits_for_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.deploy()
+    place.batch(1)
+    incarnation = place.seen().incarnation
+    failing_after_the_stop(monkeypatch, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        rescale(place.workspace, "lamp", cores=cores(place) + 1, by="test")
+    found = operation(place)
+    assert found.state == "running" and found.steps[-1].name == "start again"
+    place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != incarnation, timeout=30)
+
+
+def test_what_fails_with_the_start_again_does_not_hide_why(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError("no space left on device")
+
+    failing_after_the_stop(monkeypatch, StreamwardenError("SAVEPOINT_FAILED", "for the test"))
+    monkeypatch.setattr(running, "start", full)
+    with pytest.raises(StreamwardenError, match="SAVEPOINT_FAILED"):
+        rescale(place.workspace, "lamp", cores=cores(place) + 1, by="test")
+    found = operation(place)
+    assert found.state == "failed" and found.error is not None and found.error.code == "SAVEPOINT_FAILED"
+    assert decide(place.seen(), Supervision()).action is Action.RESTART, "its supervisor's by now"
+
+
+def test_a_job_that_outruns_its_savepoint_is_stopped_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+    wanted, hot = with_more_partitions(place, monkeypatch), []
+
+    def outrun(*arguments: Any, **rest: Any) -> Any:
+        if place.seen().phase is Phase.RUNNING:
+            hot.append(1)
+            raise StreamwardenError("SAVEPOINT_OUTRUN", "for the test")
+        return take(*arguments, **rest)
+
+    monkeypatch.setattr("streamwarden.control.job_operation.take", outrun)
+    done = rescale(place.workspace, "lamp", partitions=wanted, by="test")
+    assert done.state == "done" and hot == [1] and place.seen().heartbeat.generation == 2  # type: ignore[union-attr]
+    steps = [step.name for step in done.steps]
+    assert steps[2:5] == ["pre-rescale savepoint", "stop", "pre-rescale savepoint"]
+    assert done.steps[2].detail.startswith("SAVEPOINT_OUTRUN: ")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_of_one_that_is_gone_on_with_late_the_checkpoint_tells_the_downtime(
+    place: Place, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    place.write_job(standin_batch_s=0.02)
+    before = half_way(place, monkeypatch, KeyboardInterrupt())
+    left = operation(place)
+    first, stopped = left.plan["base"] + 1, datetime.fromisoformat(left.plan["stopped_at"])
+    # Its progress holds fifty batches.
+    seen = place.until(lambda seen: bool(seen.progress and seen.progress.recent[:1]) and recent(seen) > first)
+    assert seen.heartbeat is not None
+    if known:
+        planned = round((stopped + timedelta(seconds=1.5)).timestamp() * 1000)
+        path = f"checkpoints/lamp/g{seen.heartbeat.generation:06d}/offsets/{first}"
+        place.workspace.files.write(path, f'v1\n{{"batchTimestampMs":{planned}}}\n-'.encode())
+    done = rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    # What the stand-in writes is of 1970: then nothing is said.
+    assert done.plan.get("downtime_s") == (1.5 if known else None)
+
+
+def recent(seen: Observation) -> int:
+    assert seen.progress is not None
+    return seen.progress.recent[0].batch
 
 
 def test_a_driver_that_is_silent_for_a_moment_is_waited_for(place: Place) -> None:
