@@ -81,7 +81,8 @@ class RescaleBack(JobOperation):
             return "the job goes on where it is, as wide as before"
         # Tables are put in place before a generation's first batch, and struck off: while any is left, it wrote none,
         # and what it should have put back is still to be.
-        outputs, stuck = list(reference.outputs), []
+        outputs = reference.outputs
+        stuck: list[str] = []
         if not outputs:
             sinks = self._desired_before.spec.sinks
             outputs, stuck = outputs_before(
