@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 from streamwarden.control.supervision import Action, Observation, Verdict
 
 __all__ = ["Standstill", "is_to_be_ended"]
+
+_AT_LEAST = timedelta(minutes=1)
+"""Of jobs with quick batches: Spark's own time-outs after a sleep take that long."""
 
 
 def is_to_be_ended(seen: Observation, verdict: Verdict) -> bool:
@@ -28,9 +32,11 @@ class Standstill:
     def is_doubtful(self, seen: Observation, verdict: Verdict) -> bool:
         """Take an observation; tell whether it is of a driver to be ended that had better be looked at for longer.
 
-        That is: for as long as one try of a batch may take, or for ``health.no_batch.critical`` where that is less.
+        That is: for three times as long as its batches take, a minute at least, and no longer than one try may take, or
+        ``health.no_batch.critical``.
         """
-        last = seen.progress.last if seen.progress else None
+        recent = seen.progress.recent if seen.progress else []
+        last = recent[-1] if recent else None
         idle_at = seen.heartbeat.idle_at if seen.heartbeat else None
         # By the process's own clock, which does not count a sleep.
         now, this = time.monotonic(), (seen.incarnation, last.batch if last else None, idle_at)
@@ -39,7 +45,11 @@ class Standstill:
         if not is_to_be_ended(seen, verdict) or seen.desired is None:
             return False
         spec = seen.desired.spec
-        enough = max(spec.trigger.interval, spec.trigger.timeout).total_seconds()
-        if (limit := spec.health.no_batch.critical) is not None:
-            enough = min(enough, limit.total_seconds())
-        return now - self._since < enough
+        longest = timedelta(milliseconds=max((batch.duration_ms for batch in recent), default=0))
+        # Three: one that the sleep cut off may have to be tried again, by connections that have gone.
+        enough = min(
+            max(_AT_LEAST, 3 * (spec.trigger.interval + longest)),
+            max(spec.trigger.interval, spec.trigger.timeout),
+            spec.health.no_batch.critical or timedelta.max,
+        )
+        return now - self._since < enough.total_seconds()

@@ -833,14 +833,15 @@ def test_a_stuck_driver_is_ended_only_if_who_looks_has_seen_it_stand_still(monke
     monkeypatch.setattr("streamwarden.control.standstill.time.monotonic", lambda: clock[0])
     running, wait = seen(Phase.RUNNING), Verdict(Action.WAIT, "")
     assert running.desired is not None
-    spec = running.desired.spec
-    one_batch = max(spec.trigger.interval, spec.trigger.timeout).total_seconds()
+    enough = max(60.0, 3 * running.desired.spec.trigger.interval.total_seconds())
     standstill, stuck = Standstill(), Verdict(Action.RESTART, "stuck")
     # The machine sleeps: the time of day goes on, and this clock does not.
     assert not standstill.is_doubtful(running, wait)
     clock[0] += 2
     assert standstill.is_doubtful(running, stuck)
-    clock[0] += one_batch
+    clock[0] += enough - 3
+    assert standstill.is_doubtful(running, stuck)
+    clock[0] += 2
     assert not standstill.is_doubtful(running, stuck)
     # Of another one what was seen before counts for nothing.
     other = replace(running, incarnation="i2")
