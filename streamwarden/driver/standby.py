@@ -5,25 +5,27 @@ first one, after which it rehearses the job, work on its state included or not, 
 ``{"do": "digest", "checkpoint": KEY, "batch": N, "partitions": P}``; ``{"do": "repartition", "checkpoint": KEY,
 "partitions": P}``; ``{"do": "replay", "checkpoint": KEY}``, which finishes the batch that was begun there and writes
 its rows nowhere; ``{"do": "start ahead", "checkpoint": KEY}``, which does so by the query that will be the job's; and
-at last ``{"do": "run"}``, from which on it is a driver like any other. Without that it ends with its input: whoever
-started it is gone. Until then it holds no lease, and writes nothing but the checkpoint that it is given, and a
+at last ``{"do": "run"}``, from which on it is a driver like any other. Without that it ends with its input, whatever it
+does, and its JVM with it: whoever started it is gone. Until then it holds no lease, and writes nothing but the checkpoint that it is given, and a
 rehearsal's rows in a temporary folder.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from streamwarden.control.processes import current_process, kill
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.ahead import QueryAhead
 from streamwarden.driver.causes import headline
+from streamwarden.driver.commands import Commands
 from streamwarden.driver.job_session import start_session
 from streamwarden.driver.jvm import is_unanswered, jvm_end
 from streamwarden.driver.module import load_module
@@ -34,6 +36,8 @@ from streamwarden.driver.state_digest import state_digests
 from streamwarden.errors import StreamwardenError
 
 __all__ = ["Prepared", "stand_by"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -67,8 +71,9 @@ def stand_by(workspace: Workspace, incarnation: str, output: int) -> Prepared | 
         answers.flush()
 
     standby: _Standby | None = None
-    for line in sys.stdin:
-        command = json.loads(line)
+    # Not sys.stdin: a process that fails here ends while the thread reads, and Python aborts where both use one stream.
+    commands = open(0, encoding="utf-8", closefd=False)
+    for command in Commands(commands, last="run", abandoned=_end_at_once):
         if command["do"] == "prepare":
             standby = _Standby(workspace, JobSpec.model_validate(command["spec"]), incarnation)
             rehearsed = standby.rehearse(state=command["state"])
@@ -85,6 +90,12 @@ def stand_by(workspace: Workspace, incarnation: str, output: int) -> Prepared | 
     if standby is not None:
         standby.end()
     return None
+
+
+def _end_at_once() -> None:
+    """End this process, and its JVM, in the midst of what it does. What is left of its scratch folder is swept."""
+    _log.warning("whoever started this process is gone; it ends, and its JVM")
+    kill(current_process())
 
 
 class _Standby:
