@@ -6,8 +6,8 @@ first one, after which it rehearses the job, work on its state included or not, 
 "partitions": P}``; ``{"do": "replay", "checkpoint": KEY}``, which finishes the batch that was begun there and writes
 its rows nowhere; ``{"do": "start ahead", "checkpoint": KEY}``, which does so by the query that will be the job's; and
 at last ``{"do": "run"}``, from which on it is a driver like any other. Without that it ends with its input, whatever it
-does, and its JVM with it: whoever started it is gone. Until then it holds no lease, and writes nothing but the checkpoint that it is given, and a
-rehearsal's rows in a temporary folder.
+does, and its JVM with it: whoever started it is gone. Until then it holds no lease, and writes nothing but the
+checkpoint that it is given, and a rehearsal's rows in a temporary folder.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,12 @@ from streamwarden.errors import StreamwardenError
 __all__ = ["Prepared", "stand_by"]
 
 _log = logging.getLogger(__name__)
+
+_SLOTS_S = 120.0
+"""How long a cluster may take to give an executor to work on state. The old driver, whose slots these may be, ends
+Spark for some seconds yet; 120 s, and not the hour that the work may take: the job is stopped meanwhile."""
+
+_POLL_S = 0.5
 
 
 @dataclass
@@ -72,7 +79,7 @@ def stand_by(workspace: Workspace, incarnation: str, output: int) -> Prepared | 
 
     standby: _Standby | None = None
     # Not sys.stdin: a process that fails here ends while the thread reads, and Python aborts where both use one stream.
-    commands = open(0, encoding="utf-8", closefd=False)
+    commands = os.fdopen(0, encoding="utf-8", closefd=False)
     for command in Commands(commands, last="run", abandoned=_end_at_once):
         if command["do"] == "prepare":
             standby = _Standby(workspace, JobSpec.model_validate(command["spec"]), incarnation)
@@ -98,6 +105,30 @@ def _end_at_once() -> None:
     kill(current_process())
 
 
+def _await_executor(session: SparkSession) -> None:
+    """Wait until a cluster has given this session somebody to work.
+
+    Raises
+    ------
+    StreamwardenError
+        ``RESCALE_FAILED``.
+    """
+    context = session.sparkContext
+    if str(context.master).startswith("local"):
+        return
+    spark: Any = context._jsc.sc()
+    deadline = time.monotonic() + _SLOTS_S
+    # Of the driver there is always one.
+    while spark.getExecutorMemoryStatus().size() <= 1:
+        if time.monotonic() >= deadline:
+            what = (
+                f"no executor within {_SLOTS_S:.0f} s: {context.master} has no slots left for the driver that stands"
+                " by, or no worker with as much memory"
+            )
+            raise StreamwardenError("RESCALE_FAILED", what)
+        time.sleep(_POLL_S)
+
+
 class _Standby:
     def __init__(self, workspace: Workspace, spec: JobSpec, incarnation: str) -> None:
         self._workspace = workspace
@@ -119,6 +150,7 @@ class _Standby:
     def perform(self, command: dict[str, Any]) -> dict[str, Any]:
         path = self._workspace.uri(command["checkpoint"])
         try:
+            _await_executor(self._session)
             match command["do"]:
                 case "repartition":
                     repartition(self._session, path, command["partitions"])

@@ -10,11 +10,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from streamwarden.driver import standby as module
+from streamwarden.errors import StreamwardenError
 from tests.unit.control.test_rollout_plan import spec
 
 pytestmark = pytest.mark.unit
@@ -135,3 +138,29 @@ def test_what_fails_in_it_is_its_end_while_the_next_command_is_waited_for(standi
     standing.prepare(state=True)
     # Not an abort of Python's, as of a standard input that a thread still reads.
     assert standing.process.wait(timeout=20) == 1
+
+
+class Executors:
+    """A session's, of which one comes with each look; the first is the driver's own entry."""
+
+    def __init__(self, master: str, come: int) -> None:
+        self.looks, self._come = 0, come
+        context = SimpleNamespace(sc=lambda: SimpleNamespace(getExecutorMemoryStatus=lambda: self))
+        self.session: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master, _jsc=context))
+
+    def size(self) -> int:
+        self.looks += 1
+        return min(self.looks, 1 + self._come)
+
+
+def test_on_a_cluster_it_waits_for_an_executor_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_POLL_S", 0.01)
+    monkeypatch.setattr(module, "_SLOTS_S", 0.2)
+    found = Executors("spark://host:7077", come=1)
+    module._await_executor(found.session)
+    assert found.looks == 2
+    with pytest.raises(StreamwardenError, match=r"RESCALE_FAILED.*spark://host:7077 has no slots left"):
+        module._await_executor(Executors("spark://host:7077", come=0).session)
+    local = Executors("local[2]", come=0)
+    module._await_executor(local.session)
+    assert local.looks == 0
