@@ -38,11 +38,14 @@ class Commands:
         threading.Thread(target=self._read_all, name="commands", daemon=True).start()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Return each; the one before it is performed when the next one is asked for."""
+        """Return each as it comes."""
         while (command := self._read.get()) is not None:
             yield command
-            with self._lock:
-                self._open -= 1
+
+    def performed(self) -> None:
+        """Say that one was performed."""
+        with self._lock:
+            self._open -= 1
 
     def _read_all(self) -> None:
         for line in self._stream:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -72,15 +73,16 @@ def stand_by(workspace: Workspace, incarnation: str, output: int) -> Prepared | 
         The file descriptor for the answers. Not standard output: what is printed there, also by the JVM, is no answer.
     """
     answers = os.fdopen(output, "w", encoding="utf-8")
+    commands = Commands(sys.stdin, last="run", abandoned=_end_at_once)
 
     def answer(value: dict[str, Any]) -> None:
+        # Before it is: whoever has it may be gone a moment later.
+        commands.performed()
         answers.write(json.dumps(value) + "\n")
         answers.flush()
 
     standby: _Standby | None = None
-    # Not sys.stdin: a process that fails here ends while the thread reads, and Python aborts where both use one stream.
-    commands = os.fdopen(0, encoding="utf-8", closefd=False)
-    for command in Commands(commands, last="run", abandoned=_end_at_once):
+    for command in commands:
         if command["do"] == "prepare":
             standby = _Standby(workspace, JobSpec.model_validate(command["spec"]), incarnation)
             rehearsed = standby.rehearse(state=command["state"])

@@ -136,7 +136,7 @@ def test_once_it_is_to_run_it_lives_on_alone(standing: Standing) -> None:
 
 def test_what_fails_in_it_is_its_end_while_the_next_command_is_waited_for(standing: Standing) -> None:
     standing.prepare(state=True)
-    # Not an abort of Python's, as of a standard input that a thread still reads.
+    # No abort of Python's, whose standard input a thread still reads.
     assert standing.process.wait(timeout=20) == 1
 
 
