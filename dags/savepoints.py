@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from airflow.sdk import DAG, Param
 
 from streamwarden.airflow.describe import periodic_dag_id, periodic_savepoints, schedule_text
+from streamwarden.airflow.restore_operators import EnsureSupervisedOperator
 from streamwarden.airflow.savepoint_operators import (
     ALL_JOBS,
     ALL_SAVEPOINTS,
@@ -43,7 +44,7 @@ with DAG(
             default=False,
             type="boolean",
             title="Stop the job with the savepoint",
-            description="Suspend it first. If the savepoint fails, the job is started again.",
+            description="Suspend it first. If the savepoint fails, the job is started again, and supervised.",
         ),
         "verify": Param(
             default=True,
@@ -57,13 +58,18 @@ with DAG(
     take = SavepointOperator(
         task_id="take", job="{{ params.job }}", stop="{{ params.stop }}", note="{{ params.note or '' }}"
     )
-    take >> VerifyOperator(
+    verify = VerifyOperator(
         task_id="verify",
         job="{{ params.job }}",
         savepoint=TAKEN,
         wanted="{{ params.verify }}",
         execution_timeout=VERIFY_TIMEOUT,
     )
+    # A teardown: it also runs after a take that failed, and so has started again the job that it had stopped.
+    supervise = EnsureSupervisedOperator(
+        task_id="supervise", job="{{ params.job }}", restore_task_id=take.task_id, stopped="{{ params.stop }}"
+    )
+    take >> [verify, supervise.as_teardown()]
 
 with DAG(
     dag_id="verify_savepoints",

@@ -25,7 +25,7 @@ from streamwarden.airflow.job_operator import ALL_JOBS, InterruptibleOperator, J
 from streamwarden.airflow.logtail import describe_error, log_tail
 from streamwarden.airflow.notify import tell
 from streamwarden.airflow.operation_log import ended_operation, steps_logged
-from streamwarden.airflow.relief import are_used_up, is_due, relief, relief_id, relieved_by
+from streamwarden.airflow.relief import are_used_up, is_due, relief, relief_of, relieved_by
 from streamwarden.airflow.triggers import ALERT, SuperviseTrigger
 from streamwarden.control import operations
 from streamwarden.control.config import job_names
@@ -35,6 +35,7 @@ from streamwarden.control.health.record import unsent_due
 from streamwarden.control.health.rules import Health
 from streamwarden.control.processes import kill, process_of
 from streamwarden.control.rollout import is_same_rollout
+from streamwarden.control.standstill import is_to_be_ended
 from streamwarden.control.supervision import (
     Action,
     Claim,
@@ -59,6 +60,9 @@ _GOING_ON = (Action.WAIT, Action.RESTART)
 
 _TRY = "try"
 """The XCom by which `release` knows which try of supervise was the last, though it can read nothing else."""
+
+_FINISHED = "finished"
+"""The XCom by which `release` knows the driver whose wanted end supervise has seen: one that came later is not its."""
 
 _FIRST = "first_try"
 
@@ -285,25 +289,30 @@ class SuperviseOperator(JobOperator):
     def _relieved_unread(self, context: Context, error: Exception) -> DagRunTriggerException:
         """Return what hands over where the documents can't be read or written, so that nothing is said there."""
         ti = context["ti"]
-        fresh = relief_id(ti.run_id)
+        fresh = relief_of(ti)
         self.log.warning("try %d of %d: run %s takes over, for: %s", ti.try_number, ti.max_tries + 1, fresh, error)
-        return relief(ti.dag_id, ti.run_id)
+        return relief(ti)
 
     def _deploy(self, workspace: Workspace, holder: str) -> None:
         try:
             operations.deploy(workspace, self.job, by=f"airflow:{holder}", note="supervise task cleared")
         except StreamwardenError as error:
+            desired = JobDocuments(workspace.storage, self.job).desired.read()
+            if not error.retryable and desired is not None and desired.state == "running":
+                # As where the deploy task fails: a slip in the YAML is no reason to give up what is deployed.
+                self.log.error("not deployed anew, and supervised as it was deployed before: %s", error)
+                return
             # A deploy's failure is the job's: what is not retryable is final.
             raise super().fail(error) from error
 
     def _hand_over(self, context: Context, workspace: Workspace) -> NoReturn:
         ti = context["ti"]
-        fresh = relief_id(ti.run_id)
+        fresh = relief_of(ti)
         # Before the run is there: `release`, which comes next, leaves the driver of another run alone.
         claim(workspace, self.job, Claim(holder=f"{ti.dag_id}/{fresh}", attempt=0, at=utc_now()))
         self.log.info("try %d of %d: run %s takes over", ti.try_number, ti.max_tries + 1, fresh)
         record_decision(workspace, self.job, "hand over", f"to run {fresh}: the tries of {ti.run_id} run out")
-        raise relief(ti.dag_id, ti.run_id)
+        raise relief(ti)
 
     def _respect_upstream(self, context: Context, workspace: Workspace) -> None:
         ti, before = context["ti"], sorted(self.upstream_task_ids)
@@ -385,10 +394,12 @@ class SuperviseOperator(JobOperator):
             seen, verdict = self._look(workspace)
         if verdict.action is Action.FINISH:
             self.log.info("finished: %s", verdict.why)
+            context["ti"].xcom_push(key=_FINISHED, value=seen.incarnation)
             record_decision(workspace, self.job, "finish", verdict.why)
             self._tell(context, workspace, seen, verdict)
             return _summary(workspace, seen)
-        if seen.phase is Phase.SILENT and not sure and verdict.action in (Action.FAIL, Action.RESTART):
+        silent = seen.phase is Phase.SILENT and verdict.action in (Action.FAIL, Action.RESTART)
+        if (silent or is_to_be_ended(seen, verdict)) and not sure:
             # Nobody is killed for one look: the store, or this machine, may have been away. The trigger looks again.
             self.log.info("%s: looked at again before it is ended: %s", seen.incarnation, verdict.why)
             self._stop_if_ended(context, workspace, seen.incarnation)
@@ -516,11 +527,12 @@ class ReleaseOperator(JobOperator):
         ti = context["ti"]
         states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[self.supervise_task_id])
         state = states.get(ti.run_id, {}).get(self.supervise_task_id)
-        if state not in ("failed", "success"):
+        # Skipped where a person has marked the whole run while the task waited for a worker.
+        if state not in ("failed", "success", "skipped"):
             self.log.info("%s is %s: nothing to release", self.supervise_task_id, state)
             return
         since = self._since(context)
-        relieved = bool(ti.get_dr_count(dag_id=ti.dag_id, run_ids=[relief_id(ti.run_id)], states=["queued", "running"]))
+        relieved = bool(ti.get_dr_count(dag_id=ti.dag_id, run_ids=[relief_of(ti)], states=["queued", "running"]))
         try:
             workspace = self.open()
             self._release(context, workspace, state, relieved=relieved, since=since)
@@ -530,11 +542,11 @@ class ReleaseOperator(JobOperator):
         except (StreamwardenError, AirflowException, OSError) as error:
             # What can't be read keeps nobody from being relieved: the fresh run waits for the end of this one.
             if relieved:
-                self.log.warning("run %s takes over, which finds for itself: %s", relief_id(ti.run_id), error)
+                self.log.warning("run %s takes over, which finds for itself: %s", relief_of(ti), error)
                 return
             if state == "failed" and self._used_up(context):
                 self.log.warning("the tries are used up, and: %s", error)
-                raise relief(ti.dag_id, ti.run_id) from error
+                raise relief(ti) from error
             raise (self.fail(error) if isinstance(error, StreamwardenError) else error) from error
 
     def fail(self, error: StreamwardenError) -> AirflowException:
@@ -574,19 +586,19 @@ class ReleaseOperator(JobOperator):
         holder = current_claim(workspace, self.job)
         ours = holder is not None and holder.holder == holder_of(context)
         if relieved:
-            self.log.info("run %s takes over: left alone", relief_id(ti.run_id))
+            self.log.info("run %s takes over: left alone", relief_of(ti))
             if ours:
                 # It could not be said when that run was asked for; a late trigger of ours must find it.
-                fresh = Claim(holder=f"{ti.dag_id}/{relief_id(ti.run_id)}", attempt=0, at=utc_now())
+                fresh = Claim(holder=f"{ti.dag_id}/{relief_of(ti)}", attempt=0, at=utc_now())
                 claim(workspace, self.job, fresh)
             return
         used_up = ours and state == "failed" and (self._used_up(context) or self._never_began(holder, since))
         if used_up and self._is_unfinished(workspace, seen):
-            self.log.warning("the tries of supervise are used up: run %s goes on", relief_id(ti.run_id))
-            raise relief(ti.dag_id, ti.run_id)
-        if state == "failed" and holder is not None and holder.holder == f"{ti.dag_id}/{relief_id(ti.run_id)}":
+            self.log.warning("the tries of supervise are used up: run %s goes on", relief_of(ti))
+            raise relief(ti)
+        if state != "success" and holder is not None and holder.holder == f"{ti.dag_id}/{relief_of(ti)}":
             # Its last try was lost between the claim for that run and the asking for it.
-            raise relief(ti.dag_id, ti.run_id)
+            raise relief(ti)
         if holder is None or holder.holder != holder_of(context):
             self.log.info("supervised by %s now: left alone", holder.holder if holder else "nobody")
         elif not seen.phase.alive and not self._awaits_restart(workspace, seen):
@@ -631,6 +643,10 @@ class ReleaseOperator(JobOperator):
         mine = f"airflow:{holder_of(context)}"
         if seen.desired is None or seen.desired.state != "running":
             return None
+        finished = context["ti"].xcom_pull(task_ids=self.supervise_task_id, key=_FINISHED)
+        if finished is not None and finished != seen.incarnation and seen.launch is not None:
+            # Between the end that supervise has seen and this task's first try, which may be minutes.
+            return seen.launch.by
         wishes = [(seen.desired.updated_at, seen.desired.updated_by)]
         if seen.launch is not None:
             wishes.append((seen.launch.at, seen.launch.by))

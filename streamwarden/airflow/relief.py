@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
+from typing import Any
 
 from airflow.sdk import Context
 from airflow.sdk.exceptions import DagRunTriggerException
@@ -15,7 +16,7 @@ from airflow.sdk.exceptions import DagRunTriggerException
 from streamwarden.airflow.triggering import run_to_trigger
 from streamwarden.control.supervision import Claim
 
-__all__ = ["are_used_up", "is_due", "relief", "relief_id", "relieved_by"]
+__all__ = ["are_used_up", "is_due", "relief", "relief_id", "relief_of", "relieved_by"]
 
 _RELIEVES = "relieves"
 _ID = re.compile(r"relief__(\d+)__(.+)")
@@ -66,10 +67,21 @@ def relief_id(run_id: str) -> str:
     return f"relief__{number + 1}__{first}"
 
 
-def relief(dag_id: str, run_id: str) -> DagRunTriggerException:
+def relief_of(ti: Any) -> str:
+    """Return the id of the run that relieves a task's run, or is to: after any that has, and was ended since.
+
+    Of a run that was relieved and is cleared later, the id next to it is taken.
+    """
+    fresh = relief_id(ti.run_id)
+    while ti.get_dr_count(dag_id=ti.dag_id, run_ids=[fresh], states=["success", "failed"]):
+        fresh = relief_id(fresh)
+    return fresh
+
+
+def relief(ti: Any) -> DagRunTriggerException:
     """Return what a task raises to have its run relieved; it succeeds by that."""
-    note = f"goes on supervising after {run_id}, whose tries run out"
-    return run_to_trigger(dag_id, relief_id(run_id), note=note, conf={_RELIEVES: run_id})
+    note = f"goes on supervising after {ti.run_id}, whose tries run out"
+    return run_to_trigger(ti.dag_id, relief_of(ti), note=note, conf={_RELIEVES: ti.run_id})
 
 
 def relieved_by(context: Context) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from airflow.sdk import Context
 
 from streamwarden.airflow.describe import dag_id_of
-from streamwarden.airflow.job_operator import JobOperator, ProgressLog
+from streamwarden.airflow.job_operator import JobOperator, ProgressLog, is_true
 from streamwarden.airflow.offered import chosen_savepoint
 from streamwarden.airflow.operation_operator import OperationOperator
 from streamwarden.airflow.triggering import run_to_trigger
@@ -68,6 +68,9 @@ class EnsureSupervisedOperator(JobOperator):
     that was ended by hand: if that left the job wanted but down, its DAG brings it up. Leaves a job alone whose restore
     failed: it is where it was. Does not wait for the triggered run.
 
+    After a savepoint with a stop it is the other way round: one that has failed has started the job again, and the run
+    that supervised it may have seen the stop.
+
     Returns the id of the DAG that supervises the job, or None. The triggered run's id is its XCom ``trigger_run_id``.
 
     Parameters
@@ -76,23 +79,31 @@ class EnsureSupervisedOperator(JobOperator):
         The job. (templated)
     restore_task_id
         The task that has restored it.
+    stopped
+        For a savepoint: whether it was to stop the job. (templated) None for all others.
     profile, config, root
         The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
     """
 
+    template_fields: Sequence[str] = (*JobOperator.template_fields, "stopped")
     ui_color = "#dce6f5"
 
-    def __init__(self, *, restore_task_id: str = "restore", **kwargs: Any) -> None:
+    def __init__(self, *, restore_task_id: str = "restore", stopped: bool | str | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("retries", 3)
         kwargs.setdefault("retry_delay", timedelta(seconds=10))
         super().__init__(**kwargs)
         self.restore_task_id = restore_task_id
+        self.stopped = stopped
 
     def execute(self, context: Context) -> str | None:
         """Look, and trigger."""
         ti = context["ti"]
         states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[self.restore_task_id])
-        restored = states.get(ti.run_id, {}).get(self.restore_task_id) == "success"
+        done = states.get(ti.run_id, {}).get(self.restore_task_id) == "success"
+        if self.stopped is not None and (done or not is_true(self.stopped)):
+            self.log.info("%s is as it was to be", self.job)
+            return None
+        restored = done or self.stopped is not None
         workspace = self.open()
         try:
             seen = observe(workspace, self.job)

@@ -19,6 +19,7 @@ from streamwarden.control.documents import HealthRecord, JobDocuments, Supervisi
 from streamwarden.control.health import record
 from streamwarden.control.health.rules import Health
 from streamwarden.control.processes import end_of
+from streamwarden.control.standstill import Standstill
 from streamwarden.control.supervision import (
     Action,
     Observation,
@@ -114,7 +115,7 @@ class SuperviseTrigger(BaseTrigger):
         self._batch: int | None = None
         self._progress_at = 0.0
         self._differing = {(rule, level): began for rule, level, began in differing}
-        self._silence = Silence()
+        self._silence, self._standstill = Silence(), Standstill()
         self._doubtful = False
         self._noted: bool | None = None
 
@@ -221,9 +222,11 @@ class SuperviseTrigger(BaseTrigger):
         workspace = self._workspace()
         documents = JobDocuments(workspace.storage, self.job)
         seen = observe(workspace, self.job)
-        self._doubtful = self._silence.is_doubtful(workspace, seen)
         memory = documents.supervision.read() or Supervision()
         verdict = decide(seen, memory)
+        # Both, each time: what they have seen before counts.
+        doubts = self._silence.is_doubtful(workspace, seen), self._standstill.is_doubtful(seen, verdict)
+        self._doubtful = any(doubts)
         return seen, verdict, assess(seen, memory, verdict), documents.health.read() or HealthRecord()
 
     def _lasting_changes(self, seen: Observation, health: Health, told: HealthRecord) -> dict[str, str]:

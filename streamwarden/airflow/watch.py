@@ -6,21 +6,19 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRuntimeError
 
 from streamwarden.airflow.describe import dag_id_of
 from streamwarden.airflow.job_operator import PlaceOperator
 from streamwarden.airflow.notify import tell
 from streamwarden.control.documents import HealthRecord, JobDocuments, Supervision
+from streamwarden.control.health.record import UNWATCHED
 from streamwarden.control.health.rules import Finding, Health, Level
 from streamwarden.control.supervision import observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["UNWATCHED", "WatchOperator", "is_supervised"]
-
-UNWATCHED = "unwatched"
-"""The alarm's name, beside those of the health rules."""
+__all__ = ["WatchOperator", "is_supervised"]
 
 _SUPERVISE = "supervise"
 """The task of a job's DAG that watches the job."""
@@ -74,12 +72,12 @@ class WatchOperator(PlaceOperator):
         """Look at every deployed job; one's trouble is not another's."""
         ti, workspace = context["ti"], self.open()
         looked: dict[str, tuple[str, bool]] = {}
-        unread: list[StreamwardenError] = []
+        unread: list[Exception] = []
         for job in sorted(workspace.files.folders("control")):
             try:
                 health = JobDocuments(workspace.storage, job).health.read() or HealthRecord()
                 looked[job] = (_unwatched(workspace, job, ti), UNWATCHED in health.rules)
-            except StreamwardenError as error:
+            except (OSError, StreamwardenError, AirflowRuntimeError) as error:
                 self.log.error("%s: %s", job, error)
                 unread.append(error)
         lines = [f"{job}: {why}" for job, (why, _) in looked.items() if why]
@@ -102,7 +100,8 @@ class WatchOperator(PlaceOperator):
         if found:
             raise AirflowFailException(str(StreamwardenError("JOB_UNWATCHED", found)))
         if unread:
-            raise self.fail(unread[0])
+            first = unread[0]
+            raise self.fail(first) if isinstance(first, StreamwardenError) else AirflowException(str(first))
         self.log.info("%d jobs looked at", len(looked))
         return list(looked)
 

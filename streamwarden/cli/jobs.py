@@ -30,6 +30,7 @@ from streamwarden.control.documents import HealthRecord, JobDocuments, Supervisi
 from streamwarden.control.enforce import put_down
 from streamwarden.control.health import record
 from streamwarden.control.log_lines import readable
+from streamwarden.control.standstill import Standstill
 from streamwarden.control.supervision import Action, Phase, Silence, ask_to_stop, assess, decide, observe, restart
 from streamwarden.control.workspace import open_workspace
 from streamwarden.errors import StreamwardenError
@@ -227,7 +228,7 @@ def supervise(
     documents = JobDocuments(workspace.storage, job)
     said = ""
     told = HealthRecord()
-    silence = Silence()
+    silence, standstill = Silence(), Standstill()
 
     def say(text: str) -> None:
         out.print(f"{datetime.now():%H:%M:%S} {job} {text}", markup=False)
@@ -248,7 +249,9 @@ def supervise(
             said = line
             if verdict.action is Action.FINISH:
                 return
-            if silence.is_doubtful(workspace, seen) and verdict.action is not Action.WAIT:
+            # Both, each time: what they have seen before counts.
+            doubts = silence.is_doubtful(workspace, seen), standstill.is_doubtful(seen, verdict)
+            if any(doubts) and verdict.action is not Action.WAIT:
                 time.sleep(poll)
                 continue
             if verdict.action in (Action.FAIL, Action.SUSPEND):
@@ -259,13 +262,14 @@ def supervise(
                 restart(workspace, seen, by=f"{who()} supervise", why=verdict.why)
             elif verdict.action is Action.STOP:
                 ask_to_stop(workspace, seen, by=f"{who()} supervise", why=verdict.why)
-        except StreamwardenError as error:
-            # A store that is away for a while, or a stop that takes longer, is no reason to watch no longer.
-            if not error.retryable:
+        except (OSError, StreamwardenError) as error:
+            # A store that is away, a full disk, or a stop that takes longer, is no reason to watch no longer.
+            if isinstance(error, StreamwardenError) and not error.retryable:
                 raise
-            if error.code != said:
+            code = error.code if isinstance(error, StreamwardenError) else type(error).__name__
+            if code != said:
                 say(str(error))
-            said = error.code
+            said = code
         time.sleep(poll)
     if ended.traceback:
         err.print(ended.traceback, markup=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.launcher import launch_driver
 from streamwarden.control.operation import active_operation, refuse_if_busy
-from streamwarden.control.parallelism import forget_overruled
+from streamwarden.control.parallelism import forget_overruled, width_of
 from streamwarden.control.processes import is_alive
 from streamwarden.control.rollout import interrupted_rollout, is_same_rollout, rollout, settle
 from streamwarden.control.rollout_plan import Change, Effect, RolloutPlan, changed_fields, plan
@@ -128,14 +128,14 @@ def deploy(
         ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``JOB_MODULE_INVALID``, ``OPERATION_RUNNING``, ``ROLLOUT_REFUSED``: nothing
         was touched. ``STOP_TIMED_OUT``; and what :func:`~streamwarden.control.rollout.rollout` raises.
     """
-    planned = plan(workspace, job)
+    planned, written = plan(workspace, job), width_of(workspace.job(job))
     refuse_if_busy(workspace, job)
     planned.refuse()
     left = interrupted_rollout(workspace, job)
     ours = left is not None and is_same_rollout(left, planned.wanted, by=by, reason=note)
     if left is not None and not ours:
         settle(workspace, left, health_timeout=health_timeout, report=report)
-        planned = plan(workspace, job)
+        planned, written = plan(workspace, job), width_of(workspace.job(job))
         planned.refuse()
     documents = JobDocuments(workspace.storage, job)
     seen = observe(workspace, job)
@@ -152,7 +152,7 @@ def deploy(
             documents.desired.write(_desired(workspace, planned, seen.desired, by=by, note=note))
         if planned.changes:
             record_decision(workspace, job, "live change", planned.fields)
-        forget_overruled(workspace, job)
+        forget_overruled(workspace, job, written)
         return Deployment(job, seen.incarnation, False, planned.effect, planned.changes)
     if guarded and planned.deployed is not None:
         done = rollout(
@@ -164,12 +164,12 @@ def deploy(
             health_timeout=health_timeout,
             report=report,
         )
-        forget_overruled(workspace, job)
+        forget_overruled(workspace, job, written)
         incarnation = observe(workspace, job).incarnation
         assert incarnation is not None
         return Deployment(job, incarnation, True, planned.effect, planned.changes, done.id)
     incarnation = _start_anew(workspace, planned, seen, by=by, note=note, stop_timeout=stop_timeout)
-    forget_overruled(workspace, job)
+    forget_overruled(workspace, job, written)
     return Deployment(job, incarnation, True, planned.effect, planned.changes)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from streamwarden.control.documents import JobDocuments, Parallelism, Width
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.workspace import Workspace
-from streamwarden.errors import StreamwardenError
 
 __all__ = ["FIELDS", "as_before", "decide", "effective_spec", "forget_overruled", "widened", "width_of"]
 
@@ -48,17 +47,18 @@ def effective_spec(workspace: Workspace, job: str) -> JobSpec:
     return spec if found is None else widened(spec, _in_force(found, width_of(spec)))
 
 
-def forget_overruled(workspace: Workspace, job: str) -> None:
+def forget_overruled(workspace: Workspace, job: str, written: Width) -> None:
     """Forget what a rescale decided over numbers of the YAML that were deployed otherwise since.
 
-    Otherwise it would count again, should the YAML say the old number once more. Does nothing where the YAML can't be
-    read any more: a slip there must not fail the deploy that is done, and the next one forgets it.
+    Otherwise it would count again, should the YAML say the old number once more.
+
+    Parameters
+    ----------
+    written
+        What the YAML said when it was deployed: a rollout takes minutes, and it may say something else by now.
     """
     document = JobDocuments(workspace.storage, job).parallelism
-    try:
-        found, written = document.read(), width_of(workspace.job(job))
-    except StreamwardenError:
-        return
+    found = document.read()
     if found is None or found.over == written:
         return
 

@@ -213,6 +213,11 @@ class Profile(BaseModel):
     metrics: MetricsSpec = MetricsSpec()
     progress_table: ProgressTableSpec = ProgressTableSpec()
 
+    @property
+    def on_cluster(self) -> bool:
+        """Whether a driver's executors are elsewhere, in slots that other drivers want, too."""
+        return not self.master.startswith("local")
+
     @model_validator(mode="after")
     def _combination(self) -> Self:
         if self.lease < 3 * self.heartbeat:

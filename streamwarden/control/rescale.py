@@ -91,8 +91,9 @@ def rescale(
         For a job that runs without a failure and is only not caught up in time. One that fails always goes back.
     way
         ``fast`` repartitions a copy of a savepoint while the job runs on, and lets the copy follow the job, batch for
-        batch, before the job is stopped; ``plain`` stops it first, as ``fast`` does where the copy can't keep up. Both
-        end with the same state. Without another number of partitions, or of a job that does not run, they are the same.
+        batch, before the job is stopped; ``plain`` stops it first, as ``fast`` does where the copy can't keep up, and
+        on a cluster. Both end with the same state. Without another number of partitions, or of a job that does not
+        run, they are the same.
     by, reason
         Who and why.
     approved_by
@@ -238,10 +239,10 @@ class _Rescale(RescaleVerdict):
             seen = observe(self._workspace, self._job)
             self._keep_way_back(seen, planned)
             step.detail = planned.words
-            bound = self._bound_tables() if planned.repartitions and self._way == "fast" else []
-            self.handle.plan(bound=bound)
-            if bound:
-                step.detail += f"; the plain way: {', '.join(bound)} can't be put back, should a replayed copy differ"
+            plain = self._plain_because() if planned.repartitions else ""
+            self.handle.plan(plain=plain)
+            if plain:
+                step.detail += f"; the plain way: {plain}"
             return planned
 
     def _prepare_and_switch(self, planned: RescalePlan, spare: Standby) -> None:
@@ -263,6 +264,17 @@ class _Rescale(RescaleVerdict):
             # Ctrl-C, too: the job may be stopped.
             self._go_on(error)
             raise
+
+    def _plain_because(self) -> str:
+        """Say why the job is stopped first, though it was asked for the fast way; empty: it is not."""
+        # What was asked for, and not the way that an earlier try has taken: it would be forgotten by the next one.
+        if self._asked_way != "fast":
+            return ""
+        if self._workspace.profile.on_cluster:
+            # The driver that stands by is an application of its own; without a slot its first digest waits for an hour.
+            return "on a cluster its Spark may get no slots before the job has given back its own"
+        bound = self._bound_tables()
+        return f"{', '.join(bound)} can't be put back, should a replayed copy differ" if bound else ""
 
     def _bound_tables(self) -> list[str]:
         """Return the tables that can't be put back: they have no keys, and other jobs read them.
@@ -523,4 +535,8 @@ class _Rescale(RescaleVerdict):
 
     @property
     def _way(self) -> str:
-        return "plain" if self._plan.get("bound") else str(self.handle.operation.params.get("way", "plain"))
+        return "plain" if self._plan.get("plain") else self._asked_way
+
+    @property
+    def _asked_way(self) -> str:
+        return str(self.handle.operation.params.get("way", "plain"))

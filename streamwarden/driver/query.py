@@ -15,11 +15,15 @@ from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.durations import format_duration
 from streamwarden.control.spec import JobSpec
 from streamwarden.driver.causes import Failure
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import OUTAGES, StreamwardenError
 
 __all__ = ["BatchError", "RunningQuery", "Writer"]
 
 _log = logging.getLogger(__name__)
+
+_AWAY_S = 60.0
+"""How long a stop waits for a store that is away, to know which batch is committed. 60 s: an S3 server's restart. After
+that the stop is unclean, which the next start mends."""
 
 
 class BatchError(Exception):
@@ -115,14 +119,15 @@ class RunningQuery:
         self._wait_until_between()
         self._query.stop()
         failure = self._query.exception()
-        if self._checkpoint.last_offset() != self._checkpoint.last_commit():
-            _log.info("batch %s had begun: finishing it", self._checkpoint.last_offset())
+        begun, done = self._where()
+        if begun != done:
+            _log.info("batch %s had begun: finishing it", begun)
             # Of the batch that stop() interrupted.
             self._failure = None
             finish = self._start(once=True)
             finish.awaitTermination()
             failure = finish.exception()
-        begun, done = self._checkpoint.last_offset(), self._checkpoint.last_commit()
+            begun, done = self._where()
         if failure is not None or begun != done:
             words = self._failure.text if self._failure is not None else failure
             raise StreamwardenError("STOP_UNCLEAN", f"{self._spec.name}: begun {begun}, committed {done}: {words}")
@@ -130,10 +135,23 @@ class RunningQuery:
     def _wait_until_between(self) -> None:
         """Wait for the moment after a commit and before the next batch's offsets, or until the query ends."""
         while self._query.isActive:
-            begun, done = self._checkpoint.last_offset(), self._checkpoint.last_commit()
+            begun, done = self._where()
             if begun == done and self._writer.in_flight is None:
                 return
             time.sleep(0.005)
+
+    def _where(self) -> tuple[int | None, int | None]:
+        """Return the last batch begun and the last one committed, also if the store is away for a moment."""
+        deadline = time.monotonic() + _AWAY_S
+        while True:
+            try:
+                return self._checkpoint.last_offset(), self._checkpoint.last_commit()
+            except StreamwardenError as error:
+                # Given up at once, a stop would cut the batch that it is to wait for.
+                if error.code not in OUTAGES or time.monotonic() >= deadline:
+                    raise
+                _log.warning("stopping, and %s", error)
+            time.sleep(0.5)
 
     def _start(self, **trigger: object) -> StreamingQuery:
         query: StreamingQuery = (

@@ -494,6 +494,11 @@ class Driver:
             except OSError:
                 # The documents can't be reached; the lease runs out if that lasts, and the guard then refuses commits.
                 _log.exception("heartbeat")
+            except Exception:
+                # Whatever it is, it must not end this thread: a driver that works would count as silent, and be killed.
+                if self._ended.is_set():
+                    return
+                _log.exception("heartbeat")
 
     def _read_requests(self) -> None:
         for request in self._documents.open_requests(self._incarnation):
@@ -547,8 +552,9 @@ class Driver:
                 detail = f"{outcome} after batch {self._batch}"
                 self._documents.result(request).write(RequestResult(id=request, at=now, outcome="done", detail=detail))
             self._lease.release()
-        except StreamwardenError as unsaid:
-            # The store is away, which may be why this driver ends. Its supervisor sees a dead one, and starts the next.
+        except (OSError, StreamwardenError) as unsaid:
+            # The store is away, or its disk full, which may be why this driver ends. Its supervisor sees a dead one,
+            # and starts the next.
             _log.error("its end could not be written down: %s", unsaid)
         _log.info("%s after batch %s", outcome, self._batch)
 

@@ -5,25 +5,29 @@ first one, after which it rehearses the job, work on its state included or not, 
 ``{"do": "digest", "checkpoint": KEY, "batch": N, "partitions": P}``; ``{"do": "repartition", "checkpoint": KEY,
 "partitions": P}``; ``{"do": "replay", "checkpoint": KEY}``, which finishes the batch that was begun there and writes
 its rows nowhere; ``{"do": "start ahead", "checkpoint": KEY}``, which does so by the query that will be the job's; and
-at last ``{"do": "run"}``, from which on it is a driver like any other. Without that it ends with its input: whoever
-started it is gone. Until then it holds no lease, and writes nothing but the checkpoint that it is given, and a
-rehearsal's rows in a temporary folder.
+at last ``{"do": "run"}``, from which on it is a driver like any other. Without that it ends with its input, whatever it
+does, and its JVM with it: whoever started it is gone. Until then it holds no lease, and writes nothing but the
+checkpoint that it is given, and a rehearsal's rows in a temporary folder.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from streamwarden.control.processes import current_process, kill
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.ahead import QueryAhead
 from streamwarden.driver.causes import headline
+from streamwarden.driver.commands import Commands
 from streamwarden.driver.job_session import start_session
 from streamwarden.driver.jvm import is_unanswered, jvm_end
 from streamwarden.driver.module import load_module
@@ -34,6 +38,14 @@ from streamwarden.driver.state_digest import state_digests
 from streamwarden.errors import StreamwardenError
 
 __all__ = ["Prepared", "stand_by"]
+
+_log = logging.getLogger(__name__)
+
+_SLOTS_S = 120.0
+"""How long a cluster may take to give an executor to work on state. The old driver, whose slots these may be, ends
+Spark for some seconds yet; 120 s, and not the hour that the work may take: the job is stopped meanwhile."""
+
+_POLL_S = 0.5
 
 
 @dataclass
@@ -61,14 +73,16 @@ def stand_by(workspace: Workspace, incarnation: str, output: int) -> Prepared | 
         The file descriptor for the answers. Not standard output: what is printed there, also by the JVM, is no answer.
     """
     answers = os.fdopen(output, "w", encoding="utf-8")
+    commands = Commands(sys.stdin, last="run", abandoned=_end_at_once)
 
     def answer(value: dict[str, Any]) -> None:
+        # Before it is: whoever has it may be gone a moment later.
+        commands.performed()
         answers.write(json.dumps(value) + "\n")
         answers.flush()
 
     standby: _Standby | None = None
-    for line in sys.stdin:
-        command = json.loads(line)
+    for command in commands:
         if command["do"] == "prepare":
             standby = _Standby(workspace, JobSpec.model_validate(command["spec"]), incarnation)
             rehearsed = standby.rehearse(state=command["state"])
@@ -85,6 +99,36 @@ def stand_by(workspace: Workspace, incarnation: str, output: int) -> Prepared | 
     if standby is not None:
         standby.end()
     return None
+
+
+def _end_at_once() -> None:
+    """End this process, and its JVM, in the midst of what it does. What is left of its scratch folder is swept."""
+    _log.warning("whoever started this process is gone; it ends, and its JVM")
+    kill(current_process())
+
+
+def _await_executor(session: SparkSession) -> None:
+    """Wait until a cluster has given this session somebody to work.
+
+    Raises
+    ------
+    StreamwardenError
+        ``RESCALE_FAILED``.
+    """
+    context = session.sparkContext
+    if str(context.master).startswith("local"):
+        return
+    spark: Any = context._jsc.sc()
+    deadline = time.monotonic() + _SLOTS_S
+    # Of the driver there is always one.
+    while spark.getExecutorMemoryStatus().size() <= 1:
+        if time.monotonic() >= deadline:
+            what = (
+                f"no executor within {_SLOTS_S:.0f} s: {context.master} has no slots left for the driver that stands"
+                " by, or no worker with as much memory"
+            )
+            raise StreamwardenError("RESCALE_FAILED", what)
+        time.sleep(_POLL_S)
 
 
 class _Standby:
@@ -108,6 +152,7 @@ class _Standby:
     def perform(self, command: dict[str, Any]) -> dict[str, Any]:
         path = self._workspace.uri(command["checkpoint"])
         try:
+            _await_executor(self._session)
             match command["do"]:
                 case "repartition":
                     repartition(self._session, path, command["partitions"])

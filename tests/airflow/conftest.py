@@ -65,6 +65,8 @@ class Run:
     relieved: bool = False
     job_states: dict[str, Any] = field(default_factory=lambda: {"supervise": "deferred"})
     tried: dict[str, int] | None = None
+    finished: str | None = None
+    ended_runs: tuple[str, ...] = ()
     job_paused: bool = False
     conf: dict[str, Any] = field(default_factory=dict)
     person: str | None = None
@@ -72,8 +74,10 @@ class Run:
     def _states(self, *, dag_id: str, **_: Any) -> dict[str, Any]:
         return {self.run_id: dict(self.states)} if dag_id == self.dag_id else {"another": dict(self.job_states)}
 
-    def _count(self, *, dag_id: str, run_ids: Any = None, **_: Any) -> int:
-        return int(self.relieved) if run_ids and dag_id == self.dag_id else self.runs_of_job
+    def _count(self, *, dag_id: str, run_ids: Any = None, states: Any = (), **_: Any) -> int:
+        if not run_ids or dag_id != self.dag_id:
+            return self.runs_of_job
+        return len({*run_ids} & {*self.ended_runs}) if "success" in states else int(self.relieved)
 
     def context(self, task: str = "supervise") -> Any:
         from airflow.sdk import timezone
@@ -86,7 +90,7 @@ class Run:
             try_number=self.attempt,
             max_tries=self.granted,
             xcom_push=lambda key, value: pushed.update({key: value}),
-            xcom_pull=lambda **_: self.tried,
+            xcom_pull=lambda *, key, **_: {"try": self.tried, "finished": self.finished}.get(key),
             get_task_states=self._states,
             get_dr_count=self._count,
             get_dag=lambda _: SimpleNamespace(is_paused=self.job_paused),

@@ -648,23 +648,45 @@ def test_tables_that_others_read_and_that_have_no_keys_take_the_plain_way(
     operations.deploy(place.workspace, "reader", by="test")
     place.deploy()
     place.batch(1)
-    rehearsed: list[bool] = []
+    began = prechecks_of_more_partitions(place, monkeypatch)
+    assert ["the plain way: lamp can't be put back" in detail for detail, _ in began] == [True, True]
+    assert all(state for _, state in began), "its Spark rehearses work on state, as for the plain way"
 
+
+@pytest.mark.parametrize(("master", "plain"), [("spark://host:7077", True), ("local[{cores}]", False)])
+def test_on_a_cluster_the_job_is_stopped_before_its_copy_needs_slots(
+    place: Place, monkeypatch: pytest.MonkeyPatch, master: str, plain: bool
+) -> None:
+    place.profile(master=master)
+    place.deploy()
+    place.batch(1)
+    began = prechecks_of_more_partitions(place, monkeypatch)
+    assert [("the plain way: on a cluster" in detail, state) for detail, state in began] == [(plain, plain)] * 2
+
+
+def prechecks_of_more_partitions(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """Begin a rescale the fast way, kill it before its Spark starts, and go on with it.
+
+    Return what each precheck says, and whether that Spark would rehearse work on state: it does for the plain way.
+    """
+    began: list[tuple[str, bool]] = []
     # As of a job with state, which the stand-in has not.
     found = plan_rescale(place.workspace, "lamp", cores=cores(place) + 1)
     planned = replace(found, to=found.to.model_copy(update={"partitions": found.was.partitions + 1}))
 
     def no_spark(*_: Any, state: bool) -> Any:
-        rehearsed.append(state)
+        began.append((operation(place).steps[-1].detail, state))
+        if len(began) == 1:
+            raise KeyboardInterrupt
         raise StreamwardenError("RESCALE_FAILED", "for the test")
 
     monkeypatch.setattr("streamwarden.control.rescale.plan_rescale", lambda *_, **__: planned)
     monkeypatch.setattr("streamwarden.control.rescale.standby", no_spark)
-    with pytest.raises(StreamwardenError, match="for the test"):
-        rescale(place.workspace, "lamp", partitions=3, by="test", way="fast")
-    precheck = operation(place).steps[0]
-    assert precheck.name == "precheck" and "the plain way: lamp can't be put back" in precheck.detail
-    assert rehearsed == [True], "its Spark rehearses work on state, as for the plain way"
+    for ended in (KeyboardInterrupt, StreamwardenError):
+        with pytest.raises(ended):
+            rescale(place.workspace, "lamp", partitions=3, by="test", way="fast")
+    assert [step.name for step in operation(place).steps] == ["precheck", "precheck"]
+    return began
 
 
 def test_one_batch_is_not_yet_healthy(place: Place) -> None:

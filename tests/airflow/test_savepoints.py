@@ -11,11 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, ParamValidationError
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    DagRunTriggerException,
+    ParamValidationError,
+)
 
 from streamwarden.airflow import savepoint_operators
 from streamwarden.airflow.describe import periodic_savepoints
 from streamwarden.airflow.offered import chosen_savepoint, offered_savepoints
+from streamwarden.airflow.restore_operators import EnsureSupervisedOperator
 from streamwarden.airflow.savepoint_operators import (
     HousekeepingOperator,
     PeriodicSavepointOperator,
@@ -84,7 +91,7 @@ def test_savepoint_of_a_running_job_is_taken_and_verified(place: Place, airflow_
     first = place.deploy()
     dag = load(DAGS / "savepoints.py").dags["savepoint"]
     run = dag.test(run_conf={"job": "lamp", "note": "before lunch"})
-    assert states(run) == {"take": "success", "verify": "success"}
+    assert states(run) == {"take": "success", "verify": "success", "supervise": "success"}
     [found] = catalogue.savepoints(place.workspace, "lamp")
     assert (found.verdict, found.manifest.origin, found.record.note) == ("verified", Origin.MANUAL, "before lunch")
     assert found.manifest.by.startswith("airflow:savepoint/")
@@ -95,12 +102,81 @@ def test_savepoint_with_a_stop_and_unverified(place: Place, airflow_database: No
     place.deploy()
     dag = load(DAGS / "savepoints.py").dags["savepoint"]
     run = dag.test(run_conf={"job": "lamp", "stop": True, "verify": False})
-    assert states(run) == {"take": "success", "verify": "skipped"}
+    assert states(run) == {"take": "success", "verify": "skipped", "supervise": "success"}
     seen = place.seen()
     assert seen.phase is Phase.STOPPED and seen.desired is not None and seen.desired.state == "suspended"
     [found] = catalogue.savepoints(place.workspace, "lamp")
     assert seen.exit is not None and found.manifest.batch == seen.exit.batch
     assert (found.verdict, found.manifest.origin) == ("unverified", Origin.SUSPEND)
+
+
+def test_a_stop_whose_savepoint_fails_is_undone_and_the_job_gets_a_run(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = place.deploy()
+    task = operator(SavepointOperator, place, job="lamp", stop=True)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(taking._Take, "_copy", full)
+    with pytest.raises(AirflowException, match="No space left"):
+        task.execute(Run(dag_id="savepoint").context("take"))
+    second = place.until(lambda seen: seen.phase is Phase.RUNNING)
+    assert second.incarnation != first.incarnation
+
+    def ensure(state: str, *, stopped: str = "True", **run: Any) -> str | None:
+        made: EnsureSupervisedOperator = operator(
+            EnsureSupervisedOperator, place, job="lamp", restore_task_id="take", stopped=stopped
+        )
+        found: str | None = made.execute(Run(dag_id="savepoint", states={"take": state}, **run).context("supervise"))
+        return found
+
+    # The run that watched it has seen it stop, and has ended.
+    with pytest.raises(DagRunTriggerException):
+        ensure("failed")
+    assert ensure("failed", runs_of_job=1) == "job_lamp", "it has not: it goes on with the new driver"
+    # Neither took anything away: a job that a person runs by hand stays so.
+    assert ensure("failed", stopped="False") is None
+    assert ensure("success") is None
+
+
+def test_a_killed_tries_stop_is_undone_by_the_next_and_a_persons_is_not(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.deploy()
+    by = {"by": "airflow:savepoint/manual__1", "note": "before lunch"}
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    def full(*_: Any, **__: Any) -> None:
+        raise StreamwardenError("SAVEPOINT_FAILED", "no space left")
+
+    with monkeypatch.context() as patch:
+        # As SIGKILL would: nothing is tidied up.
+        patch.setattr(taking, "take", killed)
+        patch.setattr(taking.running, "start", killed)
+        with pytest.raises(Killed):
+            taking.savepoint_and_stop(place.workspace, "lamp", **by)
+    assert place.seen().phase is Phase.STOPPED
+    monkeypatch.setattr(taking, "take", full)
+    with pytest.raises(StreamwardenError, match="SAVEPOINT_FAILED"):
+        taking.savepoint_and_stop(place.workspace, "lamp", **by)
+    place.until(lambda seen: seen.phase is Phase.RUNNING)
+    # Stopped by a person while the files are copied: it is not for this to start it again.
+
+    def stopped_meanwhile(*_: Any, **__: Any) -> None:
+        operations.stop(place.workspace, "lamp", by="somebody")
+        full()
+
+    monkeypatch.setattr(taking, "take", stopped_meanwhile)
+    with pytest.raises(StreamwardenError, match="SAVEPOINT_FAILED"):
+        taking.savepoint_and_stop(place.workspace, "lamp", **by)
+    assert place.seen().phase is Phase.STOPPED
 
 
 def test_take_returns_what_it_took_and_logs_it(place: Place) -> None:

@@ -600,6 +600,58 @@ def test_a_run_of_which_nothing_but_the_deploy_began_is_relieved(place: Place) -
     assert is_to_run(place)
 
 
+def test_what_is_deployed_between_the_wanted_end_and_the_teardown_goes_on(place: Place) -> None:
+    run, first = Run(), place.deploy()
+    trigger = deferred(lambda: supervise(place).execute(run.context()), run)
+    operations.stop(place.workspace, "lamp", by="somebody")
+    event, context = fired(trigger), run.context()
+    supervise(place).resume(context, event)
+    assert context["ti"].pushed["finished"] == first.incarnation
+    # A notifier takes a minute, and somebody deploys meanwhile, by the command line: the claim is still the run's.
+    place.deploy()
+    release(place, Run(states={"supervise": "success"}, finished=first.incarnation))
+    assert is_to_run(place)
+    # Marked, a task has seen no end.
+    release(place, Run(states={"supervise": "success"}))
+    assert not is_to_run(place)
+
+
+def test_a_run_that_is_marked_while_its_task_waits_for_a_worker_stops_its_driver(place: Place) -> None:
+    run = Run()
+    place.deploy()
+    deferred(lambda: supervise(place).execute(run.context()), run)
+    # Airflow skips what has not begun. A task that was skipped because of the one before it has claimed nothing.
+    release(place, Run(run_id="manual__2", states={"supervise": "skipped"}))
+    assert is_to_run(place)
+    release(place, Run(states={"supervise": "skipped"}))
+    assert not is_to_run(place)
+
+
+def test_a_run_that_was_relieved_once_is_relieved_again(place: Place) -> None:
+    run = Run(attempt=3, granted=3, ended_runs=("relief__1__manual__1",))
+    place.deploy()
+    with pytest.raises(DagRunTriggerException) as raised:
+        supervise(place, retries=3).execute(run.context())
+    assert raised.value.dag_run_id == "relief__2__manual__1"
+    found = current_claim(place.workspace, "lamp")
+    assert found is not None and found.holder == "job_lamp/relief__2__manual__1"
+
+
+def test_a_clear_with_a_slip_in_the_yaml_supervises_what_is_deployed(place: Place) -> None:
+    run, first = Run(), place.deploy()
+    operator = supervise(place)
+    deferred(lambda: operator.execute(run.context()), run)
+    path = place.config / "jobs" / "lamp.yaml"
+    path.write_text(path.read_text() + "colour: green\n")
+    os.kill(pid_of(first), signal.SIGKILL)
+    place.until(lambda seen: seen.phase is Phase.DEAD)
+    cleared = Run(attempt=2, granted=2000)
+    trigger = deferred(lambda: operator.execute(cleared.context()), cleared)
+    event = fired(trigger) if place.seen().phase is Phase.DEAD else {}
+    deferred(lambda: operator.resume(cleared.context(), event), cleared)
+    assert place.until(lambda seen: seen.phase is Phase.RUNNING).incarnation != first.incarnation
+
+
 def test_a_late_release_does_not_undo_what_a_person_deployed_since(place: Place) -> None:
     run = Run()
     place.deploy()

@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from streamwarden.airflow.watch import UNWATCHED, WatchOperator
+from streamwarden.airflow.watch import WatchOperator
 from streamwarden.control import operations
 from streamwarden.control.documents import Supervision
 from streamwarden.control.enforce import put_down
+from streamwarden.control.health.record import UNWATCHED
 from streamwarden.control.processes import kill
 from streamwarden.control.supervision import Phase, decide
-from tests.airflow.conftest import REPOSITORY, Place, Run
+from tests.airflow.conftest import REPOSITORY, Place, Run, fired
 from tests.airflow.test_dags import load
 from tests.airflow.test_health import notify, said, told
+from tests.airflow.test_supervise import deferred, supervise
 
 pytestmark = pytest.mark.airflow
 
@@ -63,6 +65,20 @@ def test_a_run_whose_supervise_has_ended_and_a_paused_dag_watch_nothing(place: P
         watch(place, runs_of_job=1, job_paused=True)
 
 
+def test_the_alarm_of_a_paused_dag_costs_the_job_no_trigger(place: Place) -> None:
+    paths = notify(place, "mail", level="critical")
+    place.write_job(health={"hold": "100ms"})
+    place.deploy()
+    run = Run()
+    trigger = deferred(lambda: supervise(place).execute(run.context()), run)
+    with pytest.raises(AirflowFailException, match="job_lamp is paused"):
+        watch(place, runs_of_job=1, job_paused=True)
+    first = said(paths["mail"])
+    # Its task could not start: the driver would be watched by nobody, and on_kill() be called of no mark.
+    assert fired(trigger, within=3) is None
+    assert said(paths["mail"]) == first and UNWATCHED in told(place).rules
+
+
 def test_a_job_that_is_not_to_run_or_was_given_up_is_left_alone(place: Place) -> None:
     assert watch(place) == []
     place.write_job(standin_fail="CHECKPOINT_DAMAGED")
@@ -88,6 +104,13 @@ def test_one_whose_documents_cannot_be_read_does_not_hide_another(place: Place) 
     with pytest.raises(AirflowFailException, match="JOB_UNWATCHED"):
         watch(place)
     with pytest.raises(AirflowException, match="torn"):
+        watch(place, runs_of_job=1)
+    # Nor does a disk that gives an error.
+    (place.workspace.root / "control" / "torn" / "desired.json").unlink()
+    (place.workspace.root / "control" / "torn" / "desired.json").mkdir()
+    with pytest.raises(AirflowFailException, match="JOB_UNWATCHED"):
+        watch(place)
+    with pytest.raises(AirflowException, match=r"directory|DOCUMENT_INVALID"):
         watch(place, runs_of_job=1)
 
 

@@ -1,7 +1,8 @@
-"""The command line that kills its job's driver, or itself, at a step of its operation.
+"""The command line that kills its job's driver, the one that stands by, or itself, at a step of its operation.
 
 ``python -m tests.integration.killing_command STEP WHOM AFTER WORDS…``: so many seconds after the step of that name has
 begun; 0 is the boundary before it, when it is not on record yet.
+It prints the line ``killed`` if there was something to kill.
 """
 
 from __future__ import annotations
@@ -11,28 +12,53 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import psutil
 
 from streamwarden.cli import app
 from streamwarden.control.operation import OperationHandle
-from streamwarden.control.processes import kill
+from streamwarden.control.processes import kill, process_of
 from streamwarden.control.supervision import observe
 from streamwarden.control.workspace import open_workspace
 
-THE_DRIVER, THE_RESCALE, BOTH = "the driver", "the rescale", "both"
+THE_DRIVER, THE_RESCALE, BOTH, THE_STANDBY = "the driver", "the rescale", "both", "the standby"
 
 
 def _kill(job: str, whom: str) -> None:
-    sys.stdout.write("killed\n")
-    sys.stdout.flush()
-    if whom != THE_RESCALE:
-        seen = observe(open_workspace(), job)
-        process = seen.heartbeat.process if seen.heartbeat else None
-        if process is not None:
-            kill(process)
-    if whom != THE_DRIVER:
+    killed = whom in (THE_RESCALE, BOTH)
+    if whom in (THE_DRIVER, BOTH):
+        killed |= _kill_driver(job)
+    if whom == THE_STANDBY:
+        killed |= _kill_standby()
+    if killed:
+        # A line of its own, also in the midst of another one.
+        sys.stdout.write("\nkilled\n")
+        sys.stdout.flush()
+    if whom in (THE_RESCALE, BOTH):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill_driver(job: str) -> bool:
+    seen = observe(open_workspace(), job)
+    process = seen.heartbeat.process if seen.heartbeat else None
+    if process is None and seen.launch is not None:
+        # It has just been launched, and has said nothing yet.
+        process = seen.launch.process
+    return process is not None and kill(process)
+
+
+def _kill_standby() -> bool:
+    """Kill the driver that stands by, and its JVM: a child of this command, whatever session it is in."""
+    found = [child for child in psutil.Process().children() if _stands_by(child)]
+    return sum(kill(process_of(child.pid)) for child in found) > 0
+
+
+def _stands_by(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return "--standby" in process.cmdline()
+    return False
 
 
 def _armed(wanted: str, whom: str, after: float) -> None:

@@ -20,7 +20,7 @@ from streamwarden.control.savepoints.closure import newest_closure
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.supervision import Observation, observe
 from streamwarden.control.workspace import Workspace
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import OUTAGES, StreamwardenError
 
 __all__ = ["Advice", "advise", "batches_seen", "holds_back"]
 
@@ -29,6 +29,17 @@ _MORE_BATCHES = 50
 that overran it, which are followed at once."""
 
 _DAY = timedelta(days=1)
+
+_FIRST_LOOK = "precheck"
+
+_AWAY = frozenset({"stop", "switch"})
+"""Steps of a rescale that the job is away in."""
+
+_CANCELLED = "OPERATION_CANCELLED"
+
+_SAYS_NOTHING = OUTAGES | {_CANCELLED, "OPERATION_INTERRUPTED", "RESCALE_NOT_HEALTHY"}
+"""What ends a rescale and says nothing of its target: the store was away, somebody did not want it any more, the driver
+that was to run on meanwhile has ended, or was in the midst of a batch."""
 
 _LAUNCHES = 20
 """Looked through for when the job's width was another."""
@@ -249,9 +260,10 @@ def _holds(
         # Another one would take its place, and nobody would go on with it.
         yield f"{interrupted.kind} {interrupted.id} was interrupted, and is to be gone on with"
     rescales = [one for one in past if one.kind == "rescale" and one.started_at >= now - _DAY]
-    if len(rescales) >= settings.per_day:
-        yield f"{len(rescales)} rescales in 24 hours; {settings.per_day} is the limit (advisor.per_day)"
-    ended = max((one.ended_at for one in past if one.ended_at is not None), default=None)
+    away = sum(any(step.name in _AWAY for step in one.steps) for one in rescales)
+    if away >= settings.per_day:
+        yield f"{away} rescales in 24 hours; {settings.per_day} is the limit (advisor.per_day)"
+    ended = max((one.ended_at for one in past if one.ended_at is not None and _was_felt(one)), default=None)
     if ended is not None and now < ended + settings.cool_down:
         left = format_duration(timedelta(seconds=math.ceil((ended + settings.cool_down - now).total_seconds())))
         yield f"cooling down for {left} more since the last operation (advisor.cool_down)"
@@ -266,15 +278,27 @@ def _holds(
             yield f"a rescale would be refused: {error.code}: {error.what}"
 
 
+def _was_felt(one: Operation) -> bool:
+    """Tell whether what a job did beside an operation, and after it, is to be waited out.
+
+    A rescale that was refused in its first look was never felt. Beyond that a second JVM shared the job's cores, also
+    where the job was not stopped. And who cancels one does not want it again at the next look.
+    """
+    if one.kind != "rescale" or (one.error is not None and one.error.code == _CANCELLED):
+        return True
+    return any(step.name != _FIRST_LOOK for step in one.steps)
+
+
 def _failed_before(rescales: list[Operation], changes: Mapping[str, int]) -> Operation | None:
-    """Return the rescale to the same target that went wrong, if none that came later went well."""
+    """Return the rescale to the same target that was tried and went wrong, if none that came later went well."""
     for one in rescales:
         target = one.plan.get("to")
         if one.state == "done":
             return None
         # Without a target it did not get beyond its first look, which is asked for again anyway.
         same = target and all(target.get(name) == value for name, value in changes.items())
-        if same and one.state in ("failed", "rolled back"):
+        tried = one.error is None or one.error.code not in _SAYS_NOTHING
+        if same and tried and one.state in ("failed", "rolled back"):
             return one
     return None
 

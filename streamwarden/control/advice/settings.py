@@ -53,13 +53,13 @@ class AdvisorSpec(BaseModel):
     cool_down: Duration = Field(
         default=timedelta(minutes=15),
         description="After the end of a rescale, a restore or a rollout nothing is applied for so long. 15m: a window"
-        " in which nothing but the new state is seen.",
+        " in which nothing but the new state is seen. A rescale that was refused at its first look is none.",
     )
     per_day: int = Field(
         default=8,
         ge=1,
-        description="Rescales in 24 hours, whoever asked for them, above which nothing is applied. 8: up and down twice"
-        " a day, in two steps each.",
+        description="Rescales in 24 hours that stopped the job, whoever asked for them, above which nothing is applied."
+        " 8: up and down twice a day, in two steps each.",
     )
     min_cores: int = Field(default=1, ge=1, description="Never fewer. 1.")
     max_cores: int = Field(default=4, ge=1, le=1024, description="Never more. 4: the machine's owner should say more.")

@@ -9,9 +9,25 @@ from streamwarden.control.documents import HealthChange, HealthRecord, JobDocume
 from streamwarden.control.health.rules import Health, Level
 from streamwarden.control.workspace import Workspace
 
-__all__ = ["ANYBODY", "apart", "changes", "due", "hand_out", "note", "put_off", "sent", "told", "unsent_due"]
+__all__ = [
+    "ANYBODY",
+    "UNWATCHED",
+    "apart",
+    "changes",
+    "due",
+    "hand_out",
+    "note",
+    "put_off",
+    "sent",
+    "told",
+    "unsent_due",
+]
 
 _KEPT = 50
+
+UNWATCHED = "unwatched"
+"""The alarm that nobody looks after a job. It is no health rule: who supervises a job knows nothing of it, and must
+neither tell nor end it. A trigger that fires for it is gone, and the task of a paused DAG does not start."""
 
 ANYBODY = ""
 """In place of a notifier's name: changes that are kept until it is known again which notifiers there are."""
@@ -64,7 +80,7 @@ def apart(record: HealthRecord, health: Health) -> list[tuple[str, Level]]:
     found = {finding.rule: finding.level for finding in health.findings}
     levels = list(Level)
     differing: list[tuple[str, Level]] = []
-    for rule in sorted({*record.rules, *found}):
+    for rule in sorted({*record.rules, *found} - {UNWATCHED}):
         before, now = _told_level(record, rule).rank, found.get(rule, Level.OK).rank
         way = levels[before + 1 : now + 1] if now > before else reversed(levels[now:before])
         differing += [(rule, level) for level in way]
@@ -114,7 +130,7 @@ def note(
     Parameters
     ----------
     rules
-        Only those of these rules; default all.
+        Only those of these rules; default all but :data:`UNWATCHED`.
     lasted
         As for :func:`changes`.
     notifiers
@@ -126,7 +142,7 @@ def note(
     def apply(found: HealthRecord | None) -> HealthRecord:
         record = found or HealthRecord()
         found_changes = changes(record, health, lasted=lasted)
-        noted[:] = [change for change in found_changes if rules is None or change.rule in rules]
+        noted[:] = [one for one in found_changes if (one.rule != UNWATCHED if rules is None else one.rule in rules)]
         if not noted and found is not None:
             return found
         return told(record, noted).model_copy(update={"unsent": _queued(record.unsent, noted, notifiers)})

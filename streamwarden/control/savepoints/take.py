@@ -136,7 +136,8 @@ def savepoint_and_stop(
     """Suspend a job and take a savepoint of where it stopped: no row is processed after it.
 
     A job that is suspended and down already is left so, also with the time of its stop. Should the savepoint fail, the
-    job is started again, as Flink's stop-with-savepoint leaves a job running.
+    job is started again, as Flink's stop-with-savepoint leaves a job running; but not one that somebody else has
+    stopped by then. A supervisor that has seen the stop has ended: does not see to it that there is another one.
 
     Parameters
     ----------
@@ -148,17 +149,27 @@ def savepoint_and_stop(
     StreamwardenError
         As :func:`take`, or ``STOP_TIMED_OUT``: then the job is suspended, without a savepoint yet.
     """
-    was = observe(workspace, job)
+    was, reason = observe(workspace, job), note or f"savepoint ({origin})"
+    # Or an earlier try of the same has stopped it, and was killed before it could start it again.
+    ran = was.desired is not None and (
+        (was.desired.state == "running" and was.phase.alive) or _is_stop(was.desired, by=by, reason=reason)
+    )
     if was.desired is not None and was.desired.state == "suspended" and was.phase in (Phase.STOPPED, Phase.FAILED):
         refuse_if_busy(workspace, job)
     else:
-        _stop(workspace, job, by=by, reason=note or f"savepoint ({origin})", timeout=timeout)
+        _stop(workspace, job, by=by, reason=reason, timeout=timeout)
     try:
         return take(workspace, job, origin=origin, by=by, note=note, report=report)
     except BaseException:
-        if was.desired is not None and was.desired.state == "running" and was.phase.alive:
+        now = JobDocuments(workspace.storage, job).desired.read()
+        if ran and now is not None and _is_stop(now, by=by, reason=reason):
             running.start(workspace, job, by=by, reason="its savepoint failed")
         raise
+
+
+def _is_stop(desired: Desired, *, by: str, reason: str) -> bool:
+    """Tell whether what is wanted of a job is the stop for this savepoint, and nobody's since."""
+    return (desired.state, desired.updated_by, desired.note) == ("suspended", by, reason)
 
 
 def _stop(workspace: Workspace, job: str, *, by: str, reason: str, timeout: float) -> None:

@@ -69,15 +69,17 @@ def test_a_rescale_counts_over_the_yaml_until_the_same_field_changes_there(works
 
 def test_what_was_deployed_over_it_is_not_undone_by_the_old_number(workspace: Workspace) -> None:
     rescaled(workspace, 8, 2)
-    forget_overruled(workspace, JOB)
+    forget_overruled(workspace, JOB, width_of(workspace.job(JOB)))
     assert width(workspace) == (8, 2, "1g"), "the YAML says what it said"
     write(workspace, state={"partitions": 2}, resources={"cores": 4, "memory": "1g"})
-    forget_overruled(workspace, JOB)
+    deployed = width_of(workspace.job(JOB))
+    # Edited while the rollout waited for health, and deployed by nobody.
+    write(workspace, state={"partitions": 6}, resources={"cores": 4, "memory": "1g"})
+    forget_overruled(workspace, JOB, deployed)
+    write(workspace, state={"partitions": 2}, resources={"cores": 4, "memory": "1g"})
     assert width(workspace) == (8, 4, "1g")
     write(workspace, state={"partitions": 2}, resources={"cores": 1, "memory": "1g"})
     assert width(workspace) == (8, 1, "1g"), "not two cores, as the rescale had it"
-    (workspace.config / "jobs" / f"{JOB}.yaml").write_text("name: [")
-    forget_overruled(workspace, JOB)
 
 
 def test_it_is_put_back_to_what_it_was(workspace: Workspace) -> None:

@@ -34,6 +34,7 @@ from streamwarden.control.health.limits import HealthSpec
 from streamwarden.control.health.rules import Level
 from streamwarden.control.processes import ProcessRef, current_process, process_of
 from streamwarden.control.spec import JobSpec
+from streamwarden.control.standstill import Standstill
 from streamwarden.control.supervision import (
     Action,
     Claim,
@@ -825,3 +826,25 @@ def test_a_silent_driver_is_looked_at_for_a_while(workspace: Workspace, monkeypa
     beats(workspace, "i1", current_process())
     assert not silence.is_doubtful(workspace, observe(workspace, JOB))
     assert silence.is_doubtful(workspace, found), "from the beginning"
+
+
+def test_a_stuck_driver_is_ended_only_if_who_looks_has_seen_it_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("streamwarden.control.standstill.time.monotonic", lambda: clock[0])
+    running, wait = seen(Phase.RUNNING), Verdict(Action.WAIT, "")
+    assert running.desired is not None
+    enough = max(60.0, 3 * running.desired.spec.trigger.interval.total_seconds())
+    standstill, stuck = Standstill(), Verdict(Action.RESTART, "stuck")
+    # The machine sleeps: the time of day goes on, and this clock does not.
+    assert not standstill.is_doubtful(running, wait)
+    clock[0] += 2
+    assert standstill.is_doubtful(running, stuck)
+    clock[0] += enough - 3
+    assert standstill.is_doubtful(running, stuck)
+    clock[0] += 2
+    assert not standstill.is_doubtful(running, stuck)
+    # Of another one what was seen before counts for nothing.
+    other = replace(running, incarnation="i2")
+    assert standstill.is_doubtful(other, stuck)
+    # A dead one is no matter of doubt.
+    assert not standstill.is_doubtful(seen(Phase.DEAD), stuck)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,6 +146,29 @@ def test_a_jvm_that_is_gone_cannot_be_asked_for_its_words() -> None:
     cause = explain(failure, job_file=None, places=Places())
     assert cause.code is None and cause.line == "Gone"
     assert headline(Gone()) == "Gone"
+
+
+def test_a_stop_waits_out_a_store_that_is_away_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamwarden.driver.query.time.sleep", lambda _: None)
+    answers: list[int | StreamwardenError] = [StreamwardenError("S3_UNREACHABLE", "list: refused"), 7]
+
+    def last_offset() -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, StreamwardenError):
+            raise answer
+        return answer
+
+    query = object.__new__(RunningQuery)
+    query._query = SimpleNamespace(isActive=True, stop=lambda: None, exception=lambda: None)  # type: ignore[assignment]
+    query._writer = SimpleNamespace(hurry=threading.Event(), in_flight=None)  # type: ignore[assignment]
+    query._checkpoint = SimpleNamespace(last_offset=last_offset, last_commit=lambda: 7)  # type: ignore[assignment]
+    query._failure = None
+    answers += [StreamwardenError("S3_THROTTLED", "slow down"), 7]
+    query.stop()
+    assert not answers
+    answers.append(StreamwardenError("S3_REFUSED", "no"))
+    with pytest.raises(StreamwardenError, match="S3_REFUSED"):
+        query.stop()
 
 
 def test_spark_is_told_no_more_of_a_failed_batch_than_a_line() -> None:

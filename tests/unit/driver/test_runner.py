@@ -134,7 +134,9 @@ def test_a_source_that_cannot_be_opened_is_none_of_the_jobs_code(driver: Driver)
     assert (error.code, error.retryable) == ("SOURCE_INVALID", False)
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), StreamwardenError("S3_REFUSED", "no")])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), StreamwardenError("S3_REFUSED", "no"), ValueError("of a library")]
+)
 def test_a_first_heartbeat_that_fails_is_not_the_last(
     driver: Driver, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

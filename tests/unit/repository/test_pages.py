@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from streamwarden.airflow.describe import dag_id_of, periodic_dag_id
-from streamwarden.airflow.watch import UNWATCHED
 from streamwarden.control.documents import Document, JobDocuments
+from streamwarden.control.health.record import UNWATCHED
 from streamwarden.control.health.rules import RULES
 from streamwarden.control.rollout_plan import _RULES, Effect
 from streamwarden.storage import LocalStorage
