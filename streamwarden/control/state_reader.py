@@ -11,11 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from streamwarden.control import scratch
 from streamwarden.control.processes import kill, process_of
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["StateAt", "read_state"]
+__all__ = ["SCRATCH", "StateAt", "read_state"]
+
+SCRATCH = "_state_reader"
+"""In place of a job in the names of its scratch folders; no job can have it."""
 
 _TIMEOUT_S = 3600.0
 """After which it is given up. An hour: 1 M keys take seconds."""
@@ -90,6 +94,8 @@ def read_state(
         # However this ends, its JVM ends too.
         if process.poll() is None:
             kill(process_of(process.pid))
+            # What it had unpacked may be as large as the state.
+            scratch.sweep(workspace, SCRATCH)
     answers: dict[str, dict[str, Any]] = {}
     for line in output.splitlines():
         if line.startswith("{"):

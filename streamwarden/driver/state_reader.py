@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from streamwarden.control import scratch
 from streamwarden.control.ids import new_id
+from streamwarden.control.state_reader import SCRATCH
 from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.driver.causes import headline
 from streamwarden.driver.job_session import temporary
@@ -25,9 +26,6 @@ from streamwarden.driver.state_digest import state_digests
 from streamwarden.driver.state_rows import count_state_rows
 from streamwarden.spark.java_options import SHORT_LIVED
 from streamwarden.spark.session import build_session
-
-_SCRATCH = "_state_reader"
-"""In place of a job in the name of its scratch folder; no job can have it."""
 
 
 def main() -> int:
@@ -39,8 +37,8 @@ def main() -> int:
     given = parser.parse_args()
     workspace = open_workspace(given.profile, config=Path(given.config), root=given.root)
     # What killed ones have left. State is unpacked before it is read: on the disk that was found to have room for it.
-    scratch.sweep(workspace, _SCRATCH)
-    own = scratch.claim(workspace, _SCRATCH, new_id())
+    scratch.sweep(workspace, SCRATCH)
+    own = scratch.claim(workspace, SCRATCH, new_id())
     os.environ["TMPDIR"] = str(own)
     try:
         _answer(workspace, own, given.checkpoint)

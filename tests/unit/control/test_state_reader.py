@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamwarden.control import state_reader
-from streamwarden.control.state_reader import StateAt, read_state
+from streamwarden.control.state_reader import SCRATCH, StateAt, read_state
 from streamwarden.errors import StreamwardenError
 from tests.batches import make_place
 
@@ -36,10 +36,12 @@ def test_what_is_asked_names_checkpoint_batch_and_partitions() -> None:
 
 def test_one_that_never_ends_is_an_error_of_the_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_reader, "_TIMEOUT_S", 0.2)
-    started = started_as(["sleep", "60"], monkeypatch)
+    started, workspace = started_as(["sleep", "60"], monkeypatch), make_place(tmp_path)
+    unpacked = workspace.scratch_dir(SCRATCH, "killed")
+    unpacked.mkdir(parents=True)
     with pytest.raises(StreamwardenError, match=r"SAVEPOINT_VERIFY_FAILED(?s:.)*no end"):
-        read_state(make_place(tmp_path), ASKED, code="SAVEPOINT_VERIFY_FAILED")
-    assert started[0].wait(5) == -9
+        read_state(workspace, ASKED, code="SAVEPOINT_VERIFY_FAILED")
+    assert started[0].wait(5) == -9 and not unpacked.exists()
 
 
 @pytest.mark.parametrize("code", [0, 1])
