@@ -198,8 +198,9 @@ class World:
     def start_feed(self) -> None:
         """Let trips land, file by file, until :meth:`stop_feed`."""
         if self.trips is not None:
-            trips = read_tlc([self.trips])
-            start = densest_week(trips).replace(day=1)
+            start = densest_week(read_tlc([self.trips])).replace(day=1)
+            # Of that month alone: a trip of the month before is a week late, and its window long gone.
+            trips = read_tlc([self.trips], start=start)
         else:
             start = datetime(2023, 3, 6)
             wrong = InvalidRows.each(_WEEKS * 25)
