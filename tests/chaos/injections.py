@@ -366,7 +366,7 @@ class Injector:
 
     # -- Airflow's parts ---------------------------------------------------------------------------------------------
 
-    def _part(self, name: str) -> Callable[[Record, random.Random], None]:
+    def _part(self, name: str, away: tuple[float, float] = (0.5, 6.0)) -> Callable[[Record, random.Random], None]:
         def act(record: Record, chance: random.Random) -> None:
             world = self.world
 
@@ -375,7 +375,7 @@ class Injector:
                 world.kill_component(name)
 
             def end() -> None:
-                record.held_s = some_time(chance, 0.5, 6.0)
+                record.held_s = some_time(chance, *away)
                 world.sleep(record.held_s)
                 world.start_component(name)
 
@@ -391,6 +391,10 @@ class Injector:
 
     def _api_killed(self, record: Record, chance: random.Random) -> None:
         self._part("api-server")(record, chance)
+
+    def _api_away(self, record: Record, chance: random.Random) -> None:
+        # Three tries, ten seconds apart, each of which gives up within some.
+        self._part("api-server", (60.0, 80.0))(record, chance)
 
     def _dag_processor_killed(self, record: Record, chance: random.Random) -> None:
         self._part("dag-processor")(record, chance)
@@ -609,6 +613,7 @@ class Injector:
         Kind.TRIGGERER_SECOND: _second,
         Kind.SCHEDULER_KILLED: _scheduler_killed,
         Kind.API_KILLED: _api_killed,
+        Kind.API_AWAY: _api_away,
         Kind.DAG_PROCESSOR_KILLED: _dag_processor_killed,
         Kind.POSTGRES_RESTARTED: _postgres,
     }

@@ -29,6 +29,7 @@ class Kind(StrEnum):
     TRIGGERER_SECOND = "triggerer_second"
     SCHEDULER_KILLED = "scheduler_killed"
     API_KILLED = "api_killed"
+    API_AWAY = "api_away"
     DAG_PROCESSOR_KILLED = "dag_processor_killed"
     POSTGRES_RESTARTED = "postgres_restarted"
 
@@ -49,6 +50,7 @@ WORDS = {
     Kind.TRIGGERER_SECOND: "a second triggerer for a while, killed (-9)",
     Kind.SCHEDULER_KILLED: "scheduler with its workers killed (-9), started again",
     Kind.API_KILLED: "API server killed (-9), started again",
+    Kind.API_AWAY: "API server killed (-9), away for longer than supervise has tries",
     Kind.DAG_PROCESSOR_KILLED: "DAG processor killed (-9), started again",
     Kind.POSTGRES_RESTARTED: "Postgres restarted, immediate",
 }
@@ -84,6 +86,8 @@ MOMENTS: dict[Kind, tuple[Moment, ...]] = {
     Kind.TRIGGERER_SECOND: _WHOLE_OR_NOT,
     Kind.SCHEDULER_KILLED: _WHOLE_OR_NOT,
     Kind.API_KILLED: _WHOLE_OR_NOT,
+    # Only then it has something to do: each of its tries dies before it begins.
+    Kind.API_AWAY: (Moment.RECOVERING,),
     Kind.DAG_PROCESSOR_KILLED: _WHOLE_OR_NOT,
     Kind.POSTGRES_RESTARTED: _WHOLE_OR_NOT,
 }
@@ -95,6 +99,7 @@ SHARED = frozenset(
         Kind.TRIGGERER_SECOND,
         Kind.SCHEDULER_KILLED,
         Kind.API_KILLED,
+        Kind.API_AWAY,
         Kind.DAG_PROCESSOR_KILLED,
         Kind.POSTGRES_RESTARTED,
     }
@@ -120,6 +125,7 @@ _FIRST = (
     Kind.TRIGGERER_SECOND,
     Kind.DRIVER_BOTH,
     Kind.DAG_PROCESSOR_KILLED,
+    Kind.API_AWAY,
 )
 
 
