@@ -249,6 +249,11 @@ class Chaos:
             goals.append(Goal("workers_killed", hit, len(workers) // 2, at_least=True))
         if hit >= _WORKERS:
             goals.append(Goal("runs_relieved", relieved, 1, at_least=True))
+        marks = sum(record.fault.kind in (Kind.TASK_FAILED, Kind.TASK_SUCCESS) for record in self.records)
+        if marks:
+            # Some meet a scheduler, or an absence, at just that moment. A release that heeds no mark would need all.
+            again = sum(record.detail.get("marked_again", 0) for record in self.records)
+            goals.append(Goal("marks_given_again", again, max(1, marks // 4)))
         goals += [Goal(name, len(wrong), 0) for name, wrong in found.items()]
         # One measurement of each is no goal yet: the other jobs' batches fall into the one start or into the other.
         goals += [
