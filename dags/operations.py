@@ -7,10 +7,11 @@ from airflow.sdk import DAG, Param
 
 from streamwarden.airflow.advise_operator import AdviseOperator
 from streamwarden.airflow.approval_operator import RescaleApprovalOperator
+from streamwarden.airflow.ensure_supervised import EnsureSupervisedOperator
 from streamwarden.airflow.offered import offered_savepoints
 from streamwarden.airflow.operators import ALL_JOBS, StopOperator
 from streamwarden.airflow.rescale_operator import CancelRescaleOperator, RescaleOperator
-from streamwarden.airflow.restore_operators import EnsureSupervisedOperator, RestoreOperator
+from streamwarden.airflow.restore_operators import RestoreOperator
 from streamwarden.airflow.watch import WatchOperator
 from streamwarden.control.config import job_names
 
@@ -107,7 +108,7 @@ with DAG(
         health_timeout="{{ params.health_timeout }}",
     )
     # A teardown: it also runs after a restore that was ended by hand, and has no part in the run's state.
-    supervise = EnsureSupervisedOperator(task_id="supervise", job="{{ params.job }}")
+    supervise = EnsureSupervisedOperator(task_id="supervise", job="{{ params.job }}", operation_task_id=restore.task_id)
     restore >> supervise.as_teardown()
 
 with DAG(
@@ -204,7 +205,7 @@ with DAG(
         approved="{{ ti.xcom_pull(task_ids='approve', key='asked') or '' }}",
     )
     supervise_rescaled = EnsureSupervisedOperator(
-        task_id="supervise", job="{{ params.job }}", restore_task_id=rescale.task_id
+        task_id="supervise", job="{{ params.job }}", operation_task_id=rescale.task_id
     )
     approve >> rescale >> supervise_rescaled.as_teardown()
 

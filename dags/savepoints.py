@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from airflow.sdk import DAG, Param
 
 from streamwarden.airflow.describe import periodic_dag_id, periodic_savepoints, schedule_text
-from streamwarden.airflow.restore_operators import EnsureSupervisedOperator
+from streamwarden.airflow.ensure_supervised import EnsureSupervisedAfterSavepointOperator
 from streamwarden.airflow.savepoint_operators import (
     ALL_JOBS,
     ALL_SAVEPOINTS,
@@ -66,8 +66,8 @@ with DAG(
         execution_timeout=VERIFY_TIMEOUT,
     )
     # A teardown: it also runs after a take that failed, and so has started again the job that it had stopped.
-    supervise = EnsureSupervisedOperator(
-        task_id="supervise", job="{{ params.job }}", restore_task_id=take.task_id, stopped="{{ params.stop }}"
+    supervise = EnsureSupervisedAfterSavepointOperator(
+        task_id="supervise", job="{{ params.job }}", operation_task_id=take.task_id, stopped="{{ params.stop }}"
     )
     take >> [verify, supervise.as_teardown()]
 

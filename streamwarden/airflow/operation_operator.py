@@ -26,7 +26,7 @@ class OperationOperator(JobOperator, InterruptibleOperator):
     The job's own DAG run goes on meanwhile: a supervisor waits while an operation works on its job. A try that was
     killed is resumed by the next one, where it was; meanwhile a supervisor starts whichever checkpoint is in force. One
     that has failed, or gone back, is final and fails the task with the error's code and remedy: the same again would
-    stop the job again. Does not supervise: see :class:`~.restore_operators.EnsureSupervisedOperator`.
+    stop the job again. Does not supervise: see :class:`~.ensure_supervised.EnsureSupervisedOperator`.
 
     Pushes ``error`` to XCom if it fails: code, what happened, what to do; and as ``summary``, of an operation that was
     begun, what one that succeeds returns.

@@ -967,4 +967,4 @@ def test_the_dag_is_wired(airflow_database: None) -> None:
         "supervise": [],
     }
     assert dag.get_task("supervise").is_teardown
-    assert dag.get_task("supervise").restore_task_id == "rescale"
+    assert dag.get_task("supervise").operation_task_id == "rescale"

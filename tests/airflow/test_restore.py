@@ -14,9 +14,10 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, DagRunTriggerException, TaskDeferred
 from deltalake import write_deltalake
 
+from streamwarden.airflow.ensure_supervised import EnsureSupervisedOperator
 from streamwarden.airflow.job_operator import InterruptibleOperator
 from streamwarden.airflow.operators import SuperviseOperator
-from streamwarden.airflow.restore_operators import EnsureSupervisedOperator, RestoreOperator
+from streamwarden.airflow.restore_operators import RestoreOperator
 from streamwarden.control import operations, running
 from streamwarden.control.documents import CheckpointRef, JobDocuments, Operation, OutputStart
 from streamwarden.control.operation import active_operation, begin
@@ -310,7 +311,7 @@ def test_documents_out_of_reach_are_tried_again(place: Place, monkeypatch: pytes
 
 
 def ensure(place: Place, run: Run) -> str | None:
-    task = EnsureSupervisedOperator(task_id="supervise", job="lamp", **place.place())
+    task = EnsureSupervisedOperator(task_id="supervise", job="lamp", operation_task_id="restore", **place.place())
     return task.execute(run.context("supervise"))
 
 

@@ -21,8 +21,8 @@ from airflow.sdk.exceptions import (
 
 from streamwarden.airflow import savepoint_operators
 from streamwarden.airflow.describe import periodic_savepoints
+from streamwarden.airflow.ensure_supervised import EnsureSupervisedAfterSavepointOperator
 from streamwarden.airflow.offered import chosen_savepoint, offered_savepoints
-from streamwarden.airflow.restore_operators import EnsureSupervisedOperator
 from streamwarden.airflow.savepoint_operators import (
     HousekeepingOperator,
     PeriodicSavepointOperator,
@@ -126,15 +126,16 @@ def test_a_stop_whose_savepoint_fails_is_undone_and_the_job_gets_a_run(
     assert second.incarnation != first.incarnation
 
     def ensure(state: str, *, stopped: str = "True", **run: Any) -> str | None:
-        made: EnsureSupervisedOperator = operator(
-            EnsureSupervisedOperator, place, job="lamp", restore_task_id="take", stopped=stopped
+        made: EnsureSupervisedAfterSavepointOperator = operator(
+            EnsureSupervisedAfterSavepointOperator, place, job="lamp", operation_task_id="take", stopped=stopped
         )
         found: str | None = made.execute(Run(dag_id="savepoint", states={"take": state}, **run).context("supervise"))
         return found
 
     # The run that watched it has seen it stop, and has ended.
-    with pytest.raises(DagRunTriggerException):
+    with pytest.raises(DagRunTriggerException) as raised:
         ensure("failed")
+    assert raised.value.dag_run_id == "savepoint__manual__1__1", "not one that a restore of that run id has triggered"
     assert ensure("failed", runs_of_job=1) == "job_lamp", "it has not: it goes on with the new driver"
     # Neither took anything away: a job that a person runs by hand stays so.
     assert ensure("failed", stopped="False") is None

@@ -1,0 +1,123 @@
+"""Operators: see that a job is supervised after an operation on it, or after a savepoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import Context
+
+from streamwarden.airflow.describe import dag_id_of
+from streamwarden.airflow.job_operator import JobOperator, is_true
+from streamwarden.airflow.triggering import run_to_trigger
+from streamwarden.airflow.watch import is_supervised
+from streamwarden.control.documents import JobDocuments, Operation
+from streamwarden.control.supervision import Observation, observe
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["EnsureSupervisedAfterSavepointOperator", "EnsureSupervisedOperator"]
+
+
+class EnsureSupervisedOperator(JobOperator):
+    """Triggers a job's own DAG after a restore or a rescale, if no run of it is there to supervise the job.
+
+    Normally there is one, and nothing to do. To be used as a teardown after the operation, so that it also runs after
+    one that was ended by hand: if that left the job wanted but down, its DAG brings it up. Leaves a job alone whose
+    operation failed: it is where it was. Does not wait for the triggered run.
+
+    Returns the id of the DAG that supervises the job, or None. The triggered run's id is its XCom ``trigger_run_id``.
+
+    Parameters
+    ----------
+    job
+        The job. (templated)
+    operation_task_id
+        The task that has worked on the job.
+    profile, config, root
+        The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
+    """
+
+    ui_color = "#dce6f5"
+
+    def __init__(self, *, operation_task_id: str, **kwargs: Any) -> None:
+        kwargs.setdefault("retries", 3)
+        kwargs.setdefault("retry_delay", timedelta(seconds=10))
+        super().__init__(**kwargs)
+        self.operation_task_id = operation_task_id
+
+    def execute(self, context: Context) -> str | None:
+        """Look, and trigger."""
+        seen, operation = self.look()
+        if not self.succeeded(context):
+            interrupted = operation is not None and operation.state == "running" and seen.operation is None
+            if seen.phase.alive or not interrupted:
+                self.log.info(
+                    "%s did not succeed, and %s is %s: left as it is", self.operation_task_id, self.job, seen.phase
+                )
+                return None
+        return self.ensure(context, seen)
+
+    def succeeded(self, context: Context) -> bool:
+        """Tell whether the task before has."""
+        ti, task = context["ti"], self.operation_task_id
+        states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[task])
+        return bool(states.get(ti.run_id, {}).get(task) == "success")
+
+    def look(self) -> tuple[Observation, Operation | None]:
+        """Return the job, and the newest operation on it."""
+        workspace = self.open()
+        try:
+            return observe(workspace, self.job), JobDocuments(workspace.storage, self.job).operation.read()
+        except StreamwardenError as error:
+            raise self.fail(error) from error
+
+    def ensure(self, context: Context, seen: Observation) -> str | None:
+        """Trigger a run of the job's DAG, unless one supervises the job or it is not to run."""
+        ti = context["ti"]
+        if seen.desired is None or seen.desired.state != "running":
+            self.log.info("%s is not to run: nothing to supervise", self.job)
+            return None
+        dag_id = dag_id_of(self.job)
+        if is_supervised(ti, self.job):
+            self.log.info("%s has a run, which supervises the job", dag_id)
+            return dag_id
+        if ti.get_dag(dag_id).is_paused:
+            self.log.warning("%s is paused: nobody supervises %s until it is unpaused", dag_id, self.job)
+        self.log.info("%s has no run: triggering one, which leaves a driver that runs alone and supervises it", dag_id)
+        # Of each try its own: a clear means it again.
+        run_id = f"{ti.dag_id}__{ti.run_id}__{ti.try_number}"
+        raise run_to_trigger(dag_id, run_id, note=f"after {ti.dag_id} {ti.run_id}")
+
+
+class EnsureSupervisedAfterSavepointOperator(EnsureSupervisedOperator):
+    """Triggers a job's own DAG after a savepoint with a stop that has failed, if no run is there to supervise the job.
+
+    Such a savepoint has started the job again, and the run that supervised it may have seen the stop, and ended. One
+    that succeeded has stopped the job, and one without a stop took nothing away: then there is nothing to do.
+
+    Parameters
+    ----------
+    job
+        The job. (templated)
+    operation_task_id
+        The task that has taken the savepoint.
+    stopped
+        Whether the savepoint was to stop the job. (templated)
+    profile, config, root
+        The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
+    """
+
+    template_fields: Sequence[str] = (*EnsureSupervisedOperator.template_fields, "stopped")
+
+    def __init__(self, *, stopped: bool | str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.stopped = stopped
+
+    def execute(self, context: Context) -> str | None:
+        """Look, and trigger."""
+        if not is_true(self.stopped) or self.succeeded(context):
+            self.log.info("%s is as it was to be", self.job)
+            return None
+        seen, _ = self.look()
+        return self.ensure(context, seen)
