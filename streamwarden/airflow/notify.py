@@ -75,10 +75,10 @@ def tell(
 ) -> list[HealthChange]:
     """Write the changes of a job's health down, log them, and give them to the notifiers that want them.
 
-    Each change is told once, however many look. A notifier that fails is given the same again at a later call, a minute
-    on, then after twice that each time up to half an hour, together with what has come meanwhile. One that fails after
-    it has in fact sent is therefore given it twice; so is one that takes more than a minute. Never raises what a
-    notifier raises.
+    Each change is told once, however many look, and by one of them at a time. A notifier that fails is given the same
+    again at a later call, a minute on, then after twice that each time up to half an hour, together with what has come
+    meanwhile. One that fails after it has in fact sent is therefore given it twice; so is one that takes more than a
+    minute. Never raises what a notifier raises.
 
     Parameters
     ----------
@@ -123,8 +123,10 @@ def tell(
             record.put_off(workspace, job)
     else:
         for notifier in notifiers:
-            if record.due(found, notifier.name) or (anyway and found.unsent.get(notifier.name)):
-                _send(workspace, notifier, Alert(job, found.unsent[notifier.name]), context, log)
+            if record.due(found, notifier.name, anyway=anyway) and (
+                given := record.begin_sending(workspace, job, notifier.name, anyway=anyway)
+            ):
+                _send(workspace, notifier, Alert(job, given), context, log)
         for gone in set(found.unsent) - {notifier.name for notifier in notifiers}:
             # It is configured no longer.
             record.sent(workspace, job, gone, found.unsent[gone], ok=True)

@@ -68,7 +68,7 @@ _FIRST = "first_try"
 
 _TELL_S = 300.0
 """How long a notifier that fails is asked again when nobody supervises the job any more: as often as it is its turn,
-and once more at the end, since nobody will later. 5 minutes: a worker slot is held."""
+and once more at the end. 5 minutes: a worker slot is held, and the DAG `watch` asks it later."""
 
 
 class DeployOperator(JobOperator, InterruptibleOperator):
@@ -344,9 +344,10 @@ class SuperviseOperator(JobOperator):
                 self._tell(context, workspace, seen, verdict, rules=event.get("rules", ()), lasted=event.get("lasted"))
                 # Each notifier may have taken a minute: a driver may be back, or another one.
                 seen, verdict = self._look(workspace)
-            # The trigger has looked for long enough where it was woken for this driver's end.
+            # The trigger has looked for long enough where it was woken for this driver's end, and for this reason: one
+            # that was silent, and speaks again, is not stuck for that its newest batch is old.
             ended = event.get("action") in (Action.RESTART.value, Action.FAIL.value)
-            sure = ended and event.get("incarnation") == seen.incarnation
+            sure = ended and (event.get("incarnation"), event.get("phase")) == (seen.incarnation, seen.phase.value)
             return self._act(context, workspace, seen, verdict, event.get("differing", ()), sure=sure)
         except StreamwardenError as error:
             raise self.fail(error) from error
@@ -502,7 +503,7 @@ class ReleaseOperator(JobOperator):
     that they take. So does one that somebody has deployed since, whom this would undo.
 
     A notifier that could not be told of the job's end is asked again for some minutes, unless a next run waits, which
-    will do so.
+    will do so; after that the DAG `watch` asks it.
 
     Parameters
     ----------

@@ -139,6 +139,16 @@ class SuperviseTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look again and again; yield one event once the task has something to do."""
+        try:
+            event = await self._await_event()
+        except Exception:
+            # Nobody watches from here on, as if it had fired: a task that ends now was not ended by a hand.
+            await self._note(deferred=False)
+            raise
+        await self._note(deferred=False)
+        yield event
+
+    async def _await_event(self) -> TriggerEvent:
         settled = time.monotonic() + self.settle
         readable = time.monotonic()
         while True:
@@ -149,9 +159,7 @@ class SuperviseTrigger(BaseTrigger):
                 self._say(f"can't read the control documents: {error}")
                 if time.monotonic() - readable > max(_TOLERABLE_S, self.settle):
                     # The task reads them again, and fails with the error if it is still so; Airflow then retries it.
-                    await self._note(deferred=False)
-                    yield _event("look", str(error), self.incarnation)
-                    return
+                    return _event("look", str(error), None)
             else:
                 readable = time.monotonic()
                 await self._note(deferred=True)
@@ -159,14 +167,12 @@ class SuperviseTrigger(BaseTrigger):
                 self._report(seen, verdict)
                 lasted = self._lasting_changes(seen, health, told)
                 if _due(verdict) and not self._doubtful and time.monotonic() >= settled:
-                    await self._note(deferred=False)
-                    yield _event(verdict.action.value, verdict.why, seen.incarnation, {}, self._differences())
-                    return
-                if (lasted or record.unsent_due(told)) and time.monotonic() >= settled:
+                    return _event(verdict.action.value, verdict.why, seen, {}, self._differences())
+                # What is to be told of its being unwatched is no reason to wake a task, which perhaps can't start.
+                ask = record.unsent_due(told, but={record.UNWATCHED})
+                if (lasted or ask) and time.monotonic() >= settled:
                     why = ", ".join(lasted) or "a notifier is to be asked again"
-                    await self._note(deferred=False)
-                    yield _event(ALERT, why, seen.incarnation, lasted, self._differences(but=lasted))
-                    return
+                    return _event(ALERT, why, seen, lasted, self._differences(but=lasted))
                 if _is_quiet(seen, verdict) and not self._differing and not told.unsent:
                     quiet = seen
             await self._pause(quiet)
@@ -338,7 +344,7 @@ def _is_quiet(seen: Observation, verdict: Verdict) -> bool:
 def _event(
     action: str,
     why: str,
-    incarnation: str | None,
+    seen: Observation | None,
     lasted: Mapping[str, str] | None = None,
     differing: Sequence[tuple[str, str, float]] = (),
 ) -> TriggerEvent:
@@ -346,7 +352,8 @@ def _event(
     payload = {
         "action": action,
         "why": why,
-        "incarnation": incarnation,
+        "incarnation": seen.incarnation if seen else None,
+        "phase": seen.phase.value if seen else None,
         "rules": list(lasted or {}),
         "lasted": dict(lasted or {}),
         "differing": [list(one) for one in differing],

@@ -12,7 +12,7 @@ from streamwarden.airflow.describe import dag_id_of
 from streamwarden.airflow.job_operator import PlaceOperator
 from streamwarden.airflow.notify import tell
 from streamwarden.control.documents import HealthRecord, JobDocuments, Supervision
-from streamwarden.control.health.record import UNWATCHED
+from streamwarden.control.health.record import UNWATCHED, unsent_due
 from streamwarden.control.health.rules import Finding, Health, Level
 from streamwarden.control.supervision import observe
 from streamwarden.control.workspace import Workspace
@@ -49,8 +49,9 @@ class WatchOperator(PlaceOperator):
 
     Nobody else would: a driver that dies then stays down, and what goes wrong with the job is told to nobody. It alarms
     only what its last try still finds, since a run may be relieved by another just now, and then fails; its retries are
-    the time that takes. A job that a supervisor has given up is told of by that one. Starts and stops nothing: a job
-    may be run by hand for good reasons. Does not see a triggerer that is dead, nor that Airflow itself stands still.
+    the time that takes. A job that a supervisor has given up is told of by that one; but a notifier that was away then,
+    and for as long as the run's `release` has asked it again, is asked by this. Starts and stops nothing: a job may be
+    run by hand for good reasons. Does not see a triggerer that is dead, nor that Airflow itself stands still.
 
     Returns the jobs that were looked at.
 
@@ -72,11 +73,14 @@ class WatchOperator(PlaceOperator):
         """Look at every deployed job; one's trouble is not another's."""
         ti, workspace = context["ti"], self.open()
         looked: dict[str, tuple[str, bool]] = {}
+        asking: set[str] = set()
         unread: list[Exception] = []
         for job in sorted(workspace.files.folders("control")):
             try:
                 health = JobDocuments(workspace.storage, job).health.read() or HealthRecord()
                 looked[job] = (_unwatched(workspace, job, ti), UNWATCHED in health.rules)
+                if _is_to_ask(health, job, ti):
+                    asking.add(job)
             except (OSError, StreamwardenError, AirflowRuntimeError) as error:
                 self.log.error("%s: %s", job, error)
                 unread.append(error)
@@ -87,7 +91,7 @@ class WatchOperator(PlaceOperator):
         if any(why and not told for why, told in looked.values()) and ti.try_number <= ti.max_tries:
             raise AirflowException(f"to be looked at once more before anybody is told: {found}")
         for job, (why, told) in looked.items():
-            if why or told:
+            if why or told or job in asking:
                 findings = (Finding(UNWATCHED, Level.CRITICAL, why, 0.0, 1.0),) if why else ()
                 tell(
                     workspace,
@@ -104,6 +108,14 @@ class WatchOperator(PlaceOperator):
             raise self.fail(first) if isinstance(first, StreamwardenError) else AirflowException(str(first))
         self.log.info("%d jobs looked at", len(looked))
         return list(looked)
+
+
+def _is_to_ask(health: HealthRecord, job: str, ti: Any) -> bool:
+    """Tell whether a notifier is to be asked again that nobody else asks."""
+    if not unsent_due(health):
+        return False
+    ours = any(change.rule == UNWATCHED for queue in health.unsent.values() for change in queue)
+    return ours or not is_supervised(ti, job) or bool(ti.get_dag(dag_id_of(job)).is_paused)
 
 
 def _unwatched(workspace: Workspace, job: str, ti: Any) -> str:

@@ -144,7 +144,17 @@ def _read(path: Path) -> Any:
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise StreamwardenError("CONFIG_INVALID", f"{path}: not YAML: {error}") from error
+        # Not from it: a traceback would show the line, which may hold a secret, as the error's own words do.
+        raise StreamwardenError("CONFIG_INVALID", f"{path}: not YAML: {_slip(error)}") from None
+
+
+def _slip(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """Say what is wrong and where, without the words that are there."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"{error.reason} at byte {error.start}"
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+    return f"{problem or type(error).__name__}{where}"
 
 
 def _validate(model: type[M], raw: Any, path: Path) -> M:

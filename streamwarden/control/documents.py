@@ -413,6 +413,10 @@ class HealthRecord(_Record):
     refused: dict[str, Refused] = Field(
         default_factory=dict, description="By notifier that failed when it was last asked: when to ask it again."
     )
+    sending: dict[str, datetime] = Field(
+        default_factory=dict,
+        description="By notifier that is being asked: until when nobody else asks it. Whoever asked it may have died.",
+    )
 
 
 class Restart(_Record):

@@ -37,6 +37,7 @@ from streamwarden.control.supervision import (
     decide,
     kill_silent,
     observe,
+    observe_for_sure,
     record_decision,
 )
 from streamwarden.control.workspace import Workspace
@@ -138,7 +139,8 @@ def deploy(
         planned, written = plan(workspace, job), width_of(workspace.job(job))
         planned.refuse()
     documents = JobDocuments(workspace.storage, job)
-    seen = observe(workspace, job)
+    # One that is silent for a moment, as after an outage, is left alone like any other that runs.
+    seen = observe_for_sure(workspace, job)
     stopping = seen.phase.alive and _stops(documents, seen)
     # One that was interrupted has stopped the job, or changed it, and there is something to go back to. So there is of
     # a job that is to run and whose driver stops for an operation that did not wait for it to the end.

@@ -18,6 +18,7 @@ from streamwarden.control.supervision import (
     kill_by_hand,
     kill_silent,
     observe,
+    observe_for_sure,
     process_of_driver,
 )
 from streamwarden.control.workspace import Workspace
@@ -57,7 +58,7 @@ def start(workspace: Workspace, job: str, *, by: str, reason: str = "", spare: S
     StreamwardenError
         ``NOT_DEPLOYED``.
     """
-    seen = observe(workspace, job)
+    seen = observe_for_sure(workspace, job)
     if seen.desired is None:
         raise StreamwardenError("NOT_DEPLOYED", job)
     desired = JobDocuments(workspace.storage, job).desired.update(
@@ -136,7 +137,11 @@ def stop(
 
     JobDocuments(workspace.storage, job).desired.update(suspend)
     request_stop(workspace, job, by=by, reason=reason, incarnation=incarnation or seen.incarnation)
-    kill_silent(seen)
+    if seen.phase is Phase.SILENT:
+        # It can't finish its batch. If it speaks again, it can, and finds what it was asked.
+        now = observe_for_sure(workspace, job)
+        if now.incarnation == seen.incarnation:
+            kill_silent(now)
     if timeout is None:
         return observe(workspace, job)
     # Also if there was nobody to ask: a driver that a supervisor launched meanwhile finds the job suspended, and ends.
@@ -329,13 +334,16 @@ def stop_in_turn(
     if not (was.phase.alive or was.phase is Phase.SILENT):
         return f"the job is {was.phase}"
     asked: set[str | None] = set()
+    silence = Silence()
 
     def ended(now: Observation) -> bool:
         # Each in its turn: a killed try may have started one that takes over when the asked one ends.
         if now.incarnation not in asked:
             asked.add(now.incarnation)
             request_stop(workspace, job, by=by, reason=reason, incarnation=now.incarnation)
-            kill_silent(now)
+        if silence.is_doubtful(workspace, now):
+            return False
+        kill_silent(now)
         return not now.phase.alive or (query_only and now.heartbeat is not None and now.heartbeat.query_ended)
 
     return wait_for(workspace, job, ended, timeout=timeout, what="the driver to stop", code="STOP_TIMED_OUT").reason

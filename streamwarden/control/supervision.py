@@ -64,6 +64,7 @@ __all__ = [
     "kill_silent",
     "note_deferred",
     "observe",
+    "observe_for_sure",
     "process_of_driver",
     "record_decision",
     "record_ending",
@@ -180,6 +181,8 @@ class Verdict:
     savepoint: bool = False
 
 
+_LOOK_S = 0.25
+
 _SECOND_LOOK = timedelta(seconds=3)
 """How much longer than a heartbeat's interval a driver must be seen silent. 3 s: a write to a store that is slow as it
 comes back."""
@@ -206,6 +209,17 @@ class Silence:
         if this != self._seen:
             self._seen, self._since = this, now
         return now - self._since < (workspace.profile.heartbeat + _SECOND_LOOK).total_seconds()
+
+
+def observe_for_sure(workspace: Workspace, job: str) -> Observation:
+    """Observe a job before its driver is perhaps ended: for some seconds, if it is silent.
+
+    See :class:`Silence`. A silent one is one that has not spoken all that time.
+    """
+    silence = Silence()
+    while silence.is_doubtful(workspace, seen := observe(workspace, job)):
+        time.sleep(_LOOK_S)
+    return seen
 
 
 class Claim(BaseModel):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +22,7 @@ from streamwarden.airflow.operators import DeployOperator, ReleaseOperator, Stop
 from streamwarden.airflow.triggers import SuperviseTrigger
 from streamwarden.control import operations
 from streamwarden.control.documents import JobDocuments, utc_now
+from streamwarden.control.health.limits import HealthSpec
 from streamwarden.control.operation import begin
 from streamwarden.control.processes import is_alive
 from streamwarden.control.supervision import Observation, Phase, current_claim
@@ -675,3 +677,58 @@ def test_one_look_that_finds_a_driver_silent_ends_nothing(place: Place) -> None:
     assert fired(trigger, within=2) is None
     os.kill(pid_of(first), signal.SIGCONT)
     assert place.until(lambda seen: seen.phase is Phase.RUNNING).incarnation == first.incarnation
+
+
+def test_a_driver_that_speaks_again_is_not_ended_for_its_old_batch(place: Place) -> None:
+    place.profile(lease="4s")
+    run, operator = Run(), supervise(place)
+    place.write_job(health={"no_batch": {"warn": "1h", "critical": "2h"}}, standin_mute=1)
+    first = place.deploy()
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    os.kill(pid_of(first), signal.SIGSTOP)
+    event = fired(trigger)
+    assert event is not None and (event["action"], event["phase"]) == ("restart", "silent")
+    os.kill(pid_of(first), signal.SIGCONT)
+    place.until(lambda seen: seen.phase is Phase.RUNNING)
+    # As if it had been away for longer than a batch may take.
+    limits = HealthSpec.model_validate({"no_batch": {"warn": "1s", "critical": "2s"}})
+    JobDocuments(place.workspace.storage, "lamp").desired.update(
+        lambda found: found.model_copy(update={"spec": found.spec.model_copy(update={"health": limits})})  # type: ignore[union-attr]
+    )
+    deferred(lambda: operator.resume(run.context(), event), run)
+    assert first.heartbeat is not None and is_alive(first.heartbeat.process)
+    assert place.seen().incarnation == first.incarnation
+
+
+def test_a_clear_right_after_an_outage_attaches_to_the_driver_that_runs(place: Place) -> None:
+    place.profile(lease="4s")
+    first = place.deploy()
+    deferred(lambda: supervise(place).execute(Run().context()), Run())
+    os.kill(pid_of(first), signal.SIGSTOP)
+    place.until(lambda seen: seen.phase is Phase.SILENT)
+    back = threading.Timer(1, os.kill, (pid_of(first), signal.SIGCONT))
+    back.start()
+    cleared = Run(attempt=2, granted=2000)
+    trigger = deferred(lambda: supervise(place).execute(cleared.context()), cleared)
+    back.join()
+    assert trigger.incarnation == place.seen().incarnation == first.incarnation
+
+
+def test_a_trigger_that_ends_by_an_error_does_not_count_as_watching(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run()
+    place.deploy()
+    trigger = deferred(lambda: supervise(place).execute(run.context()), run)
+    assert fired(trigger, within=1) is None
+    found = current_claim(place.workspace, "lamp")
+    assert found is not None and found.deferred
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("for the test")
+
+    monkeypatch.setattr(trigger, "_report", broken)
+    with pytest.raises(RuntimeError):
+        fired(trigger)
+    found = current_claim(place.workspace, "lamp")
+    assert found is not None and not found.deferred

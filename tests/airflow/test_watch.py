@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from streamwarden.airflow import operators
 from streamwarden.airflow.watch import WatchOperator
 from streamwarden.control import operations
 from streamwarden.control.documents import Supervision
@@ -17,7 +18,7 @@ from streamwarden.control.processes import kill
 from streamwarden.control.supervision import Phase, decide
 from tests.airflow.conftest import REPOSITORY, Place, Run, fired
 from tests.airflow.test_dags import load
-from tests.airflow.test_health import notify, said, told
+from tests.airflow.test_health import ask_again, failed_for_good, notify, said, told
 from tests.airflow.test_supervise import deferred, supervise
 
 pytestmark = pytest.mark.airflow
@@ -77,6 +78,41 @@ def test_the_alarm_of_a_paused_dag_costs_the_job_no_trigger(place: Place) -> Non
     # Its task could not start: the driver would be watched by nobody, and on_kill() be called of no mark.
     assert fired(trigger, within=3) is None
     assert said(paths["mail"]) == first and UNWATCHED in told(place).rules
+
+
+def test_a_notifier_that_was_away_is_told_of_a_paused_dag_by_the_next_look(place: Place) -> None:
+    paths = notify(place, "mail", level="critical")
+    place.write_job(health={"hold": "100ms"})
+    place.deploy()
+    run = Run()
+    trigger = deferred(lambda: supervise(place).execute(run.context()), run)
+    paths["mail"].with_suffix(".broken").touch()
+    with pytest.raises(AirflowFailException, match="job_lamp is paused"):
+        watch(place, runs_of_job=1, job_paused=True)
+    ask_again(place)
+    assert fired(trigger, within=2) is None, "its task could not start"
+    paths["mail"].with_suffix(".broken").unlink()
+    with pytest.raises(AirflowFailException, match="job_lamp is paused"):
+        watch(place, attempt=1, runs_of_job=1, job_paused=True)
+    assert said(paths["mail"]).startswith("critical|Streamwarden: lamp: critical (unwatched)")
+    assert not told(place).unsent
+
+
+def test_the_page_of_a_jobs_end_comes_though_its_notifier_was_away_for_long(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operators, "_TELL_S", 0.0)
+    paths = notify(place, "pager", level="critical")
+    failed_for_good(place, paths).execute(Run(states={"supervise": "failed"}).context("release"))
+    assert set(told(place).unsent) == {"pager"}
+    paths["pager"].with_suffix(".broken").unlink()
+    assert watch(place, attempt=1) == ["lamp"] and not said(paths["pager"]), "in its turn"
+    ask_again(place)
+    # Its next run asks by itself.
+    assert watch(place, attempt=1, runs_of_job=1) == ["lamp"] and not said(paths["pager"])
+    assert watch(place, attempt=1) == ["lamp"]
+    assert said(paths["pager"]).startswith("critical|Streamwarden: lamp: critical (driver)")
+    assert not told(place).unsent
 
 
 def test_a_job_that_is_not_to_run_or_was_given_up_is_left_alone(place: Place) -> None:

@@ -36,6 +36,9 @@ from tests.chaos.world import TABLES, ChaosError, World, is_running, now_text
 
 _REST_S = 15.0
 
+_BLIND_S = 60.0
+"""How long the watcher may have seen nothing: Postgres, which it asks, is down for seconds at a time."""
+
 _WORKERS = 10
 """Workers killed, of which one at least has cost a task a try. One that has deferred it by then costs none."""
 
@@ -255,6 +258,8 @@ class Chaos:
             again = sum(record.detail.get("marked_again", 0) for record in self.records)
             goals.append(Goal("marks_given_again", again, max(1, marks // 4)))
         goals += [Goal(name, len(wrong), 0) for name, wrong in found.items()]
+        # What the watcher has not seen has not been looked for.
+        goals += [Goal("looks", watcher.looks, 1, at_least=True), Goal("blind_s", round(watcher.blind_s, 1), _BLIND_S)]
         # One measurement of each is no goal yet: the other jobs' batches fall into the one start or into the other.
         goals += [
             Goal(f"kill9_over_cold_start.{job}", one["ratio"], KILL_OVER_COLD_START)

@@ -31,21 +31,24 @@ class Watcher(threading.Thread):
         self.second_writers: dict[str, str] = {}
         self.killed_healthy: dict[str, str] = {}
         self.doubly_watched: dict[str, str] = {}
-        self.blind_s = 0.0
-        """The longest time without a look."""
+        self._looked_at = time.monotonic()
+        self._longest = 0.0
+
+    @property
+    def blind_s(self) -> float:
+        """The longest time without a whole look, until now: a watcher that has died looks at nothing."""
+        return max(self._longest, time.monotonic() - self._looked_at)
 
     def run(self) -> None:
         """Look until the run is over."""
-        last = time.monotonic()
         while not self.world.over.wait(0.5):
             with contextlib.suppress(StreamwardenError, OSError):
                 working = self._working_drivers()
                 for job in JOBS:
                     self._look(job, working.get(job, set()))
                 self.looks += 1
-            now = time.monotonic()
-            self.blind_s = max(self.blind_s, now - last)
-            last = now
+                now = time.monotonic()
+                self._longest, self._looked_at = max(self._longest, now - self._looked_at), now
 
     def _look(self, job: str, working: set[str]) -> None:
         documents = self.world.documents(job)

@@ -13,6 +13,7 @@ __all__ = [
     "ANYBODY",
     "UNWATCHED",
     "apart",
+    "begin_sending",
     "changes",
     "due",
     "hand_out",
@@ -31,6 +32,9 @@ neither tell nor end it. A trigger that fires for it is gone, and the task of a 
 
 ANYBODY = ""
 """In place of a notifier's name: changes that are kept until it is known again which notifiers there are."""
+
+SENDING = timedelta(minutes=2)
+"""How long a notifier is left to who asks it. 2 minutes: twice as long as it may take; then who asked has died."""
 
 RETRY = timedelta(minutes=1)
 """How long to wait before a notifier that failed is asked again. Doubled at each failure in a row."""
@@ -175,15 +179,56 @@ def _queued(
     return queues
 
 
-def due(record: HealthRecord, notifier: str, *, now: datetime | None = None) -> bool:
-    """Tell whether a notifier should be given now what is kept for it: one that failed lately is left in peace."""
-    refusal = record.refused.get(notifier)
-    return bool(record.unsent.get(notifier)) and (refusal is None or refusal.retry_at <= (now or utc_now()))
+def due(record: HealthRecord, notifier: str, *, now: datetime | None = None, anyway: bool = False) -> bool:
+    """Tell whether a notifier should be given now what is kept for it: one that is being asked, or failed lately, not.
+
+    Parameters
+    ----------
+    anyway
+        Whether also one that failed lately.
+    """
+    now = now or utc_now()
+    refusal, asked = record.refused.get(notifier), record.sending.get(notifier)
+    if not record.unsent.get(notifier) or (asked is not None and asked > now):
+        return False
+    return anyway or refusal is None or refusal.retry_at <= now
 
 
-def unsent_due(record: HealthRecord, *, now: datetime | None = None) -> bool:
-    """Tell whether there are changes that a notifier should be given now."""
-    return any(due(record, name, now=now) for name in record.unsent)
+def unsent_due(record: HealthRecord, *, but: Collection[str] = (), now: datetime | None = None) -> bool:
+    """Tell whether there are changes that a notifier should be given now.
+
+    Parameters
+    ----------
+    but
+        Rules whose changes are no reason by themselves.
+    """
+    return any(
+        due(record, name, now=now) and any(change.rule not in but for change in queue)
+        for name, queue in record.unsent.items()
+    )
+
+
+def begin_sending(workspace: Workspace, job: str, notifier: str, *, anyway: bool = False) -> list[HealthChange]:
+    """Return what a notifier is to be given now, which is the caller's to send until :func:`sent`, or :data:`SENDING`.
+
+    Of several that ask, one gets it; the others get nothing.
+
+    Parameters
+    ----------
+    anyway
+        As for :func:`due`.
+    """
+    given: list[HealthChange] = []
+
+    def apply(found: HealthRecord | None) -> HealthRecord:
+        record, now = found or HealthRecord(), utc_now()
+        given[:] = record.unsent[notifier] if due(record, notifier, now=now, anyway=anyway) else []
+        if not given:
+            return record
+        return record.model_copy(update={"sending": {**record.sending, notifier: now + SENDING}})
+
+    JobDocuments(workspace.storage, job).health.update(apply)
+    return given
 
 
 def sent(workspace: Workspace, job: str, notifier: str, given: Collection[HealthChange], *, ok: bool) -> None:
@@ -195,17 +240,18 @@ def sent(workspace: Workspace, job: str, notifier: str, given: Collection[Health
     def apply(found: HealthRecord | None) -> HealthRecord:
         record = found or HealthRecord()
         refused = {name: refusal for name, refusal in record.refused.items() if name != notifier}
+        sending = {name: until for name, until in record.sending.items() if name != notifier}
         if not ok:
             times = record.refused[notifier].times + 1 if notifier in record.refused else 1
             # Bounded before it is doubled: the exponent grows for as long as a notifier stays away.
             wait = min(RETRY * 2 ** min(times - 1, 16), RETRY_MAX)
             refused[notifier] = Refused(times=times, retry_at=utc_now() + wait)
-            return record.model_copy(update={"refused": refused})
+            return record.model_copy(update={"refused": refused, "sending": sending})
         left = [change for change in record.unsent.get(notifier, []) if change not in given]
         unsent = {name: queue for name, queue in record.unsent.items() if name != notifier}
         if left:
             unsent[notifier] = left
-        return record.model_copy(update={"unsent": unsent, "refused": refused})
+        return record.model_copy(update={"unsent": unsent, "refused": refused, "sending": sending})
 
     JobDocuments(workspace.storage, job).health.update(apply)
 

@@ -210,6 +210,9 @@ def stuck_for(facts: Facts) -> timedelta | None:
 
 
 def _no_batch(facts: Facts) -> _Measure | None:
+    if not facts.alive and not facts.down:
+        # An operation has stopped it, and says by itself how long that takes.
+        return None
     moments = [
         facts.launched_at,
         facts.heartbeat.started_at if facts.heartbeat else None,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,23 @@ def test_what_is_new_waits_for_a_notifier_that_has_just_failed(workspace: Worksp
     tell(workspace, "lamp", health("backlog"), context={}, log=LOG, anyway=True)
     assert lines(workspace, "mail") == 1 and lines(workspace, "pager") == 3
     assert not record(workspace).unsent and not record(workspace).refused
+
+
+def test_what_one_is_telling_another_does_not_tell(workspace: Workspace) -> None:
+    hangs = workspace.config.parent / "mail.hangs"
+    hangs.touch()
+
+    def another() -> None:
+        # As `watch` and a supervise task may, of one job.
+        tell(workspace, "lamp", health("backlog"), context={}, log=LOG, anyway=True)
+        hangs.unlink()
+
+    begun = threading.Timer(0.5, another)
+    begun.start()
+    tell(workspace, "lamp", health("backlog"), context={}, log=LOG)
+    begun.join()
+    assert (lines(workspace, "mail"), lines(workspace, "pager")) == (1, 1)
+    assert not record(workspace).unsent and not record(workspace).sending
 
 
 @pytest.mark.parametrize("waits", [False, True])

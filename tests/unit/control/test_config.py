@@ -112,6 +112,12 @@ def test_the_name_is_the_files(tmp_path: Path) -> None:
     assert "other.yaml" in _refusal(tmp_path, "other")
 
 
+def test_a_slip_in_the_yaml_is_told_by_its_place_and_not_by_its_words(tmp_path: Path) -> None:
+    _write(tmp_path, yaml.safe_dump(SOUND) + 'options: {password: "hunter2, colour: green}\n')
+    said = _refusal(tmp_path)
+    assert "windows.yaml: not YAML: " in said and ", line " in said and "hunter2" not in said
+
+
 def test_an_unknown_job_says_which_there_are(tmp_path: Path) -> None:
     _write(tmp_path, SOUND)
     with pytest.raises(StreamwardenError) as caught:

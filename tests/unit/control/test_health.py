@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -105,9 +106,15 @@ def test_a_job_that_goes_on_is_well() -> None:
 
 
 def test_a_suspended_job_is_well_whatever_it_was() -> None:
-    unwell = facts(batches(last=timedelta(days=3)), alive=False)
+    unwell = facts(batches(last=timedelta(days=3)))
     assert levels(unwell) == {"no_batch": "critical"}
     assert levels(facts(batches(last=timedelta(days=3)), wanted=desired(state="suspended"))) == {}
+
+
+def test_a_driver_that_an_operation_has_stopped_owes_no_batch() -> None:
+    stopped = facts(batches(last=timedelta(days=3)), alive=False)
+    assert levels(stopped) == {}
+    assert levels(replace(stopped, down="the driver is dead")) == {"driver": "warn", "no_batch": "critical"}
 
 
 # By default max(60 s, 10 min) x (3 + 2), and 1 + 2 + 4 s between the tries: 50 min; warn at half of it.
@@ -400,6 +407,30 @@ def test_a_notifier_is_owed_what_it_wants_and_the_end_of_it(workspace: Workspace
     record.sent(workspace, "job", "page", owed["page"], ok=True)
     record.sent(workspace, "job", "mail", owed["mail"][:2], ok=True)
     assert told(workspace).unsent == {"mail": owed["mail"][2:]}
+
+
+def test_one_at_a_time_asks_a_notifier(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    record.note(workspace, "job", health(backlog=Level.WARN), notifiers=[("mail", Level.WARN)])
+    given = record.begin_sending(workspace, "job", "mail")
+    assert steps(given) == [("backlog", "ok", "warn")] and not record.unsent_due(told(workspace))
+    # Also whoever would ask one that has just failed.
+    assert not record.begin_sending(workspace, "job", "mail", anyway=True)
+    record.sent(workspace, "job", "mail", given, ok=False)
+    assert not record.begin_sending(workspace, "job", "mail")
+    assert record.begin_sending(workspace, "job", "mail", anyway=True) == given
+    # Who asks may die of it.
+    died = utc_now() + record.SENDING
+    assert record.unsent_due(told(workspace), now=died)
+    record.sent(workspace, "job", "mail", given, ok=True)
+    assert not told(workspace).sending and not told(workspace).unsent
+    assert not record.begin_sending(workspace, "job", "mail")
+
+
+def test_some_rules_changes_are_no_reason_to_ask(workspace: Workspace) -> None:
+    record.note(workspace, "job", health(backlog=Level.WARN), notifiers=[("mail", Level.WARN)])
+    assert not record.unsent_due(told(workspace), but={"backlog"})
+    record.note(workspace, "job", health(backlog=Level.WARN, driver=Level.WARN), notifiers=[("mail", Level.WARN)])
+    assert record.unsent_due(told(workspace), but={"backlog"})
 
 
 def test_a_notifier_that_stays_away_is_asked_ever_more_seldom(workspace: Workspace) -> None:

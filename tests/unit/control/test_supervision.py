@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -826,6 +828,35 @@ def test_a_silent_driver_is_looked_at_for_a_while(workspace: Workspace, monkeypa
     beats(workspace, "i1", current_process())
     assert not silence.is_doubtful(workspace, observe(workspace, JOB))
     assert silence.is_doubtful(workspace, found), "from the beginning"
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+@pytest.mark.parametrize("how", ["stop", "start", "stop_in_turn"])
+def test_one_look_that_finds_a_driver_silent_kills_nothing(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, how: str, speaks: bool
+) -> None:
+    monkeypatch.setattr(supervision, "_SECOND_LOOK", timedelta(seconds=0.2))
+    monkeypatch.setattr(running, "launch_driver", lambda *_, **__: "b1")
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    process = process_of(child.pid)
+    silent(workspace, process)
+    # After an outage of the store: what it says next comes a moment later.
+    back = threading.Timer(0.3, lambda: beats(workspace, "i1", process) if speaks else None)
+    back.start()
+    with suppress(StreamwardenError):
+        if how == "stop":
+            running.stop(workspace, JOB, by="test", timeout=None)
+        elif how == "start":
+            running.start(workspace, JOB, by="test")
+        else:
+            running.stop_in_turn(workspace, JOB, by="test", reason="", timeout=2)
+    back.join()
+    if how != "start":
+        assert [one.kind for one in JobDocuments(workspace.storage, JOB).open_requests("i1")] == ["stop"]
+    if speaks:
+        assert child.poll() is None, "it finishes its batch"
+        child.kill()
+    assert child.wait(timeout=10) == -signal.SIGKILL
 
 
 def test_a_stuck_driver_is_ended_only_if_who_looks_has_seen_it_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
