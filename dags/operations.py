@@ -165,12 +165,13 @@ with DAG(
         ),
         "reason": Param(default="", type=["null", "string"], title="Reason", description="Kept with the job."),
         "health_timeout": Param(
-            default=300,
-            type="integer",
+            default=None,
+            type=["null", "integer"],
             minimum=1,
             maximum=86400,
             title="Health timeout (seconds)",
-            description="How long it may take to its first batch, and until what came while it was away is worked off.",
+            description="How long it may take to its first batch, and until what came while it was away is worked off."
+            " Empty: 300, or three of the job's trigger intervals if they are longer.",
         ),
         "approval": Param(
             # Whoever fills in the form has decided already.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from streamwarden.airflow.job_operator import JobOperator, is_true
 from streamwarden.airflow.rescale_operator import number_of, skip_if_held_back
@@ -15,7 +16,7 @@ from streamwarden.control.documents import JobDocuments
 from streamwarden.control.operation import operations_of
 from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
 from streamwarden.control.workspace import Workspace
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import OUTAGES, StreamwardenError
 
 __all__ = ["RescaleApprovalOperator"]
 
@@ -53,6 +54,9 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("subject", "Rescale a job?")
+        # For a store that is out of reach.
+        kwargs.setdefault("retries", 3)
+        kwargs.setdefault("retry_delay", timedelta(seconds=15))
         super().__init__(**kwargs)
         self.partitions = partitions
         self.cores = cores
@@ -74,7 +78,9 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
                 memory=self.memory or None,
             )
         except StreamwardenError as error:
-            raise AirflowFailException(str(error)) from error
+            # A second operation is refused, and not begun once the first has ended.
+            passing = error.code in OUTAGES
+            raise (AirflowException if passing else AirflowFailException)(str(error)) from error
         self.subject = f"Rescale {self.job}: {planned.words}?"
         self.body = summary(workspace, planned)
         self.log.info("%s\n%s", self.subject, self.body)
@@ -98,7 +104,10 @@ def summary(workspace: Workspace, planned: RescalePlan) -> str:
             f"- A copy of its state, {planned.bytes} bytes, is repartitioned, and the job stops between two batches."
         )
         lines += [f"  - operator {one.id}: {one.name}, {one.bytes} bytes" for one in planned.operators]
-        lines.append("- The state is proved to be the same before the job starts on it.")
+        lines.append(
+            "- The state is proved to be the same before the job starts on it. Batches that the way `fast` replays"
+            " meanwhile are compared by watermark and rows, and by their state once the job runs on it."
+        )
     else:
         lines.append("- The job stops between two batches and starts again; its state is not touched.")
     lines.append("- A savepoint is taken before. If the job is not healthy afterwards, it goes back by itself.")

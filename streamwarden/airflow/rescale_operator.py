@@ -33,6 +33,8 @@ class RescaleOperator(OperationOperator):
         ``roll back`` or ``hold``, for a job that only is not caught up in time. (templated)
     way
         ``fast`` or ``plain``. (templated)
+    health_timeout
+        Seconds; an empty text, or None: as :func:`~streamwarden.control.rescale.rescale` says. (templated)
     advised
         Whether advice and nobody else asks for it: then the task is skipped where the job's ``advisor`` settings stand
         against it by now. (templated)
@@ -59,9 +61,10 @@ class RescaleOperator(OperationOperator):
         advised: bool | str = False,
         approved_by: str = "",
         approved: str = "",
+        health_timeout: float | str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(health_timeout=health_timeout if health_timeout is not None else "", **kwargs)
         self.partitions = partitions
         self.cores = cores
         self.memory = memory
@@ -91,7 +94,7 @@ class RescaleOperator(OperationOperator):
             approved_by=self.approved_by,
             approved=self.approved,
             stop_timeout=self.stop_timeout,
-            health_timeout=float(self.health_timeout),
+            health_timeout=number_of(self.health_timeout),
             report=ProgressLog(self.log),
         )
 
@@ -139,6 +142,6 @@ def skip_if_held_back(workspace: Workspace, job: str, *, partitions: int | str |
         raise AirflowSkipException(f"{job}: not rescaled as advised: {'; '.join(held)}")
 
 
-def number_of(value: int | str | None) -> int | None:
-    """Read a number, which is a text once Airflow has filled in a template."""
-    return None if value in (None, "", "None") else int(cast(str, value))
+def number_of(value: float | str | None) -> int | None:
+    """Read a whole number, which is a text once Airflow has filled in a template."""
+    return None if value in (None, "", "None") else int(float(cast(str, value)))

@@ -36,7 +36,7 @@ def _rows(one: Operation) -> Iterator[tuple[str, str, str]]:
     yield from ((name, "", detail) for name, detail in _what(one))
     for step in one.steps:
         yield step.name, _seconds(step.started_at, step.ended_at), step.detail
-    if "downtime_s" in one.plan:
+    if one.plan.get("downtime_s") is not None:
         yield "downtime", f"{one.plan['downtime_s']:.1f} s", "last commit before to first commit after"
     if one.error is not None:
         yield "error", "", f"[{one.error.code}] {one.error.what}"

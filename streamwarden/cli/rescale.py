@@ -33,6 +33,7 @@ app = typer.Typer()
 
 _TIMEOUT_S = 300.0
 _DEFAULT = f"{_TIMEOUT_S:.0f}, or with --resume what it was"
+_HEALTH = f"{_TIMEOUT_S:.0f}, or three trigger intervals if they are longer; with --resume what it was"
 
 
 @app.command()
@@ -58,7 +59,7 @@ def rescale(
         float | None, typer.Option(help="Seconds that the driver may take to stop.", show_default=_DEFAULT)
     ] = None,
     health_timeout: Annotated[
-        float | None, typer.Option(help="Seconds to wait for health; then it goes back.", show_default=_DEFAULT)
+        float | None, typer.Option(help="Seconds to wait for health; then it goes back.", show_default=_HEALTH)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -81,7 +82,7 @@ def rescale(
     by, params = who(), {"partitions": partitions, "cores": cores, "memory": memory}
     params |= {"on_timeout": on_timeout, "way": way, "reason": reason}
     given: dict[str, float | None] = {"stop_timeout": stop_timeout, "health_timeout": health_timeout}
-    timeouts: dict[str, float] = dict.fromkeys(given, _TIMEOUT_S)
+    timeouts: dict[str, float | None] = {"stop_timeout": _TIMEOUT_S, "health_timeout": None}
     if resume:
         # Whoever asked for it: it is known again by that, and by what was asked for.
         left = interrupted_operation(workspace, job, "rescale")
@@ -94,8 +95,7 @@ def rescale(
             job,
             **params,  # type: ignore[arg-type]
             by=by,
-            stop_timeout=timeouts["stop_timeout"],
-            health_timeout=timeouts["health_timeout"],
+            **timeouts,  # type: ignore[arg-type]
             report=report,
         )
     if as_json:

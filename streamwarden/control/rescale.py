@@ -19,15 +19,16 @@ from streamwarden.control.documents import (
     Operation,
     Parallelism,
     Step,
+    Width,
     utc_now,
 )
 from streamwarden.control.going_back import with_pending
 from streamwarden.control.job_operation import is_anothers, is_passing, stopped_since
 from streamwarden.control.operation import begin
-from streamwarden.control.parallelism import decide, widened
+from streamwarden.control.parallelism import widened
 from streamwarden.control.rescale_back import told
 from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
-from streamwarden.control.rescale_verdict import START, RescaleVerdict
+from streamwarden.control.rescale_verdict import ENOUGH, START, RescaleVerdict
 from streamwarden.control.savepoints.compat import readers_of
 from streamwarden.control.savepoints.manifest import Manifest, Origin
 from streamwarden.control.savepoints.take import Report
@@ -48,6 +49,10 @@ Way = Literal["fast", "plain"]
 """How the state is repartitioned: while the job runs on, or after it was stopped."""
 
 
+_HEALTH_S = 300.0
+"""How long the new driver may take to be healthy, at least: a first batch may be as large as its limits allow."""
+
+
 def rescale(
     workspace: Workspace,
     job: str,
@@ -62,7 +67,7 @@ def rescale(
     approved_by: str = "",
     approved: str = "",
     stop_timeout: float = 300,
-    health_timeout: float = 300,
+    health_timeout: float | None = None,
     report: Report | None = None,
 ) -> Operation:
     """Change how many state partitions, cores or how much memory a job has.
@@ -101,8 +106,11 @@ def rescale(
     approved
         What they have approved, as :attr:`~.rescale_plan.RescalePlan.words`: a rescale that would change anything else
         by now is refused. Empty if nobody was asked.
-    stop_timeout, health_timeout
+    stop_timeout
         Seconds.
+    health_timeout
+        Seconds; None: 300, or three of the job's trigger intervals if those are longer, since a verdict takes up to
+        three batches.
     report
         Told how far it is.
 
@@ -118,6 +126,8 @@ def rescale(
     params: dict[str, Any] = {"partitions": partitions, "cores": cores, "memory": memory, "on_timeout": on_timeout}
     params |= {"way": way, "reason": reason}
     with begin(workspace, job, "rescale", by=by, params=params) as handle:
+        if health_timeout is None:
+            health_timeout = _time_for_health(workspace, job)
         # Not among the params: with other ones it is the same rescale, and a resumed one goes by those it was given.
         handle.plan(stop_timeout=stop_timeout, health_timeout=health_timeout)
         if approved_by:
@@ -127,6 +137,13 @@ def rescale(
         work = _Rescale(workspace, handle, stop_timeout, health_timeout, report)
         with work.failure_on_record():
             return work.run()
+
+
+def _time_for_health(workspace: Workspace, job: str) -> float:
+    desired = JobDocuments(workspace.storage, job).desired.read()
+    # Of a job that was never deployed the precheck says so.
+    interval = desired.spec.trigger.interval.total_seconds() if desired is not None else 0.0
+    return max(_HEALTH_S, ENOUGH * interval)
 
 
 def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
@@ -150,7 +167,8 @@ def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
     # The rescale writes that it starts before it looks for this: either it has seen it, or we see that here.
     found = documents.operation.read() or found
     if any(step.name == START for step in found.steps):
-        raise StreamwardenError("OPERATION_TOO_LATE", f"{job}: rescale {found.id}, at {found.steps[-1].name}")
+        what = f"{job}: rescale {found.id}, at {found.steps[-1].name}; it may have heeded this at the last moment"
+        raise StreamwardenError("OPERATION_TOO_LATE", what)
     return found
 
 
@@ -250,16 +268,16 @@ class _Rescale(RescaleVerdict):
         try:
             with self._step("start Spark"):
                 spare.await_ready(self._heed)
-            reference = None
+            copy = None
             if planned.repartitions and self._way == "fast" and observe(self._workspace, self._job).phase.alive:
-                reference = self._prepare_ahead(planned, spare)
-            if reference is None:
+                copy = self._prepare_ahead(planned, spare)
+            if copy is None:
                 self._stop(between=planned.repartitions)
                 if planned.repartitions:
-                    reference = self._copy(planned, spare, self._save()).reference
+                    copy = self._copy(planned, spare, self._save())
                 else:
                     self._save_if_any()
-            self._switch(planned, reference)
+            self._switch(planned, copy)
         except BaseException as error:
             # Ctrl-C, too: the job may be stopped.
             self._go_on(error)
@@ -277,13 +295,17 @@ class _Rescale(RescaleVerdict):
         return f"{', '.join(bound)} can't be put back, should a replayed copy differ" if bound else ""
 
     def _bound_tables(self) -> list[str]:
-        """Return the tables that can't be put back: they have no keys, and other jobs read them.
+        """Return the tables that could not be put back.
+
+        Rows are appended to them, and other jobs read them, or a restore is to leave them; those of an upsert are
+        written over.
 
         What was replayed is proved only once the job has committed a batch on it, so it must be possible to go back
         from there.
         """
-        sinks = [sink.table for sink in self._desired_before.spec.sinks if sink.rewinds]
-        return sorted(readers_of(self._workspace, sinks, but=self._job))
+        appended = {sink.table: sink for sink in self._desired_before.spec.sinks if sink.mode == "append"}
+        left = {table for table, sink in appended.items() if sink.on_restore == "leave"}
+        return sorted(left.union(readers_of(self._workspace, appended, but=self._job)))
 
     def _target(self) -> dict[str, Any]:
         return {name: self.handle.operation.params[name] for name in ("partitions", "cores", "memory")}
@@ -299,6 +321,7 @@ class _Rescale(RescaleVerdict):
             before=before.model_dump(mode="json"),
             parallelism=parallelism.model_dump(mode="json") if parallelism else None,
             was=planned.was.model_dump(mode="json"),
+            over=planned.written.model_dump(mode="json"),
             to=planned.to.model_dump(mode="json"),
             critical=[one.rule for one in self._findings(seen)],
             backlog=self._plan.get("backlog", pending(last)),
@@ -308,7 +331,7 @@ class _Rescale(RescaleVerdict):
             back_base=None,
         )
 
-    def _prepare_ahead(self, planned: RescalePlan, spare: Standby) -> CheckpointRef | None:
+    def _prepare_ahead(self, planned: RescalePlan, spare: Standby) -> StateCopy | None:
         """Repartition a copy while the job runs on, let it follow, and stop the job only then.
 
         Return None, with the job running, if it is too fast for a savepoint, or its copy does not catch up with it.
@@ -331,7 +354,7 @@ class _Rescale(RescaleVerdict):
             step.detail = f"batches {first + 1} to {copy.batch}{', by the new query' if ahead else ''}"
         proof = copy.proof()
         self.handle.plan(proof={name: asdict(state) for name, state in proof.items()} if proof else None)
-        return copy.reference
+        return copy
 
     def _stop(self, *, between: bool) -> None:
         # From here on its end is wanted.
@@ -421,10 +444,23 @@ class _Rescale(RescaleVerdict):
             self.handle.plan(state_rows=copy.rows)
         return copy
 
-    def _switch(self, planned: RescalePlan, reference: CheckpointRef | None) -> None:
+    def _check_copy(self, copy: StateCopy) -> None:
+        """Refuse a copy that does not stand where the job stands: what it lacks would be computed, and written, twice.
+
+        A driver that could not be heard may have gone on after its end was seen.
+        """
+        self._check_between()
+        if copy.behind:
+            what = f"{self._job}: its driver has committed {copy.behind} batches more while it was to stop"
+            raise StreamwardenError("RESCALE_NOT_HEALTHY", what, remedy="Rescale it again.")
+
+    def _switch(self, planned: RescalePlan, copy: StateCopy | None) -> None:
         with self._step("switch") as step:
             self._await_stop()
             self._heed()
+            if copy is not None:
+                self._check_copy(copy)
+            reference = copy.reference if copy is not None else None
             before = self._desired_before
             spec = widened(before.spec, planned.to)
             current = self._documents.checkpoint.read()
@@ -439,8 +475,8 @@ class _Rescale(RescaleVerdict):
                 # The tables that the old checkpoint's driver never put back are the new one's to put back.
                 outputs = with_pending(reference.outputs, current)
                 after = reference.model_copy(update={"partitions": planned.to.partitions, "outputs": outputs})
-            # Now, as it reads the YAML: whatever is wrong with that shall be found while the job is as it was.
-            width = decide(self._workspace, self._job, planned.to, by=self._by)
+            # Over what the YAML said when it was looked at: who has edited it since has the last word.
+            width = Parallelism(now=planned.to, over=Width.model_validate(self._plan["over"]), by=self._by)
             self.handle.plan(
                 width=width.model_dump(mode="json"),
                 base=base,
@@ -485,7 +521,13 @@ class _Rescale(RescaleVerdict):
         if (self._half_way and is_passing(error)) or is_anothers(error):
             # Somebody else performs it now, or is to go on with it.
             return
-        if self._switched():
+        try:
+            switched = self._switched()
+        except (OSError, StreamwardenError) as away:
+            # Why it failed first is what is to be told. A supervisor starts whichever is in force.
+            _log.warning("%s, rescale %s: where it stands can't be read: %s", self._job, self.handle.id, away)
+            return
+        if switched:
             if isinstance(error, (OSError, StreamwardenError)):
                 # Half of the switch is done, or all of it, and its answer was lost.
                 self._roll_back(told(error))

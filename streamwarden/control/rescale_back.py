@@ -149,7 +149,9 @@ class RescaleBack(JobOperation):
         """Keep the batch that what ran before stands at, before it is started: of that start the next one tells."""
         reference = self._documents.checkpoint.read()
         assert reference is not None
-        self.handle.plan(back_base=CheckpointReader(self._workspace.storage, reference.path).last_commit())
+        back_base = CheckpointReader(self._workspace.storage, reference.path).last_commit()
+        # What was away is not back with the first batch of what is thrown away.
+        self.handle.plan(back_base=back_base, downtime_s=None)
 
     def _await_health_of_before(self) -> None:
         reference, base = self._documents.checkpoint.read(), self._plan["back_base"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from pydantic import ValidationError
@@ -14,7 +14,7 @@ from streamwarden.control.operation import refuse_if_busy, refuse_if_half_way
 from streamwarden.control.parallelism import FIELDS, effective_spec, widened, width_of
 from streamwarden.control.rollout_plan import CheckpointFacts, checkpoint_facts
 from streamwarden.control.savepoints.closure import OperatorFiles, newest_closure
-from streamwarden.control.savepoints.compat import stored_backend
+from streamwarden.control.savepoints.compat import job_version, stored_backend
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.supervision import Observation, Phase, observe
 from streamwarden.control.workspace import Workspace
@@ -53,6 +53,8 @@ class RescalePlan:
         The job.
     was, to
         How wide it runs, and how wide it shall.
+    written
+        What the YAML says, over which a rescale decides.
     operators
         Its stateful operators.
     bytes
@@ -62,6 +64,7 @@ class RescalePlan:
     job: str
     was: Width
     to: Width
+    written: Width
     operators: tuple[OperatorFiles, ...] = ()
     bytes: int = 0
 
@@ -120,8 +123,9 @@ def plan_rescale(
     _check(spec, to)
     if to == was:
         raise StreamwardenError("RESCALE_NOTHING", f"{job} has {_words(was)} already")
-    plan = RescalePlan(job, was, to)
-    _check_yaml(workspace, job, spec)
+    plan = RescalePlan(job, was, to, width_of(workspace.job(job)))
+    _check_yaml(workspace, job, spec, asked=[name for name, value in asked.items() if value is not None])
+    _check_code(job, spec, facts)
     _check_health(job, seen)
     if not plan.repartitions:
         # For its savepoint: what stands against that is to be found while the job runs.
@@ -142,7 +146,7 @@ def plan_rescale(
         raise StreamwardenError("RESCALE_UNSUPPORTED", f"{job}: {', '.join(refused)}")
     size = sum(one.bytes for one in operators)
     _check_space(workspace, job, size)
-    return RescalePlan(job, was, to, tuple(operators), size)
+    return replace(plan, operators=tuple(operators), bytes=size)
 
 
 def refused_operators(operators: Iterable[OperatorFiles]) -> list[str]:
@@ -186,14 +190,31 @@ def _check(spec: JobSpec, to: Width) -> None:
         raise StreamwardenError("RESCALE_INVALID", f"{spec.name}: {describe_validation(error)}") from error
 
 
-def _check_yaml(workspace: Workspace, job: str, spec: JobSpec) -> None:
-    """Refuse a job whose YAML waits to be rolled out: the rescaled driver would not know which of both it runs."""
-    wanted = effective_spec(workspace, job)
-    if widened(wanted, width_of(spec)) != spec:
+def _check_yaml(workspace: Workspace, job: str, spec: JobSpec, *, asked: Iterable[str]) -> None:
+    """Refuse a job whose YAML waits to be rolled out: the rescaled driver would not know which of both it runs.
+
+    What is asked for replaces what the YAML says, whatever that is. Its other numbers would be lost with it.
+    """
+    wanted, runs = effective_spec(workspace, job), width_of(spec)
+    as_asked = width_of(wanted).model_copy(update={name: getattr(runs, name) for name in asked})
+    if widened(wanted, as_asked) != spec:
         raise StreamwardenError(
             "RESCALE_NOT_HEALTHY",
             f"{job}: its YAML has changed since it was deployed",
             remedy=f"Deploy it first: `streamwarden diff {job}` shows what changes.",
+        )
+
+
+def _check_code(job: str, spec: JobSpec, facts: CheckpointFacts | None) -> None:
+    """Refuse a job whose module has another VERSION by now: the new driver would run that on the old one's state."""
+    if facts is None or facts.partitions is None:
+        return
+    before, now = facts.versions.get("job"), job_version(spec.module)
+    if before is not None and now is not None and before != str(now):
+        raise StreamwardenError(
+            "RESCALE_NOT_HEALTHY",
+            f"{job}: {spec.module} is version {now}, and {before} wrote the state",
+            remedy=f"Bring back version {before}: `streamwarden diff {job}` says what stands against the other one.",
         )
 
 

@@ -19,11 +19,11 @@ from streamwarden.control.state_reader import StateAt, read_state
 from streamwarden.control.supervision import Observation, Phase, Silence, assess, decide, observe
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["START", "RescaleVerdict"]
+__all__ = ["ENOUGH", "START", "RescaleVerdict"]
 
 _POLL_S = 0.25
 
-_ENOUGH = 3
+ENOUGH = 3
 """Batches after which the new driver may count as healthy, if it does not find before that nothing is left to read. 3:
 most health rules judge three batches, and what is wrong with a width often shows in the second."""
 
@@ -55,7 +55,7 @@ class RescaleVerdict(RescaleBack):
                 step.detail = self._await_first_batch()
                 # While its first batch is among those that its progress holds: catching up may take hours, and a killed
                 # try may have seen it then.
-                if "downtime_s" not in self._plan:
+                if self._plan.get("downtime_s") is None:
                     self._note_downtime(observe(self._workspace, self._job), self._plan["base"])
             deadline += self._prove_replayed()
             with self.handle.step("catch up") as step:
@@ -158,7 +158,7 @@ class RescaleVerdict(RescaleBack):
         known, backlog = set(self._plan["critical"]), self._plan["backlog"]
         while True:
             seen = self._see_it_live(deadline)
-            if "downtime_s" not in self._plan:
+            if self._plan.get("downtime_s") is None:
                 self._note_downtime(seen, self._plan["base"])
             recent = seen.progress.recent if seen.progress else []
             last = recent[-1] if recent else None
@@ -172,9 +172,9 @@ class RescaleVerdict(RescaleBack):
             what = f"{left} left to read, {backlog or 0} before"
             if not wrong and (idle or has_caught_up(recent, backlog or 0)):
                 # Of a job whose batches are long apart fewer are enough.
-                if idle or over or len(recent) >= _ENOUGH:
+                if idle or over or len(recent) >= ENOUGH:
                     return "nothing is left to read" if idle or not left else what
-                what = f"{len(recent)} of {_ENOUGH} batches committed"
+                what = f"{len(recent)} of {ENOUGH} batches committed"
             what = "; ".join(wrong) or what
             self._say(what)
             if over:

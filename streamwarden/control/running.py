@@ -177,7 +177,8 @@ def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout:
     """
     request_stop(workspace, job, by=by, reason=reason)
     deadline = time.monotonic() + timeout
-    while (seen := observe(workspace, job)).phase.alive:
+    ended = _ended(workspace)
+    while not ended(seen := observe(workspace, job)):
         process = process_of_driver(seen)
         if time.monotonic() >= deadline and process is not None:
             if processes.kill(process):
@@ -187,7 +188,6 @@ def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout:
                 remedy = f"End process {process.pid} there, and repeat this."
                 raise StreamwardenError("STOP_TIMED_OUT", what, remedy=remedy)
         time.sleep(0.2)
-    kill_silent(seen)
 
 
 def stop_all(
@@ -263,13 +263,22 @@ def await_stop(workspace: Workspace, job: str, timeout: float) -> Observation:
         ``STOP_TIMED_OUT``.
     """
     return wait_for(
-        workspace,
-        job,
-        lambda now: not now.phase.alive,
-        timeout=timeout,
-        what="the driver to stop",
-        code="STOP_TIMED_OUT",
+        workspace, job, _ended(workspace), timeout=timeout, what="the driver to stop", code="STOP_TIMED_OUT"
     )
+
+
+def _ended(workspace: Workspace) -> Callable[[Observation], bool]:
+    """Return what tells of each observation whether there is no driver any more.
+
+    A silent one is an end only once it has been silent for a while, and, if it is of this machine, was killed: it may
+    wake, and would finish a batch that whoever waits for its end knows nothing of.
+    """
+    silence = Silence()
+
+    def ended(seen: Observation) -> bool:
+        return not (seen.phase.alive or silence.is_doubtful(workspace, seen) or kill_silent(seen))
+
+    return ended
 
 
 def wait_for(
@@ -334,17 +343,14 @@ def stop_in_turn(
     if not (was.phase.alive or was.phase is Phase.SILENT):
         return f"the job is {was.phase}"
     asked: set[str | None] = set()
-    silence = Silence()
+    is_over = _ended(workspace)
 
     def ended(now: Observation) -> bool:
         # Each in its turn: a killed try may have started one that takes over when the asked one ends.
         if now.incarnation not in asked:
             asked.add(now.incarnation)
             request_stop(workspace, job, by=by, reason=reason, incarnation=now.incarnation)
-        if silence.is_doubtful(workspace, now):
-            return False
-        kill_silent(now)
-        return not now.phase.alive or (query_only and now.heartbeat is not None and now.heartbeat.query_ended)
+        return is_over(now) or (query_only and now.heartbeat is not None and now.heartbeat.query_ended)
 
     return wait_for(workspace, job, ended, timeout=timeout, what="the driver to stop", code="STOP_TIMED_OUT").reason
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from streamwarden.airflow.rescale_operator import CancelRescaleOperator, RescaleOperator
@@ -29,9 +30,10 @@ from streamwarden.control.documents import (
     Supervision,
     utc_now,
 )
+from streamwarden.control.follow import Follower
 from streamwarden.control.health.rules import Finding, Level
 from streamwarden.control.parallelism import effective_spec
-from streamwarden.control.processes import kill
+from streamwarden.control.processes import is_alive, kill
 from streamwarden.control.rescale import _Rescale, cancel, rescale
 from streamwarden.control.rescale_plan import plan_rescale
 from streamwarden.control.rollout_plan import Effect, plan
@@ -465,8 +467,13 @@ def test_a_switch_that_was_cut_off_goes_back_if_the_job_has_run_on(
     assert now is not None and (now.path, now.generation) == (reference.path, reference.generation)
 
 
-def with_more_partitions(place: Place, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Let rescales repartition, as of a job with state, which the stand-in has not; return how many there will be."""
+def with_more_partitions(
+    place: Place, monkeypatch: pytest.MonkeyPatch, *, then: Callable[[str], None] = lambda _: None
+) -> int:
+    """Let rescales repartition, as of a job with state, which the stand-in has not; return how many there will be.
+
+    What comes `then`, once the copy is made, is given the original's folder.
+    """
     found = plan_rescale(place.workspace, "lamp", cores=cores(place) + 1)
     planned = replace(found, to=found.was.model_copy(update={"partitions": found.was.partitions + 1}))
 
@@ -489,7 +496,9 @@ def with_more_partitions(place: Place, monkeypatch: pytest.MonkeyPatch) -> int:
             highest=generation,
             operation=work.handle.id,
         )
-        return SimpleNamespace(reference=reference)
+        follower = Follower(place.workspace, current.path, path, shift=1, partitions=planned.to.partitions)
+        then(current.path)
+        return SimpleNamespace(reference=reference, behind=follower.behind)
 
     monkeypatch.setattr("streamwarden.control.rescale.plan_rescale", lambda *_, **__: planned)
     monkeypatch.setattr(_Rescale, "_copy", copy)
@@ -522,6 +531,51 @@ def test_tables_that_are_still_to_be_put_back_are_so_on_either_way(
             rescale(place.workspace, "lamp", partitions=wanted, way="plain", by="test")
     now = document.read()
     assert now is not None and (now.generation, now.outputs) == (2 if healthy else 1, pending)
+
+
+def test_a_driver_that_freezes_as_it_is_to_stop_is_ended_before_its_state_is_copied(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.profile(lease="3s")
+    place.write_job(standin_batch_s=1.0)
+    first = place.deploy()
+    place.batch(1)
+    assert first.heartbeat is not None
+    process, real = first.heartbeat.process, running.request_stop
+    alive: list[bool | None] = []
+
+    def request(*arguments: Any, **rest: Any) -> bool:
+        # Before it reads that: between two batches, as when its machine swaps.
+        os.kill(process.pid, signal.SIGSTOP)
+        return real(*arguments, **rest)
+
+    monkeypatch.setattr(running, "request_stop", request)
+    wanted = with_more_partitions(place, monkeypatch, then=lambda _: alive.append(is_alive(process)))
+    done = rescale(place.workspace, "lamp", partitions=wanted, way="plain", by="test", health_timeout=60)
+    assert done.state == "done" and alive == [False]
+
+
+def test_a_copy_that_the_job_has_outgrown_is_not_put_in_force(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+    before = reference_of(place)
+
+    def goes_on(original: str) -> None:
+        # A driver of another machine that could not be heard.
+        last = CheckpointReader(place.workspace.storage, original).last_commit()
+        commit(place.workspace, original, (last or 0) + 1)
+
+    wanted = with_more_partitions(place, monkeypatch, then=goes_on)
+    with pytest.raises(StreamwardenError, match=r"RESCALE_NOT_HEALTHY.*committed 1 batches more"):
+        rescale(place.workspace, "lamp", partitions=wanted, way="plain", by="test")
+    assert operation(place).state == "failed" and reference_of(place) == before
+    place.until(lambda seen: seen.phase is Phase.RUNNING)
+
+
+def reference_of(place: Place) -> tuple[str, int]:
+    found = JobDocuments(place.workspace.storage, "lamp").checkpoint.read()
+    assert found is not None
+    return found.path, found.generation
 
 
 def to_be_proved(monkeypatch: pytest.MonkeyPatch, *, at: int = 1) -> None:
@@ -689,6 +743,21 @@ def prechecks_of_more_partitions(place: Place, monkeypatch: pytest.MonkeyPatch) 
     return began
 
 
+def test_a_job_whose_batches_are_long_apart_has_the_time_for_three(place: Place) -> None:
+    place.write_job(trigger={"interval": "200s"})
+    place.deploy()
+    # Found out before anything is done, and kept for whoever goes on with it.
+    with pytest.raises(StreamwardenError, match="RESCALE_NOTHING"):
+        rescale(place.workspace, "lamp", cores=cores(place), by="test")
+    assert operation(place).plan["health_timeout"] == 600
+    with pytest.raises(AirflowFailException, match="RESCALE_NOTHING"):
+        rescaling(place, cores=cores(place), health_timeout="None").execute(context())
+    assert operation(place).plan["health_timeout"] == 600
+    with pytest.raises(AirflowFailException, match="RESCALE_NOTHING"):
+        rescaling(place, cores=cores(place), health_timeout="20").execute(context())
+    assert operation(place).plan["health_timeout"] == 20
+
+
 def test_one_batch_is_not_yet_healthy(place: Place) -> None:
     place.write_job(standin_batch_s=0.5)
     place.deploy()
@@ -722,19 +791,26 @@ def test_a_driver_that_ends_while_its_rescale_is_prepared_is_left_to_its_supervi
     assert decide(seen, Supervision()).action is Action.RESTART
 
 
-def test_a_yaml_that_breaks_meanwhile_is_found_before_the_switch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("slip", [False, True])
+def test_a_yaml_that_is_edited_meanwhile_has_the_last_word(
+    place: Place, monkeypatch: pytest.MonkeyPatch, slip: bool
+) -> None:
     place.deploy()
     place.batch(1)
-    before, incarnation, real = cores(place), place.seen().incarnation, running.await_stop
+    before, real, path = cores(place), running.await_stop, place.config / "jobs" / "lamp.yaml"
+    edited = yaml.safe_dump({**yaml.safe_load(path.read_text()), "resources": {"cores": before + 4, "memory": "3g"}})
 
     def await_stop(*arguments: Any, **rest: Any) -> Any:
-        (place.config / "jobs" / "lamp.yaml").write_text("{")
+        path.write_text("{" if slip else edited)
         return real(*arguments, **rest)
 
     monkeypatch.setattr(running, "await_stop", await_stop)
-    with pytest.raises(StreamwardenError, match="CONFIG_INVALID"):
-        rescale(place.workspace, "lamp", cores=before + 1, by="test")
-    assert_runs_again_as_before(place, before, incarnation)
+    assert rescale(place.workspace, "lamp", cores=before + 1, by="test").state == "done"
+    assert cores(place) == before + 1
+    # It waits for a deploy, as any edit.
+    path.write_text(edited)
+    resources = effective_spec(place.workspace, "lamp").resources
+    assert (resources.cores, resources.memory) == (before + 4, "3g")
 
 
 def test_what_fails_in_the_midst_of_the_switch_goes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

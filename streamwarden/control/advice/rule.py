@@ -227,15 +227,16 @@ class _Advisor:
             if wanted <= self.width.cores:
                 self.why.append(f"{reason}; the largest partition alone is too slow, so more cores don't help")
                 return self._within(self.width.cores)
-        cores = self._within(wanted)
+        useful = wanted if self.state is None else max(self.width.partitions, self.settings.max_partitions)
+        named = "max_partitions" if useful < min(wanted, self.settings.max_cores) else "max_cores"
         # Of cores that the partitions left idle more may be needed only in use.
-        cores = max(cores, self._within(self.width.cores))
+        cores = max(self._within(min(wanted, useful)), self._within(self.width.cores))
         if cores == self.width.cores and wanted > cores:
-            self.why.append(f"{reason}; {wanted} cores are needed, and {cores} is the limit (advisor.max_cores)")
+            self.why.append(f"{reason}; {wanted} cores are needed, and {cores} is the limit (advisor.{named})")
         elif cores == self.width.cores:
             self.why.append(f"{reason}; of {cores} cores only {self.width.partitions} have a state partition")
         else:
-            limit = f", and {cores} is the limit (advisor.max_cores)" if wanted > cores else ""
+            limit = f", and {cores} is the limit (advisor.{named})" if wanted > cores else ""
             self.why.append(f"{reason}; {wanted} cores are needed for {target:.0%}{limit}")
         return cores
 

@@ -142,6 +142,14 @@ def test_the_limit_is_named_where_it_binds() -> None:
     assert "advisor.max_cores" in job.asked().why[0]
 
 
+def test_no_more_cores_than_there_may_be_partitions() -> None:
+    width = Width(partitions=4, cores=2, memory="1g")
+    job = SimulatedJob(lambda _: 5000, settings(max_partitions=4), width=width)
+    job.run(3 * HOUR)
+    assert (job.width.cores, job.width.partitions) == (4, 4)
+    assert "advisor.max_partitions" in job.asked().why[0]
+
+
 def test_more_cores_than_partitions_bring_more_partitions_with_them() -> None:
     job = SimulatedJob(lambda _: 3000, settings(), width=Width(partitions=2, cores=2, memory="1g"))
     job.run(3 * HOUR)

@@ -133,6 +133,28 @@ def test_a_yaml_that_waits_to_be_rolled_out(place: Place) -> None:
     assert place.refused().startswith("RESCALE_NOT_HEALTHY: job: its YAML has changed")
 
 
+def test_a_width_that_waits_to_be_rolled_out_would_be_lost(place: Place) -> None:
+    write(place.config, resources={"cores": 4, "memory": "1g"})
+    assert place.refused().startswith("RESCALE_NOT_HEALTHY: job: its YAML has changed")
+    # What is asked for replaces it, whatever it is.
+    assert plan_rescale(place.workspace, JOB, cores=2).words == "cores 1 -> 2"
+    assert plan_rescale(place.workspace, JOB, partitions=8, cores=4).words == "partitions 4 -> 8, cores 1 -> 4"
+
+
+def test_code_that_waits_to_be_rolled_out_does_not_come_with_it(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "modules").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    (tmp_path / "modules" / "tests_rollout_job.py").write_text("VERSION = 3\n")
+    place.says(versions={"spark": SPARK, "job": "2"})
+    for asked in ({"partitions": 8}, {"partitions": None, "cores": 2}):
+        said = place.refused(**asked)
+        assert said == "RESCALE_NOT_HEALTHY: job: tests_rollout_job is version 3, and 2 wrote the state"
+    place.says(versions={"spark": SPARK, "job": "3"})
+    assert plan_rescale(place.workspace, JOB, partitions=8).repartitions
+
+
 def test_a_driver_that_died(place: Place) -> None:
     failed = Exit(incarnation="i1", at=utc_now(), outcome="failed")
     place.documents.exit("i1").write(failed)
