@@ -19,6 +19,10 @@ from streamwarden.errors import StreamwardenError
 __all__ = ["CancelRescaleOperator", "RescaleOperator", "number_of", "skip_if_held_back"]
 
 
+_EMPTY = (None, "", "None")
+"""What becomes of a form's empty field."""
+
+
 class RescaleOperator(OperationOperator):
     """Changes a job's state partitions, cores or memory, keeping its state, and goes back if it is not healthy.
 
@@ -94,7 +98,7 @@ class RescaleOperator(OperationOperator):
             approved_by=self.approved_by,
             approved=self.approved,
             stop_timeout=self.stop_timeout,
-            health_timeout=number_of(self.health_timeout),
+            health_timeout=None if self.health_timeout in _EMPTY else float(self.health_timeout),
             report=ProgressLog(self.log),
         )
 
@@ -142,6 +146,6 @@ def skip_if_held_back(workspace: Workspace, job: str, *, partitions: int | str |
         raise AirflowSkipException(f"{job}: not rescaled as advised: {'; '.join(held)}")
 
 
-def number_of(value: float | str | None) -> int | None:
-    """Read a whole number, which is a text once Airflow has filled in a template."""
-    return None if value in (None, "", "None") else int(float(cast(str, value)))
+def number_of(value: int | str | None) -> int | None:
+    """Read a number, which is a text once Airflow has filled in a template."""
+    return None if value in _EMPTY else int(cast(str, value))

@@ -241,6 +241,9 @@ class SuperviseTrigger(BaseTrigger):
         Of a rule that swings between warn and critical, and was well, that is warn: neither level lasts, but it has not
         been well for all that time.
         """
+        if seen.operation is not None and not seen.phase.alive:
+            # It is down for that, which says neither that it is well again nor that it is not.
+            return {}
         # A time of day: the trigger that goes on after a notifier was asked again knows it too.
         now = time.time()
         since = self._differing

@@ -90,7 +90,8 @@ class WatchOperator(PlaceOperator):
         found = "; ".join(lines)
         if any(why and not told for why, told in looked.values()) and ti.try_number <= ti.max_tries:
             raise AirflowException(f"to be looked at once more before anybody is told: {found}")
-        for job, (why, told) in looked.items():
+        # Alarms first: a notifier that hangs may take a minute for each that is only asked again.
+        for job, (why, told) in sorted(looked.items(), key=lambda one: not any(one[1])):
             if why or told or job in asking:
                 findings = (Finding(UNWATCHED, Level.CRITICAL, why, 0.0, 1.0),) if why else ()
                 tell(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -152,9 +153,13 @@ def _slip(error: yaml.YAMLError | UnicodeDecodeError) -> str:
     """Say what is wrong and where, without the words that are there."""
     if isinstance(error, UnicodeDecodeError):
         return f"{error.reason} at byte {error.start}"
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"{error.reason} at character {error.position}"
+    mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", None) or type(error).__name__)
     where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-    return f"{problem or type(error).__name__}{where}"
+    # A character, or a key that is there twice, tells no secret; an alias or a tag that is none is perhaps a password.
+    words = problem if "there twice" in problem else re.sub(r"'[^']{2,}'", "'…'", problem)
+    return f"{words}{where}"
 
 
 def _validate(model: type[M], raw: Any, path: Path) -> M:

@@ -130,6 +130,10 @@ def deploy(
         was touched. ``STOP_TIMED_OUT``; and what :func:`~streamwarden.control.rollout.rollout` raises.
     """
     planned, written = plan(workspace, job), width_of(workspace.job(job))
+    if observe(workspace, job).phase is Phase.SILENT:
+        # For a moment, as after an outage: then it is left alone like any other that runs.
+        observe_for_sure(workspace, job)
+        planned = plan(workspace, job)
     refuse_if_busy(workspace, job)
     planned.refuse()
     left = interrupted_rollout(workspace, job)
@@ -139,8 +143,7 @@ def deploy(
         planned, written = plan(workspace, job), width_of(workspace.job(job))
         planned.refuse()
     documents = JobDocuments(workspace.storage, job)
-    # One that is silent for a moment, as after an outage, is left alone like any other that runs.
-    seen = observe_for_sure(workspace, job)
+    seen = observe(workspace, job)
     stopping = seen.phase.alive and _stops(documents, seen)
     # One that was interrupted has stopped the job, or changed it, and there is something to go back to. So there is of
     # a job that is to run and whose driver stops for an operation that did not wait for it to the end.

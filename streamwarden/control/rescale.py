@@ -297,15 +297,18 @@ class _Rescale(RescaleVerdict):
     def _bound_tables(self) -> list[str]:
         """Return the tables that could not be put back.
 
-        Rows are appended to them, and other jobs read them, or a restore is to leave them; those of an upsert are
-        written over.
+        Other jobs read them, and rows are appended to them, or they are to be put back; or a restore is to leave them
+        as they are. Those of an upsert are written over, as a rule.
 
         What was replayed is proved only once the job has committed a batch on it, so it must be possible to go back
         from there.
         """
-        appended = {sink.table: sink for sink in self._desired_before.spec.sinks if sink.mode == "append"}
-        left = {table for table, sink in appended.items() if sink.on_restore == "leave"}
-        return sorted(left.union(readers_of(self._workspace, appended, but=self._job)))
+        sinks = self._desired_before.spec.sinks
+        read = readers_of(
+            self._workspace, [one.table for one in sinks if one.mode == "append" or one.rewinds], but=self._job
+        )
+        left = [one.table for one in sinks if one.mode == "append" and one.on_restore == "leave"]
+        return sorted({*read, *left})
 
     def _target(self) -> dict[str, Any]:
         return {name: self.handle.operation.params[name] for name in ("partitions", "cores", "memory")}
@@ -521,13 +524,8 @@ class _Rescale(RescaleVerdict):
         if (self._half_way and is_passing(error)) or is_anothers(error):
             # Somebody else performs it now, or is to go on with it.
             return
-        try:
-            switched = self._switched()
-        except (OSError, StreamwardenError) as away:
-            # Why it failed first is what is to be told. A supervisor starts whichever is in force.
-            _log.warning("%s, rescale %s: where it stands can't be read: %s", self._job, self.handle.id, away)
-            return
-        if switched:
+        # Asked only where it may be: an outage of the store now must not hide why it failed.
+        if self._half_way and self._switched():
             if isinstance(error, (OSError, StreamwardenError)):
                 # Half of the switch is done, or all of it, and its answer was lost.
                 self._roll_back(told(error))

@@ -105,7 +105,7 @@ def plan_rescale(
     ------
     StreamwardenError
         ``NOT_DEPLOYED``, ``OPERATION_RUNNING``, ``OPERATION_UNFINISHED``, ``RESCALE_NOTHING``, ``RESCALE_INVALID``,
-        ``RESCALE_UNSUPPORTED``, ``RESCALE_NOT_HEALTHY`` or ``RESCALE_NO_SPACE``.
+        ``RESCALE_UNSUPPORTED``, ``RESCALE_NOT_HEALTHY``, ``RESCALE_NO_SPACE`` or ``JOB_MODULE_INVALID``.
     """
     seen = observe(workspace, job)
     documents = JobDocuments(workspace.storage, job)

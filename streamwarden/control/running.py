@@ -118,6 +118,22 @@ def stop(
     StreamwardenError
         ``NOT_DEPLOYED``, ``OPERATION_RUNNING`` or ``STOP_TIMED_OUT``.
     """
+    seen = _suspend(workspace, job, by=by, reason=reason, incarnation=incarnation)
+    if incarnation is not None and incarnation != seen.incarnation:
+        return seen
+    if timeout is None:
+        if seen.phase is Phase.SILENT:
+            # It can't finish its batch. If it speaks again, it can, and finds what it was asked.
+            now = observe_for_sure(workspace, job)
+            if now.incarnation == seen.incarnation:
+                kill_silent(now)
+        return observe(workspace, job)
+    # Also if there was nobody to ask: a driver that a supervisor launched meanwhile finds the job suspended, and ends.
+    return _stopped(workspace, job, timeout, by=by, kill=kill)
+
+
+def _suspend(workspace: Workspace, job: str, *, by: str, reason: str, incarnation: str | None = None) -> Observation:
+    """Suspend a job and ask its driver to stop; return what was seen before. Does nothing if another one was meant."""
     seen = observe(workspace, job)
     if seen.desired is None:
         raise StreamwardenError("NOT_DEPLOYED", job)
@@ -137,18 +153,13 @@ def stop(
 
     JobDocuments(workspace.storage, job).desired.update(suspend)
     request_stop(workspace, job, by=by, reason=reason, incarnation=incarnation or seen.incarnation)
-    if seen.phase is Phase.SILENT:
-        # It can't finish its batch. If it speaks again, it can, and finds what it was asked.
-        now = observe_for_sure(workspace, job)
-        if now.incarnation == seen.incarnation:
-            kill_silent(now)
-    if timeout is None:
-        return observe(workspace, job)
-    # Also if there was nobody to ask: a driver that a supervisor launched meanwhile finds the job suspended, and ends.
-    return _stopped(workspace, job, timeout, by=by, kill=kill)
+    return seen
 
 
 def _stopped(workspace: Workspace, job: str, timeout: float, *, by: str, kill: bool) -> Observation:
+    if observe(workspace, job).phase is Phase.SILENT:
+        # Whether it is one, is seen in that time.
+        timeout = max(timeout, Silence.lasts(workspace) + 1)
     try:
         return await_stop(workspace, job, timeout)
     except StreamwardenError as error:
@@ -224,7 +235,7 @@ def stop_all(
     failed: dict[str, StreamwardenError] = {}
     for job in asked:
         try:
-            stop(workspace, job, by=by, reason=reason, timeout=None)
+            _suspend(workspace, job, by=by, reason=reason)
         except StreamwardenError as error:
             failed[job] = error
     for job in asked:

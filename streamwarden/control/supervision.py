@@ -208,16 +208,23 @@ class Silence:
         now, this = time.monotonic(), (seen.incarnation, seen.heartbeat.at if seen.heartbeat else None)
         if this != self._seen:
             self._seen, self._since = this, now
-        return now - self._since < (workspace.profile.heartbeat + _SECOND_LOOK).total_seconds()
+        return now - self._since < self.lasts(workspace)
+
+    @staticmethod
+    def lasts(workspace: Workspace) -> float:
+        """Return for how many seconds who looks must have looked."""
+        return (workspace.profile.heartbeat + _SECOND_LOOK).total_seconds()
 
 
 def observe_for_sure(workspace: Workspace, job: str) -> Observation:
     """Observe a job before its driver is perhaps ended: for some seconds, if it is silent.
 
-    See :class:`Silence`. A silent one is one that has not spoken all that time.
+    See :class:`Silence`. A silent one is one that has not spoken all that time; or that has, several times, always of
+    long ago, as where clocks do not agree.
     """
     silence = Silence()
-    while silence.is_doubtful(workspace, seen := observe(workspace, job)):
+    deadline = time.monotonic() + 3 * silence.lasts(workspace)
+    while silence.is_doubtful(workspace, seen := observe(workspace, job)) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
     return seen
 

@@ -13,10 +13,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from streamwarden.airflow import operators
 from streamwarden.airflow.notify import Alert
 from streamwarden.airflow.operators import ReleaseOperator
-from streamwarden.control import operations
+from streamwarden.control import operations, running
 from streamwarden.control.documents import HealthChange, HealthRecord, JobDocuments, utc_now
 from streamwarden.control.enforce import put_down
 from streamwarden.control.health import record
+from streamwarden.control.operation import begin
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.supervision import Phase
 from tests.airflow.conftest import Place, Run, fired
@@ -363,3 +364,17 @@ def test_a_state_limit_is_told_before_the_stop_and_looked_at_again(
     assert "state_rows" in said(paths["pager"])
     desired = place.seen().desired
     assert desired is not None and desired.state == "running"
+
+
+def test_what_an_operation_has_down_is_not_well_again(place: Place) -> None:
+    place.write_job(health={**QUICK, "no_batch": {"warn": "1s", "critical": "1h"}}, standin_mute=1)
+    paths, run, operator = notify(place, "mail"), Run(), supervise(place)
+    place.deploy()
+    event = fired(deferred(lambda: operator.execute(run.context()), run))
+    trigger = deferred(lambda: operator.resume(run.context(), event), run)
+    first = said(paths["mail"])
+    assert first.startswith("warn|Streamwarden: lamp: warning (no_batch)")
+    with begin(place.workspace, "lamp", "restore", by="test", params={}):
+        running.stop_in_turn(place.workspace, "lamp", by="test", reason="", timeout=60)
+        assert fired(trigger, within=2) is None
+    assert said(paths["mail"]) == first and set(told(place).rules) == {"no_batch"}

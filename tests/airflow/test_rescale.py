@@ -693,18 +693,33 @@ def test_a_driver_that_ends_during_the_last_digest_sends_it_back(place: Place, m
     assert place.seen().phase is Phase.RUNNING
 
 
-def test_tables_that_others_read_and_that_have_no_keys_take_the_plain_way(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("sink", "reader", "plain"),
+    [
+        ({"mode": "append"}, True, True),
+        ({"mode": "append"}, False, False),
+        ({"mode": "append", "keys": ["id"]}, True, True),
+        ({"mode": "append", "keys": ["id"]}, False, False),
+        ({"mode": "append", "keys": ["id"], "on_restore": "leave"}, False, True),
+        ({"mode": "upsert", "keys": ["id"]}, True, False),
+        ({"mode": "upsert", "keys": ["id"], "on_restore": "rewind"}, True, True),
+    ],
+)
+def test_tables_that_could_not_be_put_back_take_the_plain_way(
+    place: Place, monkeypatch: pytest.MonkeyPatch, sink: dict[str, Any], reader: bool, plain: bool
 ) -> None:
-    place.write_job("reader")
-    path = place.config / "jobs" / "reader.yaml"
-    path.write_text(path.read_text().replace("kind: files\n  path: landing", "kind: delta\n  table: lamp"))
-    operations.deploy(place.workspace, "reader", by="test")
+    path = place.config / "jobs" / "lamp.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "sinks": [{"table": "lamp", **sink}]}))
+    if reader:
+        place.write_job("reader")
+        path = place.config / "jobs" / "reader.yaml"
+        path.write_text(path.read_text().replace("kind: files\n  path: landing", "kind: delta\n  table: lamp"))
+        operations.deploy(place.workspace, "reader", by="test")
     place.deploy()
     place.batch(1)
     began = prechecks_of_more_partitions(place, monkeypatch)
-    assert ["the plain way: lamp can't be put back" in detail for detail, _ in began] == [True, True]
-    assert all(state for _, state in began), "its Spark rehearses work on state, as for the plain way"
+    assert ["the plain way: lamp can't be put back" in detail for detail, _ in began] == [plain, plain]
+    assert [state for _, state in began] == [plain, plain], "its Spark rehearses work on state, as for the plain way"
 
 
 @pytest.mark.parametrize(("master", "plain"), [("spark://host:7077", True), ("local[{cores}]", False)])

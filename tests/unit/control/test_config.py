@@ -116,6 +116,9 @@ def test_a_slip_in_the_yaml_is_told_by_its_place_and_not_by_its_words(tmp_path: 
     _write(tmp_path, yaml.safe_dump(SOUND) + 'options: {password: "hunter2, colour: green}\n')
     said = _refusal(tmp_path)
     assert "windows.yaml: not YAML: " in said and ", line " in said and "hunter2" not in said
+    for slip in ("password: *hunter2", "password: !hunter2 x", "password: 'hunter2\x01'", "password: @hunter2"):
+        _write(tmp_path, yaml.safe_dump(SOUND) + f"options: {{{slip}}}\n")
+        assert "hunter2" not in _refusal(tmp_path)
 
 
 def test_an_unknown_job_says_which_there_are(tmp_path: Path) -> None:
