@@ -1,4 +1,4 @@
-"""The command line that kills its job's driver, the one that stands by, or itself, at a step of its operation.
+"""The command line that kills or freezes its job's driver, or kills its standby or itself, at a step of its operation.
 
 ``python -m tests.integration.killing_command STEP WHOM AFTER WORDS…``: so many seconds after the step of that name has
 begun; 0 is the boundary before it, when it is not on record yet.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,12 @@ from streamwarden.control.supervision import observe
 from streamwarden.control.workspace import open_workspace
 
 THE_DRIVER, THE_RESCALE, BOTH, THE_STANDBY = "the driver", "the rescale", "both", "the standby"
+FROZEN = "the driver, frozen"
+"""With its JVM, for :data:`FROZEN_S`: it wakes as if nothing had been."""
+
+FROZEN_S = 40
+"""For longer than the lease of the tests' profile, 30 s, and the seconds after which who looks is sure; so that it is
+killed, or wakes, whichever comes first."""
 
 
 def _kill(job: str, whom: str) -> None:
@@ -32,6 +39,8 @@ def _kill(job: str, whom: str) -> None:
         killed |= _kill_driver(job)
     if whom == THE_STANDBY:
         killed |= _kill_standby()
+    if whom == FROZEN:
+        killed |= _freeze(job)
     if killed:
         # A line of its own, also in the midst of another one.
         sys.stdout.write("\nkilled\n")
@@ -47,6 +56,20 @@ def _kill_driver(job: str) -> bool:
         # It has just been launched, and has said nothing yet.
         process = seen.launch.process
     return process is not None and kill(process)
+
+
+def _freeze(job: str) -> bool:
+    seen = observe(open_workspace(), job)
+    if seen.heartbeat is None or not seen.phase.alive:
+        return False
+    driver = psutil.Process(seen.heartbeat.process.pid)
+    members = [str(one.pid) for one in (driver, *driver.children(recursive=True))]
+    # By another process: this command may be at its end before.
+    words = f"kill -STOP {' '.join(members)}; sleep {FROZEN_S}; kill -CONT {' '.join(members)}"
+    subprocess.Popen(
+        ["bash", "-c", words], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    return True
 
 
 def _kill_standby() -> bool:

@@ -22,7 +22,7 @@ from streamwarden.control.documents import Supervision, utc_now
 from streamwarden.control.operation import active_operation
 from streamwarden.control.supervision import Action, Phase, decide, observe, restart
 from tests.integration.conftest import REPOSITORY, Place
-from tests.integration.killing_command import BOTH, THE_DRIVER, THE_RESCALE, THE_STANDBY
+from tests.integration.killing_command import BOTH, FROZEN, THE_DRIVER, THE_RESCALE, THE_STANDBY
 from tests.integration.test_rescale import Counts, running
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(7200)]
@@ -45,6 +45,14 @@ STANDBY = (
 # Between the old driver's end, which takes some seconds from the stop on, and the new one's launch.
 WITHOUT_DRIVER = {"fast": ("start",), "plain": ("digest before", "repartition", "digest after", "switch", "start")}
 WIDTHS = (1, 2, 3, 5, 8)
+
+
+# Of a driver that can't be heard for longer than its lease, and then goes on.
+FREEZES = {
+    "fast": ("start Spark", "follow", "stop", "follow to the end", "first batch", "digest at the stop"),
+    "plain": ("start Spark", "stop", "pre-rescale savepoint", "first batch", "catch up"),
+    BACK: ("roll back", "wait for health after the way back"),
+}
 
 
 Moment = tuple[str, str, str, float]
@@ -207,4 +215,13 @@ def test_killed_at_every_moment_it_ends_as_it_was_or_as_it_shall_be(place: Place
     ended = kill_in_rescales(place, chance, moments(chance, ways)[: int(given) if given else None])
     sys.stdout.write(f"{', '.join(ways)}, seed {seed}: {dict(ended)}\n")
     # A step that never came, of a rescale that needed none, is no kill; nor is one that found nobody.
+    assert ended["not killed"] <= sum(ended.values()) / 4
+
+
+def test_whose_driver_freezes_and_wakes_it_ends_as_it_was_or_as_it_shall_be(place: Place) -> None:
+    chance = random.Random(int(os.environ.get("STREAMWARDEN_TEST_SEED", "5")))
+    # Where it is asked to stop also right after that: it has not read it yet, or is in its last batch.
+    freezes = [(way, step, FROZEN, chance.choice([0.0, 0.3, 1.5])) for way in FREEZES for step in FREEZES[way]]
+    ended = kill_in_rescales(place, chance, chance.sample(freezes, len(freezes)))
+    sys.stdout.write(f"frozen: {dict(ended)}\n")
     assert ended["not killed"] <= sum(ended.values()) / 4
