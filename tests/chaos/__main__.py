@@ -284,6 +284,8 @@ class Chaos:
             out.print(
                 f"components of Airflow that ended because of a fault of another, and were started again: {counted}"
             )
+        if self.world.hung:
+            out.print(f"of these hung, and were killed by a liveness probe: {dict(Counter(self.world.hung))}")
         rows = {table: read_table(self.world.workspace, table).num_rows for table in TABLES}
         out.print(f"{relieved} runs of a job's DAG were relieved by a fresh one, before their tries ran out")
         out.print(f"rows: {rows}; {watcher.looks} looks, at most {watcher.blind_s:.1f} s apart")
@@ -299,6 +301,7 @@ class Chaos:
             "found": found,
             "runs_relieved": relieved,
             "components_ended": dict(Counter(self.world.ended_by_itself)),
+            "components_hung": dict(Counter(self.world.hung)),
             "trips": self.world.trips.name if self.world.trips else "generated",
             "rows": rows,
             "machine": f"{platform.machine()}, {psutil.cpu_count()} cores",

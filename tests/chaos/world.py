@@ -35,6 +35,7 @@ from streamwarden.spark.java_options import SHORT_LIVED
 from streamwarden.trips.generator import GeneratorOptions, InvalidRows, generate
 from streamwarden.trips.replay import Replay, ReplayOptions
 from streamwarden.trips.tlc import read_tlc
+from tests.chaos.liveness import HUNG_S, Liveness
 from tests.chaos.plan import JOBS
 
 T = TypeVar("T")
@@ -43,6 +44,9 @@ TABLES = ("trips", "trips_quarantine", "zone_windows", "card_sessions")
 LEASE_S = 10.0
 INTERVAL_S = 30
 TRIGGERER_THRESHOLD_S = 30.0
+_PROBE_S = 5.0
+"""How often Airflow is asked for the health of its components, so that one that hangs is seen."""
+
 """Airflow's own default, said here because a stall must last longer."""
 
 # Event seconds a second, and the event time of a file: one every half minute, for as long as a long run takes. Oftener,
@@ -131,6 +135,8 @@ class World:
         """Who launches for runs of jobs' DAGs whose supervise task a fault has ended by hand."""
         self.ended_by_itself: list[str] = []
         """Airflow's components that ended without having been killed, and were started again."""
+        self.hung: list[str] = []
+        """Those of them that hung, and were killed for that."""
         self.over = threading.Event()
         self.airflow_lock = threading.RLock()
         self._held: set[str] = set()
@@ -170,7 +176,8 @@ class World:
         self.airflow.start(progress=self.say, timeout=300)
         self.client = self.airflow.client
         self.airflow.wait_for_dags([f"job_{job}" for job in (*JOBS, *self.standins)] + ["stop"], timeout=120)
-        threading.Thread(target=self._keep_components, name="keeper", daemon=True).start()
+        for keeper in (self._keep_components, self._end_what_hangs):
+            threading.Thread(target=keeper, name=keeper.__name__, daemon=True).start()
         self.start_feed()
         self.say("deploying the three jobs by their DAGs")
         for job in JOBS:
@@ -480,11 +487,35 @@ class World:
         """Start components again that end, as systemd or a container's restart policy does."""
         while not self.over.wait(1.0):
             with self._components:
-                for name, alive in self.airflow.running().items():
-                    if not alive and name in COMPONENTS and name not in self._held and not self.over.is_set():
+                for name, alive in self._kept().items():
+                    if not alive and not self.over.is_set():
                         self.ended_by_itself.append(name)
                         self.say(f"{name} ended by itself; started again")
                         self.airflow.start_component(name)
+
+    def _end_what_hangs(self) -> None:
+        """Kill components that live and are not well for long, as a liveness probe does; they are started again then.
+
+        A scheduler whose database has crashed may wait for ever for a worker that waits for it (Airflow 3.3.2,
+        ``LocalExecutor.end``).
+        """
+        liveness = Liveness()
+        while not self.over.wait(_PROBE_S):
+            unwell = self.airflow.unhealthy()
+            if "api-server" in unwell:
+                # It does not answer: that says nothing of the others.
+                continue
+            with self._components:
+                alive = [name for name, lives in self._kept().items() if lives]
+                for name in liveness.hung(unwell, alive, time.monotonic()):
+                    self.hung.append(name)
+                    self.say(f"{name} lives, and has been unwell for {HUNG_S:.0f} s: killed")
+                    self.airflow.stop_component(name, how=signal.SIGKILL, grace=0.2)
+
+    def _kept(self) -> dict[str, bool]:
+        """Tell of each component that is seen to whether it lives."""
+        running = self.airflow.running().items()
+        return {name: alive for name, alive in running if name in COMPONENTS and name not in self._held}
 
 
 def some_time(chance: random.Random, low: float, high: float) -> float:
