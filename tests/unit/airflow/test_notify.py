@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,14 +74,16 @@ def test_what_one_is_telling_another_does_not_tell(workspace: Workspace) -> None
     hangs.touch()
 
     def another() -> None:
+        while not record(workspace).sending:
+            time.sleep(0.01)
         # As `watch` and a supervise task may, of one job.
         tell(workspace, "lamp", health("backlog"), context={}, log=LOG, anyway=True)
         hangs.unlink()
 
-    begun = threading.Timer(0.5, another)
-    begun.start()
+    asks = threading.Thread(target=another, daemon=True)
+    asks.start()
     tell(workspace, "lamp", health("backlog"), context={}, log=LOG)
-    begun.join()
+    asks.join()
     assert (lines(workspace, "mail"), lines(workspace, "pager")) == (1, 1)
     assert not record(workspace).unsent and not record(workspace).sending
 
