@@ -44,10 +44,10 @@ TABLES = ("trips", "trips_quarantine", "zone_windows", "card_sessions")
 LEASE_S = 10.0
 INTERVAL_S = 30
 TRIGGERER_THRESHOLD_S = 30.0
+"""Airflow's own default, said here because a stall must last longer."""
+
 _PROBE_S = 5.0
 """How often Airflow is asked for the health of its components, so that one that hangs is seen."""
-
-"""Airflow's own default, said here because a stall must last longer."""
 
 # Event seconds a second, and the event time of a file: one every half minute, for as long as a long run takes. Oftener,
 # three jobs' batches take more of two cores than the starts, of which there are hundreds.
