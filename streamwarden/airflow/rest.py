@@ -31,6 +31,11 @@ class AirflowRequestFailed(StreamwardenError):
         self.status = status
 
 
+def new_run_id() -> str:
+    """Return an id for a run that is triggered by the API."""
+    return f"api__{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}_{uuid.uuid4().hex[:8]}"
+
+
 class AirflowClient:
     """Talks to an API server, logging in when it has to.
 
@@ -99,12 +104,18 @@ class AirflowClient:
         """Let a DAG's runs start."""
         self.request("PATCH", f"/dags/{dag}", json={"is_paused": False})
 
-    def trigger_dag(self, dag: str, conf: dict[str, Any] | None = None) -> str:
-        """Start a run, with params as `conf`, and return its id. Unpauses the DAG first."""
+    def trigger_dag(self, dag: str, conf: dict[str, Any] | None = None, *, run: str | None = None) -> str:
+        """Start a run, with params as `conf`, and return its id. Unpauses the DAG first.
+
+        Parameters
+        ----------
+        run
+            Its id, of :func:`new_run_id`, for a caller that tries again; default a new one.
+        """
         self.unpause(dag)
         # An id of ours: should a try that was answered with an error have made the run after all, the next one is
         # refused, and does not make a second.
-        run = f"api__{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}_{uuid.uuid4().hex[:8]}"
+        run = run or new_run_id()
         body = {"logical_date": None, "dag_run_id": run, "conf": conf or {}}
         try:
             self.request("POST", f"/dags/{dag}/dagRuns", json=body)

@@ -212,7 +212,7 @@ class Chaos:
         world = self.world
         for job in JOBS:
             world.mean_all(job)
-        run = world.api(lambda client: client.trigger_dag("stop", {"job": "all", "reason": "the run is over"}))
+        run = world.trigger("stop", job="all", reason="the run is over")
         world.until(lambda: world.run_state("stop", run) in ("success", "failed"), 240, "the stop DAG")
         wrong = [] if world.run_state("stop", run) == "success" else ["the stop DAG failed"]
         for job in JOBS:

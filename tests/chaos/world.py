@@ -23,7 +23,7 @@ import psycopg2
 import yaml
 
 from streamwarden.airflow.postgres import PrivatePostgres
-from streamwarden.airflow.rest import AirflowClient, AirflowRequestFailed
+from streamwarden.airflow.rest import AirflowClient, AirflowRequestFailed, new_run_id
 from streamwarden.airflow.standalone import COMPONENTS, Standalone
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.config import config_dir
@@ -181,7 +181,7 @@ class World:
         self.start_feed()
         self.say("deploying the three jobs by their DAGs")
         for job in JOBS:
-            self.trigger(job)
+            self.trigger(f"job_{job}")
         for job in JOBS:
             self.until(lambda job=job: self.commit_after(job, 0.0) is not None, 300, f"{job}: a first batch")  # type: ignore[misc]
 
@@ -321,9 +321,10 @@ class World:
 
     # -- Airflow -----------------------------------------------------------------------------------------------------
 
-    def trigger(self, job: str) -> str:
-        """Start a run of a job's DAG, as a person does, and return its id."""
-        return self.api(lambda client: client.trigger_dag(f"job_{job}"))
+    def trigger(self, dag: str, **params: Any) -> str:
+        """Start a run of a DAG, as a person does, and return its id; one run, however often the API has to be asked."""
+        run = new_run_id()
+        return self.api(lambda client: client.trigger_dag(dag, params, run=run))
 
     def run_of(self, job: str) -> str:
         """Return the run of a job's DAG that goes on, of several the first, or else the newest: one may be relieved."""
