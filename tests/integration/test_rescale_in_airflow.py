@@ -13,6 +13,7 @@ import pytest
 
 from streamwarden.airflow.rest import AirflowClient
 from streamwarden.airflow.standalone import Standalone
+from streamwarden.control.documents import Operation
 from streamwarden.control.processes import kill
 from streamwarden.control.supervision import Phase, observe
 from tests.integration.conftest import REPOSITORY, Place
@@ -23,12 +24,17 @@ pytestmark = [pytest.mark.integration, pytest.mark.airflow, pytest.mark.long, py
 JOB = "job_counts"
 
 
+def at(operation: Operation) -> str:
+    """Return the step that an operation is in; empty before its first."""
+    return operation.steps[-1].name if operation.steps else ""
+
+
 def rescaled(client: AirflowClient, counts: Counts, *, rows: list[int], **form: Any) -> tuple[str, str]:
     """Trigger a rescale as the form does, land rows while the job is away, and return the run and how it ended."""
     run = client.trigger_dag("rescale", {"job": "counts", **form})
     document = counts.place.documents("counts").operation
     deadline = time.monotonic() + 300
-    while (found := document.read()) is None or found.state != "running" or found.steps[-1].name != "stop":
+    while (found := document.read()) is None or found.state != "running" or at(found) != "stop":
         ended = client.dag_run("rescale", run)["state"]
         assert ended not in ("success", "failed") and time.monotonic() < deadline, (ended, found)
         time.sleep(0.1)
@@ -130,7 +136,7 @@ def test_a_run_whose_worker_is_killed_in_a_step_goes_on_by_its_next_try(place: P
             was, wanted = counts.partitions(), 3 + number
             run = client.trigger_dag("rescale", {"job": "counts", "partitions": wanted, "way": way})
             deadline = time.monotonic() + 300
-            while (found := document.read()) is None or found.state != "running" or found.steps[-1].name != step:
+            while (found := document.read()) is None or found.state != "running" or at(found) != step:
                 assert time.monotonic() < deadline, found
                 time.sleep(0.05)
             kill_worker(airflow, client.tasks("rescale", run)["rescale"]["id"])
