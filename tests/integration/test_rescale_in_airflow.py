@@ -136,8 +136,13 @@ def test_a_run_whose_worker_is_killed_in_a_step_goes_on_by_its_next_try(place: P
             was, wanted = counts.partitions(), 3 + number
             run = client.trigger_dag("rescale", {"job": "counts", "partitions": wanted, "way": way})
             deadline = time.monotonic() + 300
+            landed = False
             while (found := document.read()) is None or found.state != "running" or at(found) != step:
                 assert time.monotonic() < deadline, found
+                if not landed and found is not None and found.state == "running" and at(found) == "repartition":
+                    # For the new driver: of one with nothing to read the first batch is over before it is seen.
+                    counts.add([3])
+                    landed = True
                 time.sleep(0.05)
             kill_worker(airflow, client.tasks("rescale", run)["rescale"]["id"])
             beat = observe(place.workspace, "counts").heartbeat
