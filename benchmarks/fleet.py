@@ -64,7 +64,7 @@ def _measure(world: World, sizes: list[int], seconds: float) -> int:
     for size in sizes:
         more = world.standins[len(deployed) - len(JOBS) : size - len(JOBS)]
         for job in more:
-            world.trigger(job)
+            world.trigger(f"job_{job}")
         deployed += more
         _await_supervision(world, deployed)
         world.sleep(15)
