@@ -72,7 +72,8 @@ class Standalone:
         The DAG folder; default the checkout's.
     env
         More environment, above all ``STREAMWARDEN_PROFILE``, ``_ROOT`` and ``_CONFIG``. ``AIRFLOW__…`` settings here
-        win over those made here; those of the caller's own environment are left out.
+        win over those made here; those of the caller's own environment are left out. Its connections and variables
+        (``AIRFLOW_CONN_…``, ``AIRFLOW_VAR_…``) are not.
     parallelism
         Worker processes. 4, not Airflow's 32, which are all forked at the start.
     database
@@ -184,7 +185,12 @@ class Standalone:
             "PYTHONUNBUFFERED": "1",
             "PYTHONWARNINGS": "ignore",
         }
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")}
+        # Another Airflow's settings would mix with these. A connection is what a notifier's secrets come from.
+        inherited = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith("AIRFLOW") or key.startswith(("AIRFLOW_CONN_", "AIRFLOW_VAR_"))
+        }
         # Workers talk to the API server of this machine: a proxy can't reach it.
         no_proxy = ",".join(filter(None, (inherited.get("no_proxy") or inherited.get("NO_PROXY"), _HOST, "localhost")))
         return {**inherited, "no_proxy": no_proxy, "NO_PROXY": no_proxy, **ours, **self._given}

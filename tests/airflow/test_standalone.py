@@ -192,3 +192,15 @@ def test_component_that_ends_is_said_with_its_words(tmp_path: Path, monkeypatch:
     with pytest.raises(StandaloneError, match=r"scheduler ended with(?s:.)*no-such-command"):
         airflow.start()
     assert not airflow.running()
+
+
+def test_settings_of_another_airflow_are_left_out_and_connections_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
+    monkeypatch.setenv("AIRFLOW__CORE__SECURITY", "kerberos")
+    monkeypatch.setenv("AIRFLOW_CONN_ONCALL", "smtp://mail:secret@mail.example.org")
+    environment = Standalone(home=tmp_path / "home", port=0).environment()
+    assert environment["AIRFLOW__CORE__EXECUTOR"] == "LocalExecutor"
+    assert "AIRFLOW__CORE__SECURITY" not in environment
+    assert environment["AIRFLOW_CONN_ONCALL"] == "smtp://mail:secret@mail.example.org"

@@ -319,11 +319,20 @@ def _checkpoint_time(facts: Facts) -> _Measure | None:
     return _median((done.checkpoint_ms for done in facts.batches), "Spark's offset and commit logs take", limit)
 
 
+# An alarm says what was done besides, since nothing more is told of a suspended job.
+_AT_STATE_LIMIT = {
+    "warn": "",
+    "savepoint_and_stop": " (at critical the job is suspended, with a savepoint)",
+    "fail": " (at critical the job is stopped)",
+}
+
+
 def _state_rows(facts: Facts) -> _Measure | None:
     if not facts.batches:
         return None
-    limit = facts.spec.health.state_rows
-    return _Measure(facts.batches[-1].state_rows, "keys in the state", limit.warn, limit.critical, _count)
+    health = facts.spec.health
+    what, limit = f"keys in the state{_AT_STATE_LIMIT[health.on_state_limit]}", health.state_rows
+    return _Measure(facts.batches[-1].state_rows, what, limit.warn, limit.critical, _count)
 
 
 def _state_bytes(facts: Facts) -> _Measure | None:

@@ -239,6 +239,13 @@ def test_commits_are_judged_by_their_median() -> None:
     assert levels(slower) == {"commit_time": "critical", "checkpoint_time": "critical"}
 
 
+@pytest.mark.parametrize(("action", "words"), [("savepoint_and_stop", "suspended"), ("fail", "stopped")])
+def test_alarm_of_the_state_limit_says_what_it_does_to_the_job(action: str, words: str) -> None:
+    limits = {"health": {"state_rows": {"warn": 10, "critical": 20}, "on_state_limit": action}}
+    (finding,) = judge(facts(batches(state_rows=[20] * 10), **limits)).findings
+    assert finding.level.value == "critical" and words in finding.what
+
+
 def test_state() -> None:
     limits = {"health": {"state_rows": {"warn": 10, "critical": 20}}}
     assert levels(facts(batches(state_rows=[1] * 9 + [10]), **limits)) == {"state_rows": "warn"}
