@@ -101,13 +101,18 @@ def test_a_sick_target_goes_back_by_itself_with_the_reason_on_the_run(place: Pla
 def kill_worker(airflow: Standalone, task: str) -> None:
     """Kill (SIGKILL) the worker that has a task instance, and the task's process; not the JVMs, nor a driver."""
     for worker in airflow.processes("scheduler"):
-        with contextlib.suppress(psutil.Error):
-            if " ".join(worker.cmdline()).strip() == f"airflow worker -- LocalExecutor: {task}":
-                family = [worker, *worker.children(recursive=True)]
-                for process in family:
-                    if process.name() != "java" and "-m" not in process.cmdline():
-                        process.send_signal(signal.SIGKILL)
-                return
+        try:
+            if " ".join(worker.cmdline()).strip() != f"airflow worker -- LocalExecutor: {task}":
+                continue
+            family = [worker, *worker.children(recursive=True)]
+        except psutil.Error:
+            continue
+        for process in family:
+            # One of them may be gone by now, or be a zombie without a command line.
+            with contextlib.suppress(psutil.Error):
+                if process.name() != "java" and "-m" not in process.cmdline():
+                    process.send_signal(signal.SIGKILL)
+        return
     raise AssertionError(f"no worker has {task}")
 
 
