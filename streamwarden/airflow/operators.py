@@ -33,6 +33,7 @@ from streamwarden.control.documents import ErrorInfo, HealthRecord, JobDocuments
 from streamwarden.control.enforce import put_down
 from streamwarden.control.health.record import unsent_due
 from streamwarden.control.health.rules import Health
+from streamwarden.control.parallelism import effective_spec
 from streamwarden.control.processes import kill, process_of
 from streamwarden.control.rollout import is_same_rollout
 from streamwarden.control.standstill import is_to_be_ended
@@ -165,7 +166,7 @@ class DeployOperator(JobOperator, InterruptibleOperator):
         found = ended_operation(context, workspace, self.job, by, retries=self.retries or 0)
         if found is None or found.state != "rolled back" or found.error is None:
             return
-        if is_same_rollout(found, workspace.job(self.job), by=by, reason=""):
+        if is_same_rollout(found, effective_spec(workspace, self.job), by=by, reason=""):
             self.log.info("an earlier try has ended %s: %s", found.id, found.state)
             raise StreamwardenError("ROLLOUT_UNHEALTHY", f"{self.job}: {found.error.code}: {found.error.what}")
 

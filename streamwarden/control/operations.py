@@ -15,7 +15,7 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.launcher import launch_driver
 from streamwarden.control.operation import active_operation, refuse_if_busy
-from streamwarden.control.parallelism import forget_overruled, width_of
+from streamwarden.control.parallelism import effective_spec, forget_overruled, width_of
 from streamwarden.control.processes import is_alive
 from streamwarden.control.rollout import interrupted_rollout, is_same_rollout, rollout, settle
 from streamwarden.control.rollout_plan import Change, Effect, RolloutPlan, changed_fields, plan
@@ -285,11 +285,11 @@ def _stops(documents: JobDocuments, seen: Observation) -> bool:
 
 
 def _changed(workspace: Workspace, seen: Observation) -> list[str] | None:
-    """Return the fields in which the YAML differs from what is deployed; None where that can't be said."""
+    """Return the fields that a deploy would change, by the YAML and by what a rescale decided; None: can't be said."""
     if seen.desired is None:
         return None
     try:
-        return changed_fields(seen.desired.spec, workspace.job(seen.job))
+        return changed_fields(seen.desired.spec, effective_spec(workspace, seen.job))
     except StreamwardenError:
         # The file is gone, or wrong: `deploy` and `diff` say how.
         return None

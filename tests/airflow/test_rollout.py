@@ -9,8 +9,9 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskD
 
 from streamwarden.airflow.operators import DeployOperator, SuperviseOperator
 from streamwarden.control import operations
-from streamwarden.control.documents import JobDocuments, Operation
+from streamwarden.control.documents import JobDocuments, Operation, Width
 from streamwarden.control.operation import active_operation
+from streamwarden.control.parallelism import decide
 from streamwarden.control.supervision import Phase
 from tests.airflow.conftest import Place, Run, reborn, watched
 from tests.airflow.test_restore import at_step, terminated_when
@@ -65,6 +66,9 @@ def test_a_changed_yaml_is_rolled_out_while_the_supervisor_waits(place: Place) -
 
 
 def test_what_goes_back_fails_the_task_for_good_and_the_job_runs(place: Place) -> None:
+    # As wide as a rescale has made it, and not as the YAML says: a deploy goes by that.
+    width = Width(partitions=8, cores=2, memory="1g")
+    JobDocuments(place.workspace.storage, "lamp").parallelism.write(decide(place.workspace, "lamp", width, by="test"))
     place.deploy()
     place.write_job(standin_fail="DRIVER_FAILED")
     task, context = deploying(place), run_of().context("deploy")

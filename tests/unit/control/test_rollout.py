@@ -15,7 +15,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 from typer.testing import CliRunner
 
 from streamwarden.cli import app
-from streamwarden.control import job_operation, operations, rollout, running
+from streamwarden.control import job_operation, operations, parallelism, rollout, running
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.delta_log import application_id
 from streamwarden.control.documents import (
@@ -30,6 +30,7 @@ from streamwarden.control.documents import (
     Operation,
     OutputStart,
     Supervision,
+    Width,
     utc_now,
 )
 from streamwarden.control.operation import active_operation, begin
@@ -583,6 +584,10 @@ def run(*words: str, code: int = 0) -> str:
 
 def test_diff_shows_what_a_deploy_would_do(place: Place) -> None:
     assert "never deployed" in run("diff", JOB)
+    # As wide as a rescale has made it, and not as the YAML says: no difference.
+    place.documents.parallelism.write(
+        parallelism.decide(place.workspace, JOB, Width(partitions=8, cores=2, memory="1g"), by=BY)
+    )
     place.runs()
     assert "none: a deploy leaves the driver alone" in run("diff", JOB)
     assert json.loads(run("status", JOB, "--json"))["changed"] == []
