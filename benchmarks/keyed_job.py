@@ -93,7 +93,7 @@ class KeyedJob:
         documents = JobDocuments(self.workspace.storage, job)
 
         def read(seen: Observation) -> bool:
-            totals = documents.totals.read()
+            totals = documents.current_totals()
             return not seen.phase.alive or (totals is not None and totals.rows_in >= rows)
 
         seen = operations.wait_for(self.workspace, job, read, timeout=1800, what=f"{rows} rows to be read")

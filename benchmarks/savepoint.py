@@ -107,7 +107,7 @@ class Measurement:
 
     def _write_some(self) -> None:
         """Write a load's rows, unless some batches' worth waits: where batches take longer it would have no end."""
-        totals = self.documents.totals.read()
+        totals = self.documents.current_totals()
         if totals is None or self.job.written - totals.rows_in < _WAITING * LOAD_ROWS:
             self.job.write_some()
 

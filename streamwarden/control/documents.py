@@ -1,11 +1,11 @@
 """The control documents: what they hold, and typed access to them.
 
-``ROOT/control/JOB/`` holds ``desired.json``, ``checkpoint.json``, ``lease.json``, ``totals.json``,
-``supervision.json``, ``supervisor.json``, ``health.json``, ``parallelism.json``, ``cancel.json``, ``operation.json``
-(past ones: ``operations/ID.json``); savepoints' changing part in ``savepoints/ID.json``; an incarnation's
-``incarnations/ID/{launch,heartbeat,progress,exit}.json``; requests in ``requests/INCARNATION/ID.json`` and their
-results in ``results/ID.json``. The control side writes desired state, launches, requests and supervision; the driver
-writes the rest.
+``ROOT/control/JOB/`` holds ``desired.json``, ``checkpoint.json``, ``lease.json``, ``supervision.json``,
+``supervisor.json``, ``health.json``, ``parallelism.json``, ``cancel.json``, ``operation.json`` (past ones:
+``operations/ID.json``); savepoints' changing part in ``savepoints/ID.json``; a generation's ``totals/gNNNNNN.json``; an
+incarnation's ``incarnations/ID/{launch,heartbeat,progress,exit}.json``; requests in ``requests/INCARNATION/ID.json``
+and their results in ``results/ID.json``. The control side writes desired state, launches, requests and supervision; the
+driver writes the rest.
 """
 
 from __future__ import annotations
@@ -291,7 +291,8 @@ class Progress(_Record):
 class Totals(_Record):
     """Sums over all incarnations of a generation. A batch is added once, by its id.
 
-    A driver killed between a commit and this document leaves that one batch out.
+    A rescale reads nothing again, so its generation begins with the sums of the one before; that of a restore begins
+    with none. A driver killed between a commit and this document leaves that one batch out.
     """
 
     generation: int
@@ -565,12 +566,20 @@ class JobDocuments:
         self.desired = self._document("desired.json", Desired, seldom=True)
         self.checkpoint = self._document("checkpoint.json", CheckpointRef)
         self.lease = self._document("lease.json", Lease)
-        self.totals = self._document("totals.json", Totals)
         self.supervision = self._document("supervision.json", Supervision)
         self.operation = self._document("operation.json", Operation)
         self.health = self._document("health.json", HealthRecord)
         self.parallelism = self._document("parallelism.json", Parallelism)
         self.cancel = self._document("cancel.json", Cancel)
+
+    def totals(self, generation: int) -> Document[Totals]:
+        """Return the totals document of a generation."""
+        return self._document(f"totals/g{generation:06}.json", Totals)
+
+    def current_totals(self) -> Totals | None:
+        """Return the totals of the generation that is in force; None before its first batch."""
+        reference = self.checkpoint.read()
+        return self.totals(reference.generation).read() if reference is not None else None
 
     def launch(self, incarnation: str) -> Document[Launch]:
         """Return the launch document of an incarnation."""

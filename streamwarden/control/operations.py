@@ -241,7 +241,7 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
         "checkpoint": dump(documents.checkpoint.read()),
         "batch": seen.exit.batch if seen.exit else heartbeat.batch if heartbeat else None,
         "progress": dump(seen.progress.last) if seen.progress else None,
-        "totals": dump(documents.totals.read()),
+        "totals": dump(documents.current_totals()),
         "restarts": [dump(entry) for entry in memory.restarts],
         "decisions": [dump(entry) for entry in memory.decisions[-10:]],
         "error": dump(seen.error),

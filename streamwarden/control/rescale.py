@@ -37,6 +37,7 @@ from streamwarden.control.state_copy import StateCopy
 from streamwarden.control.supervision import Observation, Phase, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.storage import Conflict
 
 __all__ = ["OnTimeout", "Way", "cancel", "rescale"]
 
@@ -517,7 +518,17 @@ class _Rescale(RescaleVerdict):
             return
         after, current = CheckpointRef.model_validate(self._plan["after"]), self._documents.checkpoint.read()
         if current is None or current.generation != after.generation:
+            if current is not None:
+                self._count_on(current.generation, after.generation)
             self._decide(self._documents.checkpoint, after)
+
+    def _count_on(self, old: int, new: int) -> None:
+        """Let a generation begin with the sums of the one before: nothing is read again."""
+        totals = self._documents.totals(old).read()
+        if totals is not None:
+            # There already, of a killed try.
+            with suppress(Conflict):
+                self._documents.totals(new).create(totals.model_copy(update={"generation": new}))
 
     def _go_on(self, error: BaseException) -> None:
         """Start the job as it was, after what failed before the switch; go back, after what failed in its midst."""

@@ -209,7 +209,7 @@ class Demo:
         shown = Table("job", "batches", "rows in", "rows out", "quarantined", "late", "restarts", title="The demo")
         for job in JOBS:
             documents = JobDocuments(self.workspace.storage, job)
-            totals = documents.totals.read()
+            totals = documents.current_totals()
             restarts = len(memory.restarts if (memory := documents.supervision.read()) else [])
             assert totals is not None
             jobs[job] = {**totals.model_dump(), "restarts": restarts}
@@ -262,7 +262,7 @@ class Demo:
 
     def rows_in(self, job: str) -> int:
         """Return how many rows a job has read so far."""
-        totals = JobDocuments(self.workspace.storage, job).totals.read()
+        totals = JobDocuments(self.workspace.storage, job).current_totals()
         return totals.rows_in if totals else 0
 
     def is_idle(self, job: str) -> bool:

@@ -342,15 +342,12 @@ class ProgressListener(StreamingQueryListener):
             assert was is not None
             return was
 
-        self._documents.totals.update(add)
+        self._documents.totals(self._generation).update(add)
         self._uncounted = []
 
 
 def _added(was: Totals | None, done: BatchProgress, generation: int) -> Totals:
-    if was is not None and was.generation > generation:
-        # A report that comes late, of a driver that was replaced meanwhile.
-        return was
-    if was is None or was.generation < generation:
+    if was is None:
         was = Totals(generation=generation)
     if done.batch <= was.through_batch:
         return was

@@ -60,8 +60,8 @@ def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None
     batches = progress.last.batch + 1
     assert batches in (files - 1, files)
     # Totals are written after the progress.
-    place.wait("numbers", lambda _: _through(documents.totals.read(), batches - 1), "the totals")
-    totals = documents.totals.read()
+    place.wait("numbers", lambda _: _through(documents.current_totals(), batches - 1), "the totals")
+    totals = documents.current_totals()
     assert totals is not None and (totals.rows_in, totals.rows_out) == (files, files) and totals.batches == batches
 
     sources = [done.source for done in progress.recent if done.source]

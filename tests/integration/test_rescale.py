@@ -67,6 +67,18 @@ class Counts:
             time.sleep(0.3)
         assert found == self.expected
 
+    def check_totals(self) -> None:
+        """Check that each row was counted once as read: no rescale reads one again, nor a way back from it."""
+        rows = self.expected.total()
+        # Totals are written after the table.
+        self.place.wait(
+            "counts",
+            lambda _: bool((now := self.place.documents("counts").current_totals()) and now.rows_in >= rows),
+            f"{rows} rows in the totals",
+        )
+        totals = self.place.documents("counts").current_totals()
+        assert totals is not None and totals.rows_in == rows
+
     def reference(self) -> CheckpointRef:
         found = self.place.documents("counts").checkpoint.read()
         assert found is not None
@@ -112,6 +124,7 @@ def test_two_to_eight_to_three_partitions_and_more_cores(place: Place) -> None:
     assert 0 < done.plan["downtime_s"] < 120
     counts.add([1, 2, 500])
     counts.check()
+    counts.check_totals()
 
     # It is what the job is deployed as: nothing is to be rolled out, and a driver that is killed comes back so.
     assert plan(place.workspace, "counts").effect is Effect.NONE
@@ -195,6 +208,7 @@ def test_what_is_unhealthy_goes_back_by_itself(place: Place) -> None:
     assert plan(place.workspace, "counts").effect is Effect.NONE
     counts.add([2, 3])
     counts.check()
+    counts.check_totals()
     # And a good one, after that.
     assert counts.rescale(partitions=5).state == "done"
     assert counts.reference().generation == 3, "a generation that was tried is not used again"
@@ -220,9 +234,11 @@ def test_a_job_that_does_not_compute_the_same_twice_goes_back_and_can_be_stopped
         rescale_with_rows(counts, partitions=5)
     assert counts.reference().path == reference.path and counts.partitions() == 2
     counts.check()
+    counts.check_totals()
     assert rescale_with_rows(counts, partitions=5, way="plain").state == "done"
     counts.add([2])
     counts.check()
+    counts.check_totals()
     assert counts.partitions() == 5
 
 

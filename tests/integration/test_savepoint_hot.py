@@ -106,7 +106,7 @@ def _batch(seen: Observation) -> int:
 
 
 def _read(place: Place) -> int:
-    totals = place.documents("counts").totals.read()
+    totals = place.documents("counts").current_totals()
     return totals.rows_in if totals else 0
 
 

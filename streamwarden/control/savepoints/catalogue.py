@@ -265,6 +265,9 @@ def _remove_old_checkpoints(workspace: Workspace, job: str) -> list[str]:
     removed = [path for path in old if path != reference.path]
     for path in removed:
         workspace.files.delete_tree(path)
+        generation = path.rpartition("/g")[2]
+        if generation.isdigit():
+            workspace.storage.delete(documents.totals(int(generation)).key)
     return removed
 
 

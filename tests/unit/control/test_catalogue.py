@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamwarden.control.documents import CheckpointRef, JobDocuments, Operation, utc_now
+from streamwarden.control.documents import CheckpointRef, JobDocuments, Operation, Totals, utc_now
 from streamwarden.control.processes import ProcessRef, current_process
 from streamwarden.control.savepoints.catalogue import (
     LATEST,
@@ -504,6 +504,9 @@ def test_old_checkpoints_go_only_when_no_operation_may_go_back_to_one(
     workspace: Workspace, state: str | None, process: ProcessRef | None
 ) -> None:
     paths = list(_generations(workspace, 1, 2, 3, current=2))
+    documents = JobDocuments(workspace.storage, JOB)
+    for generation in (1, 2, 3):
+        documents.totals(generation).write(Totals(generation=generation))
     if state is not None:
         operation(workspace, state, process)
     removed = housekeeping(workspace, JOB, KEEP_ALL)["old_checkpoints"]
@@ -511,6 +514,8 @@ def test_old_checkpoints_go_only_when_no_operation_may_go_back_to_one(
     assert workspace.files.folders(f"checkpoints/{JOB}") == (
         ["g000001", "g000002", "g000003"] if state == "running" else ["g000002"]
     )
+    counted = [generation for generation in (1, 2, 3) if documents.totals(generation).read()]
+    assert counted == ([1, 2, 3] if state == "running" else [2])
 
 
 def test_checkpoints_of_a_job_that_never_ran_are_left_alone(workspace: Workspace) -> None:

@@ -103,7 +103,7 @@ def test_a_batch_counts_though_its_progress_can_t_be_written(tmp_path: Path) -> 
     assert told == [0]
 
 
-@pytest.mark.parametrize("away", ["commits/1", "progress.json", "totals.json"])
+@pytest.mark.parametrize("away", ["commits/1", "progress.json", "g000001.json"])
 def test_nothing_is_lost_of_a_batch_that_the_store_was_away_for(tmp_path: Path, away: str) -> None:
     storage = Away(tmp_path)
     told: list[int] = []
@@ -113,13 +113,13 @@ def test_nothing_is_lost_of_a_batch_that_the_store_was_away_for(tmp_path: Path, 
         storage.keys = (away,) if batch == 1 else ()
         listens.onQueryProgress(event(batch))
     documents = JobDocuments(storage, "job")
-    totals, progress = documents.totals.read(), documents.progress("i").read()
+    totals, progress = documents.totals(1).read(), documents.progress("i").read()
     assert told == [0, 1, 2, 3]
     assert totals is not None and (totals.batches, totals.rows_in, totals.through_batch) == (4, 28, 3)
     assert progress is not None and [done.batch for done in progress.recent] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("away", ["commits/0", "progress.json", "totals.json"])
+@pytest.mark.parametrize("away", ["commits/0", "progress.json", "g000001.json"])
 @pytest.mark.parametrize("by", ["idle", "terminated", "the driver's own end"])
 def test_the_last_batchs_report_needs_no_other_batch(tmp_path: Path, away: str, by: str) -> None:
     storage = Away(tmp_path, away)
@@ -134,7 +134,7 @@ def test_the_last_batchs_report_needs_no_other_batch(tmp_path: Path, away: str, 
     else:
         listens.catch_up()
     documents = JobDocuments(storage, "job")
-    totals, progress = documents.totals.read(), documents.progress("i").read()
+    totals, progress = documents.totals(1).read(), documents.progress("i").read()
     assert totals is not None and totals.batches == 1 and progress is not None
 
 
@@ -163,13 +163,17 @@ def test_a_late_report_has_its_batchs_time_and_tries(
     assert driver["failures"] == 0
 
 
-def test_a_late_report_of_an_older_generation_does_not_begin_the_totals_again(tmp_path: Path) -> None:
-    storage = Away(tmp_path, "totals.json")
+def test_a_generation_counts_for_itself(tmp_path: Path) -> None:
+    storage = Away(tmp_path, "g000001.json")
     listens = listener(storage, lambda _: None)
     committed_batch(tmp_path, 0)
     listens.onQueryProgress(event(0))
     storage.keys = ()
-    newer = Totals(generation=2, through_batch=5, batches=3, rows_in=9)
-    JobDocuments(storage, "job").totals.write(newer)
+    # Of one that has failed, and from which the job has gone back; or that has taken this driver's place.
+    other = Totals(generation=2, through_batch=5, batches=3, rows_in=9)
+    documents = JobDocuments(storage, "job")
+    documents.totals(2).write(other)
     listens.catch_up()
-    assert JobDocuments(storage, "job").totals.read() == newer
+    mine = documents.totals(1).read()
+    assert mine is not None and (mine.batches, mine.through_batch) == (1, 0)
+    assert documents.totals(2).read() == other
