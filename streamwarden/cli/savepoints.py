@@ -154,6 +154,8 @@ def operations(
     found = list(operations_of(JobDocuments(workspace.storage, job)))[::-1]
     if as_json:
         print_json([dump(one) for one in found])
+    elif not found:
+        out.print(f"{job}: no operation yet", markup=False)
     else:
         out.print(operation_table(found))
 

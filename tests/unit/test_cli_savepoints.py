@@ -110,6 +110,7 @@ def test_housekeeping_says_what_it_removed(workspace: Workspace) -> None:
 
 
 def test_operations_are_shown_with_their_steps_and_error(workspace: Workspace) -> None:
+    assert "no operation yet" in run("operations", JOB) and json.loads(run("operations", JOB, "--json")) == []
     made = taken()
     (workspace.config / "jobs" / f"{JOB}.yaml").write_text(
         (workspace.config / "jobs" / f"{JOB}.yaml").read_text().replace("path: landing", "path: elsewhere")

@@ -72,10 +72,16 @@ def find(workspace: Workspace, job: str, savepoint: str) -> Savepoint:
         ``SAVEPOINT_NOT_FOUND``.
     """
     if savepoint == LATEST:
-        for one in savepoints(workspace, job):
+        there = savepoints(workspace, job)
+        for one in there:
             if one.verdict == "verified":
                 return one
-        raise StreamwardenError("SAVEPOINT_NOT_FOUND", f"{job} has no verified savepoint")
+        # Such as a rescale takes: the job is not kept waiting until they are looked through.
+        unseen = sum(one.verdict == "unverified" for one in there)
+        words = f"`streamwarden savepoints verify {job} all` looks through the {unseen} that nobody has."
+        raise StreamwardenError(
+            "SAVEPOINT_NOT_FOUND", f"{job} has no verified savepoint", remedy=words if unseen else None
+        )
     # Looked up and not made a path of: what a person typed may be anything.
     known = savepoint in workspace.files.folders(f"savepoints/{job}")
     direct = _load(workspace, job, savepoint) if known else None

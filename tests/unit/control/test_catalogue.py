@@ -175,8 +175,9 @@ def test_without_a_verified_one_there_is_no_latest(workspace: Workspace) -> None
     made(workspace, "1", "unverified")
     made(workspace, "2", "damaged")
     made(workspace, "3", record={"state": "deleting"})
-    with pytest.raises(StreamwardenError, match="no verified savepoint"):
+    with pytest.raises(StreamwardenError, match="no verified savepoint") as raised:
         find(workspace, JOB, LATEST)
+    assert f"savepoints verify {JOB} all` looks through the 1 that nobody has" in raised.value.remedy
 
 
 def test_of_two_with_one_label_the_newer_is_found(workspace: Workspace) -> None:
