@@ -49,6 +49,8 @@ def main() -> int:
     parser.add_argument("--bare", nargs=2, metavar=("ROOT", "BATCHES"), help=argparse.SUPPRESS)
     parser.add_argument("--make", nargs=3, metavar=("TABLE", "ROWS", "FILES"), help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.batches <= WARM_UP:
+        parser.error(f"--batches: more than the first {WARM_UP}, which are not measured")
     if given.make:
         return make_input(Path(given.make[0]), int(given.make[1]), int(given.make[2]))
     if given.bare:
@@ -169,7 +171,7 @@ def driver(root: Path, batches: int) -> list[Batch]:
 
 
 def _batches_done(workspace: Workspace) -> int:
-    totals = JobDocuments(workspace.storage, "zone_windows").totals.read()
+    totals = JobDocuments(workspace.storage, "zone_windows").current_totals()
     return totals.batches if totals else 0
 
 
