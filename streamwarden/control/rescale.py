@@ -37,7 +37,6 @@ from streamwarden.control.state_copy import StateCopy
 from streamwarden.control.supervision import Observation, Phase, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
-from streamwarden.storage import Conflict
 
 __all__ = ["OnTimeout", "Way", "cancel", "rescale"]
 
@@ -526,9 +525,8 @@ class _Rescale(RescaleVerdict):
         """Let a generation begin with the sums of the one before: nothing is read again."""
         totals = self._documents.totals(old).read()
         if totals is not None:
-            # There already, of a killed try.
-            with suppress(Conflict):
-                self._documents.totals(new).create(totals.model_copy(update={"generation": new}))
+            # Over those of a try that was given up: its generation was never in force, and its sums are older.
+            self._documents.totals(new).write(totals.model_copy(update={"generation": new}))
 
     def _go_on(self, error: BaseException) -> None:
         """Start the job as it was, after what failed before the switch; go back, after what failed in its midst."""
