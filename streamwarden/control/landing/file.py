@@ -1,0 +1,133 @@
+"""One landed file, as a batch's plan names it and as a job opens it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from streamwarden.storage import S3Location
+
+__all__ = ["LandedFile", "LandedFileChanged", "LandedFileGone"]
+
+
+class LandedFileGone(Exception):
+    """A planned file is not in its folder any more. The driver reports it as ``SOURCE_DATA_GONE``."""
+
+
+class LandedFileChanged(Exception):
+    """A file was replaced after it was planned: a batch that is repeated would read other rows than the first time."""
+
+
+@dataclass(frozen=True)
+class LandedFile:
+    """A file of a landing folder, as it was when it was planned into a batch.
+
+    Parameters
+    ----------
+    name
+        Path relative to the folder, with ``/``. May hold any character that the file system allows; bytes that aren't
+        UTF-8 are lone surrogates, as :func:`os.fsdecode` makes them.
+    folder
+        The landing folder: an absolute path, or ``s3a://BUCKET/PREFIX``.
+    length
+        Bytes.
+    modified_ms
+        Modification time, milliseconds since the epoch. Names the version of the file, together with `length`.
+    reading
+        1 for the first time that the file is read; more after ``streamwarden landing reread``.
+    refused
+        Why the file must not be read, such as ``FILE_TOO_LARGE: …``; None if it may be.
+    endpoint, region
+        Of the S3 server, where the folder is on S3. Credentials come from the environment.
+    """
+
+    name: str
+    folder: str
+    length: int
+    modified_ms: int
+    reading: int = 1
+    refused: str | None = None
+    endpoint: str | None = None
+    region: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What identifies this reading in tables (``source_file``): the name, and ``#2`` behind it for a second one.
+
+        Always valid UTF-8: other bytes are written as ``\\xNN``. Two readings never share a label.
+        """
+        name = os.fsencode(self.name).decode("utf-8", "backslashreplace")
+        own = name.rpartition("#")[2]
+        # A file whose own name ends like a second reading's label says its number always.
+        return f"{name}#{self.reading}" if self.reading > 1 or (own.isdigit() and "#" in name) else name
+
+    def open(self) -> Any:
+        """Open the file for random access and return pyarrow's ``NativeFile``; nothing is read yet.
+
+        Raises
+        ------
+        LandedFileGone
+            If it is not there.
+        LandedFileChanged
+            If its length or its modification time is not as planned.
+        OSError
+            If it can't be opened.
+        """
+        if "://" not in self.folder:
+            return self._open_local()
+        return self._open_s3()
+
+    def _open_local(self) -> Any:
+        import pyarrow as pa
+
+        path = Path(self.folder) / self.name
+        try:
+            found = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise LandedFileGone(str(path)) from None
+        self._check(found.st_size, found.st_mtime_ns // 1_000_000)
+        # By a Python file: pyarrow's own takes no names that aren't UTF-8.
+        return pa.PythonFile(path.open("rb"), mode="r")
+
+    def _open_s3(self) -> Any:
+        from pyarrow import fs
+
+        bucket, _, prefix = self.folder.partition("://")[2].partition("/")
+        key = "/".join(part for part in (bucket, prefix.strip("/"), self.name) if part)
+        scheme, _, host = (self.endpoint or "").rpartition("://")
+        server = fs.S3FileSystem(
+            region=self.region,
+            endpoint_override=host or None,
+            scheme=scheme or "https",
+            force_virtual_addressing=False,
+        )
+        found = server.get_file_info(key)
+        if found.type == fs.FileType.NotFound:
+            raise LandedFileGone(f"{self.folder.rstrip('/')}/{self.name}")
+        self._check(found.size, found.mtime_ns // 1_000_000)
+        return server.open_input_file(key)
+
+    def _check(self, length: int, modified_ms: int) -> None:
+        if (length, modified_ms) != (self.length, self.modified_ms):
+            raise LandedFileChanged(
+                f"{self.label}: planned with {self.length} bytes, and now has {length}, or another modification time"
+            )
+
+    def to_json(self) -> str:
+        """Return it as one line of ASCII, which carries any name through Spark."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps(given, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> LandedFile:
+        """Read :meth:`to_json`'s line. Fields that a later version has added are left out."""
+        found = json.loads(line)
+        return cls(**{field.name: found[field.name] for field in fields(cls) if field.name in found})
+
+    @classmethod
+    def on_s3(cls, location: S3Location, **given: Any) -> LandedFile:
+        """Make one of a folder on S3."""
+        return cls(folder=location.uri("s3a"), endpoint=location.endpoint, region=location.region, **given)
