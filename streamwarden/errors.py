@@ -263,9 +263,10 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "SOURCE_DATA_GONE": ErrorKind(
         "the source no longer has data that the job has yet to read",
-        "Bring the files back. They were removed by hand, by VACUUM, or by the table's log retention: make both longer"
-        " than the job may ever lag behind. Records that Kafka has dropped don't come back: keep a"
-        " topic's for as long.",
+        "Bring the files back, and deploy again. They were removed by hand, by VACUUM, or by the table's log retention:"
+        " make both longer than the job may ever lag behind. A landed file that is gone for good: put an empty file of"
+        " that name in its place, and the job quarantines it by its name. Records that Kafka has dropped don't come"
+        " back: keep a topic's for as long.",
     ),
     "OUTPUT_DATA_GONE": ErrorKind(
         "a file of an output table is missing",
@@ -513,6 +514,20 @@ CATALOGUE: dict[str, ErrorKind] = {
     "OPERATION_NONE": ErrorKind(
         "there is no such operation on the job",
         "`streamwarden operations JOB` shows what was done.",
+    ),
+    # Landed files
+    "LANDING_NONE": ErrorKind(
+        "no landing folder is meant",
+        "Name a job that reads files with --job: its YAML says `source: {kind: files}`.",
+    ),
+    "LANDING_FILE_UNKNOWN": ErrorKind(
+        "a landed file can't be read again",
+        "`streamwarden landing list --all` shows the files and how their names are written here.",
+    ),
+    "LANDING_WOULD_DOUBLE": ErrorKind(
+        "reading a file again would count its rows twice",
+        "Give the outputs keys, so that rows that are there already are dropped. If none of its rows is in"
+        " a table any more, pass --double.",
     ),
     # Trips
     "REPLAY_SOURCE_INVALID": ErrorKind(

@@ -202,6 +202,24 @@ class DriverState(StrEnum):
     STOPPING = "stopping"
 
 
+class LandingState(_Record):
+    """What a job with a landing folder has yet to read, and which of its files a person should look at."""
+
+    waiting: int = Field(default=0, description="Files in plans that no batch has taken.")
+    unplanned: int = Field(default=0, description="Files found and not planned yet.")
+    told: int = Field(default=0, description="Files that a person should look at: replaced, or quarantined whole.")
+    first: list[str] = Field(default_factory=list, description="Some of them, with what is wrong, in words.")
+
+
+class Reread(_Record):
+    """Somebody asks that landed files be read once more."""
+
+    id: str
+    at: datetime
+    by: str
+    files: dict[str, int] = Field(description="Name, as `shown` writes it, to the number of the reading, from 2 on.")
+
+
 class Heartbeat(_Record):
     """A driver's sign of life."""
 
@@ -224,6 +242,7 @@ class Heartbeat(_Record):
         default_factory=dict, description="Of what writes the checkpoint: spark, delta, job, streamwarden."
     )
     metrics: str = Field(default="", description="host:port of its Prometheus endpoint; empty: it has none.")
+    landing: LandingState | None = Field(default=None, description="Of a job that reads files.")
 
 
 class OperatorProgress(_Record):
@@ -517,6 +536,10 @@ class Document(Generic[M]):
         """Write over one version; raises :class:`~streamwarden.storage.Conflict` over any other."""
         return self.storage.replace(self.key, _encode(value), etag)
 
+    def delete(self) -> None:
+        """Remove it; no error where there is none."""
+        self.storage.delete(self.key)
+
     def update(self, change: Callable[[M | None], M], *, tries: int = 10) -> M:
         """Read, change and write back, again from the start where somebody was faster.
 
@@ -604,6 +627,16 @@ class JobDocuments:
     def result(self, request: str) -> Document[RequestResult]:
         """Return a request's result document."""
         return self._document(f"results/{request}.json", RequestResult)
+
+    def reread(self, request: str) -> Document[Reread]:
+        """Return a request to read landed files once more; gone once the driver has planned them."""
+        return self._document(f"rereads/{request}.json", Reread)
+
+    def rereads(self) -> list[Reread]:
+        """Return the open requests to read landed files once more, oldest first."""
+        keys = self.storage.list(f"{self.base}/rereads")
+        found = [request for key in keys if (request := Document(self.storage, key, Reread).read())]
+        return sorted(found, key=lambda request: (request.at, request.id))
 
     def past_operation(self, operation: str) -> Document[Operation]:
         """Return the document of an operation that has ended."""

@@ -105,6 +105,8 @@ _SIGNATURES = (
         r"\[(?:DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE|DELTA_MISSING_FILES_UNEXPECTED_VERSION"
         r"|DELTA_STREAMING_TRAILING_COMMIT_MISSING)\]",
     ),
+    # In the traceback of the Python worker in which the job opens landed files.
+    _signature("SOURCE_DATA_GONE", r"\bLandedFileGone: "),
     _signature(
         # Spark's connector leaves the condition's name out.
         "SOURCE_DATA_GONE",

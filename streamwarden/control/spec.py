@@ -40,7 +40,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _ADDRESS = re.compile(r"(?:[^\s:,\[\]]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
 _MEMORY = re.compile(r"[1-9]\d*[mg]")
-_SIZES = {"m": 2**20, "g": 2**30}
+_SIZE = re.compile(r"[1-9]\d*[kmg]")
+_SIZES = {"k": 2**10, "m": 2**20, "g": 2**30}
 # What was doubled 64 times is above every longest wait, and a float yet.
 _MOST_DOUBLINGS = 64
 # Spark's UnifiedMemoryManager wants one and a half times the 300 MiB that it reserves, as the JVM counts: with the
@@ -73,18 +74,59 @@ def _check_name(value: str) -> str:
     return value
 
 
-class FileSource(_Strict):
-    """Files that appear in a folder, each read once, whole.
+def _bytes(size: str) -> int:
+    return int(size[:-1]) * _SIZES[size[-1]]
 
-    Folders within it are not read, as with Spark, unless all its files lie in folders named ``key=value``. A file is
-    handed to the job as bytes, so that a corrupt one is the job's to judge and not the query's end.
+
+class FileSource(_Strict):
+    """Files that appear in a folder, on disk or on S3, each read once.
+
+    The job gets names, and opens the files itself: a corrupt one is the job's to judge and not the query's end. Hidden
+    files (``.x``, ``_x``) are not read, and neither are folders, unless they are named ``key=value``.
     """
 
     kind: Literal["files"]
-    path: str = Field(description="Folder, relative to the profile's root, or absolute, or a URI.")
+    path: str = Field(description="Folder, relative to the profile's root, or absolute, or s3a://BUCKET/PREFIX.")
     max_files_per_batch: int = Field(
-        default=64, ge=1, description="64: at a few hundred kB a file, a first batch over a backlog stays in memory."
+        default=64, ge=1, description="64: of files of minutes of trips, a batch stays well under a minute on one core."
     )
+    max_batch_size: str = Field(
+        default="512m",
+        description="Bytes of a batch's files, as 512m or 2g; a larger file is a batch by itself. 512m: on one core"
+        " some minutes, less than trigger.timeout.",
+    )
+    max_file_size: str = Field(
+        default="4g",
+        description="A larger file is quarantined by its name, unread. 4g: a year of the densest trips; at some MB a"
+        " second a larger one would hold all others up for hours.",
+    )
+
+    @field_validator("max_batch_size", "max_file_size")
+    @classmethod
+    def _size(cls, value: str) -> str:
+        if not _SIZE.fullmatch(value):
+            raise ValueError(f"{value!r} is not a size: write a whole number and k, m or g, like 512m")
+        return value
+
+    @field_validator("path")
+    @classmethod
+    def _readable(cls, value: str) -> str:
+        scheme, is_address, _ = value.partition("://")
+        if not value or (is_address and scheme not in ("file", "s3a")):
+            raise ValueError(
+                f"{value!r} is no folder: files are read from a folder on disk, or from s3a://BUCKET/PREFIX"
+            )
+        return value
+
+    @property
+    def max_batch_bytes(self) -> int:
+        """`max_batch_size` as a number."""
+        return _bytes(self.max_batch_size)
+
+    @property
+    def max_file_bytes(self) -> int:
+        """`max_file_size` as a number."""
+        return _bytes(self.max_file_size)
 
 
 class DeltaSource(_Strict):
@@ -375,14 +417,14 @@ class ResourceSpec(_Strict):
     def _memory(cls, value: str) -> str:
         if not _MEMORY.fullmatch(value):
             raise ValueError(f"{value!r} is not a JVM memory size: write like 512m or 2g")
-        if int(value[:-1]) * _SIZES[value[-1]] < _LEAST_MEMORY:
+        if _bytes(value) < _LEAST_MEMORY:
             raise ValueError(f"{value} is too little: Spark does not start with less than 466m")
         return value
 
     @property
     def memory_bytes(self) -> int:
         """The heap in bytes."""
-        return int(self.memory[:-1]) * _SIZES[self.memory[-1]]
+        return _bytes(self.memory)
 
 
 class JobSpec(_Strict):

@@ -98,7 +98,7 @@ def _run(session: SparkSession, workspace: Workspace, spec: JobSpec, module: Str
             "trigger": spec.trigger.model_copy(update={"interval": _INTERVAL}),
         }
     )
-    rows = module.transform(_some(session, workspace, small), settings_for(spec, module))
+    rows = module.transform(_some(session, workspace, spec, small.source), settings_for(spec, module))
     query = RunningQuery(small, rows, writer, str(folder / _CHECKPOINT), checkpoint)
     deadline = time.monotonic() + _SECONDS
     while not _is_enough(session):
@@ -117,7 +117,8 @@ def _little(source: Source) -> dict[str, int]:
     return {"max_offsets_per_batch": _RECORDS} if isinstance(source, KafkaSource) else {"max_files_per_batch": 1}
 
 
-def _some(session: SparkSession, workspace: Workspace, spec: JobSpec) -> DataFrame:
+def _some(session: SparkSession, workspace: Workspace, job: JobSpec, source: Source) -> DataFrame:
+    spec = job.model_copy(update={"source": source})
     if not isinstance(spec.source, DeltaSource):
         return open_source(session, workspace, spec)
     latest = DeltaLog(workspace.files, f"tables/{spec.source.table}").latest or 0

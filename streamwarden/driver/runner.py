@@ -33,6 +33,7 @@ from streamwarden.control.documents import (
     utc_now,
 )
 from streamwarden.control.health.rules import Health
+from streamwarden.control.landing.planner import Planner
 from streamwarden.control.lease import LeaseHolder
 from streamwarden.control.no_data_batch import begin_no_data_batch
 from streamwarden.control.parallelism import widened, width_of
@@ -41,7 +42,8 @@ from streamwarden.control.signatures import Places
 from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
 from streamwarden.control.supervision import assess, decide, observe
 from streamwarden.control.workspace import Workspace
-from streamwarden.driver.backlog import backlog_of
+from streamwarden.driver.arrivals import Arrivals
+from streamwarden.driver.backlog import Backlog, backlog_of
 from streamwarden.driver.batches import BatchWriter
 from streamwarden.driver.causes import Cause, Failure, explain, headline, shortened
 from streamwarden.driver.export import Export, open_export
@@ -139,6 +141,8 @@ class Driver:
         self._export: Export | None = None
         self._metrics: DriverMetrics | None = None
         self._recorder: BatchRecorder | None = None
+        self._planner: Planner | None = None
+        self._arrivals: Arrivals | None = None
 
     def run(self) -> int:
         """Run, and return the process's exit code: 0 stopped, 1 failed."""
@@ -207,7 +211,16 @@ class Driver:
             )
             for sink in spec.sinks
         }
-        writer = BatchWriter(spec, module, sinks, checkpoint, self._guard)
+        if isinstance(spec.source, FileSource):
+            self._planner = Planner(self._workspace, spec.name, spec.source, reference, self._guard)
+            self._arrivals = Arrivals(self._planner, spec.trigger.interval.total_seconds(), self._wake)
+            self._arrivals.start()
+            backlog: Backlog = self._planner
+        else:
+            backlog = backlog_of(self._workspace, spec.source)
+        writer = BatchWriter(
+            spec, module, sinks, checkpoint, self._guard, refused=self._planner.refused if self._planner else None
+        )
         self._records.batch = lambda: writer.in_flight
         listener = ProgressListener(
             self._documents,
@@ -218,7 +231,7 @@ class Driver:
             self._committed,
             self._idled,
             lambda: self._failures + 1,
-            backlog_of(self._workspace, spec, reference.path),
+            backlog,
             after=reference.base_batch,
             files=isinstance(spec.source, FileSource),
         )
@@ -431,6 +444,8 @@ class Driver:
             self._metrics.batch(done)
         if self._recorder is not None:
             self._recorder.add(done)
+        if self._arrivals is not None:
+            self._arrivals.batch_ended(done)
         # Last: the heartbeat, which is written beside this, tells of what is on record.
         first, self._writes = not self._writes, True
         self._batch = done.batch
@@ -442,6 +457,9 @@ class Driver:
         if first:
             # Whoever started this driver waits for this batch, and not for the next heartbeat.
             self._say(self._state, self._reason)
+
+    def _wake(self) -> None:
+        """Let the query look for input now. TODO pace."""
 
     def _idled(self) -> None:
         self._idle = True
@@ -525,10 +543,13 @@ class Driver:
                 query_ended=self._query_ended,
                 versions=self._versions,
                 metrics=self._export.address if self._export else "",
+                landing=self._planner.state() if self._planner else None,
             )
         )
 
     def _finish(self, error: ErrorInfo | None) -> None:
+        if self._arrivals is not None:
+            self._arrivals.close()
         if self._ahead is not None:
             self._ahead.drop()
         if self._session is not None:

@@ -7,14 +7,15 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from streamwarden.control.delta_log import DeltaLog
+from streamwarden.control.landing.plans import plans_of
 from streamwarden.control.spec import DeltaSource, FileSource, JobSpec, KafkaSource
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.kafka import client_properties, missing_topic
 
 __all__ = ["missing_source", "open_source"]
 
-# The columns of Spark's binaryFile format, given because a stream's schema isn't inferred.
-_BINARY_FILE = "path string, modificationTime timestamp, length bigint, content binary"
+# Spark passes over files that are older than the newest by more than this: never, whatever the clock once said.
+_NO_AGE = "36500d"
 
 
 def missing_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -> str | None:
@@ -30,29 +31,37 @@ def missing_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -
         if DeltaLog(workspace.files, f"tables/{spec.source.table}").latest is None:
             return f"source table {spec.source.table} does not exist yet"
         return None
-    path_text = workspace.source_path(spec.source.path)
-    if "://" not in path_text:
-        Path(path_text).mkdir(parents=True, exist_ok=True)
+    folder = workspace.source_path(spec.source.path).removeprefix("file://")
+    if "://" not in folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
     return None
 
 
 def open_source(
     session: SparkSession, workspace: Workspace, spec: JobSpec, *, since_version: int | None = None
 ) -> DataFrame:
-    """Open the source: files as rows of Spark's ``binaryFile`` format, rows appended to a Delta table, Kafka's records.
+    """Open the source: descriptions of landed files, rows appended to a Delta table, Kafka's records.
+
+    A landed file is a row with one column, ``file``: what :meth:`LandedFile.from_json` reads.
 
     Parameters
     ----------
+    spec
+        Its name is the job's whose plans are read.
     since_version
         Of a Delta table: only what was committed from this version on; default all of it.
     """
     if isinstance(spec.source, FileSource):
-        return (
-            session.readStream.format("binaryFile")
-            .schema(_BINARY_FILE)
-            .option("maxFilesPerTrigger", spec.source.max_files_per_batch)
-            .load(workspace.source_path(spec.source.path))
+        plans = (
+            session.readStream.format("text")
+            # Of a batch's files; a plan is one batch.
+            .option("maxFilesPerTrigger", 1)
+            .option("maxFileAge", _NO_AGE)
+            .load(workspace.uri(plans_of(workspace, spec.name).folder))
+            .toDF("file")
         )
+        # A plan is too small for Spark to read it by more than one task.
+        return plans.repartition(spec.resources.cores) if spec.resources.cores > 1 else plans
     if isinstance(spec.source, KafkaSource):
         return _open_topic(session, spec.name, spec.source)
     reader = session.readStream.format("delta").option("maxFilesPerTrigger", spec.source.max_files_per_batch)

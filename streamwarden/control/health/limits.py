@@ -130,6 +130,11 @@ class HealthSpec(_Strict):
         default=DurationLimit(warn=timedelta(seconds=5), critical=timedelta(minutes=1)),
         description="Of that, Spark's offset and commit logs, the median. Two small files: 5s is a store in trouble.",
     )
+    landing: CountLimit = Field(
+        default=CountLimit(warn=1),
+        description="Landed files that somebody should look at: replaced after they were read, or quarantined whole; or"
+        " the folder can't be read. 1: each is input that no table has. `streamwarden landing list JOB` names them.",
+    )
     state_rows: CountLimit = Field(
         default=CountLimit(),
         description="Keys in the state of all operators. No default: only you know how many cards there are. The"

@@ -27,6 +27,9 @@ _FILLED = timedelta(hours=1)
 _GROWTH = 10.0
 """A tenfold state within the hour is no load that grows, but keys that never repeat."""
 
+_NAMED = 3
+"""Landed files that an alarm names."""
+
 _ROWS = 100
 _KEYS = 10_000
 _READS = 1_000
@@ -319,6 +322,15 @@ def _checkpoint_time(facts: Facts) -> _Measure | None:
     return _median((done.checkpoint_ms for done in facts.batches), "Spark's offset and commit logs take", limit)
 
 
+def _landing(facts: Facts) -> _Measure | None:
+    state = facts.heartbeat.landing if facts.heartbeat else None
+    if state is None or not state.told:
+        return None
+    limit, more = facts.spec.health.landing, state.told - _NAMED
+    names = "; ".join(state.first[:_NAMED]) + (f"; and {more} more" if more > 0 else "")
+    return _Measure(state.told, f"landed files that need a look ({names})", limit.warn, limit.critical, _count)
+
+
 # An alarm says what was done besides, since nothing more is told of a suspended job.
 _AT_STATE_LIMIT = {
     "warn": "",
@@ -397,6 +409,7 @@ RULES: dict[str, Rule] = {
     "late_rows": _late_rows,
     "commit_time": _commit_time,
     "checkpoint_time": _checkpoint_time,
+    "landing": _landing,
     "state_rows": _state_rows,
     "state_bytes": _state_bytes,
     "state_growth": _state_growth,
