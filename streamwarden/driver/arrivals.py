@@ -23,7 +23,7 @@ _SHARE = 20
 """A folder on disk is looked at every second, or as seldom as makes looking a twentieth of the time. On S3, where each
 look is paid for, it is looked at once a batch."""
 
-_SETTLE_S = 2.1
+_SETTLE_S = 1.0
 
 
 class Arrivals:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +8,11 @@ import pytest
 import yaml
 
 from streamwarden.control.documents import SourceProgress
-from streamwarden.control.spec import DeltaSource, FileSource
+from streamwarden.control.spec import DeltaSource
 from streamwarden.control.workspace import Workspace, open_workspace
-from streamwarden.driver.backlog import DeltaBacklog, FileBacklog, KafkaBacklog
+from streamwarden.driver.backlog import DeltaBacklog, KafkaBacklog
 
 pytestmark = pytest.mark.unit
-
-CHECKPOINT = "checkpoints/job/g000001"
 
 
 @pytest.fixture
@@ -25,80 +22,8 @@ def workspace(tmp_path: Path) -> Workspace:
     return open_workspace("test", config=tmp_path / "config")
 
 
-def land(workspace: Workspace, name: str, at_ms: int, data: bytes = b"x") -> dict[str, Any]:
-    path = workspace.root / "landing" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    os.utime(path, ns=(at_ms * 1_000_000, at_ms * 1_000_000))
-    return {"path": path.as_uri(), "timestamp": at_ms}
-
-
-def taken(workspace: Workspace, batch: int, entries: list[dict[str, Any]], *, suffix: str = "") -> None:
-    path = workspace.root / CHECKPOINT / "sources" / "0" / f"{batch}{suffix}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(["v1", *(json.dumps({"batchId": batch, **entry}) for entry in entries)]))
-
-
-def files(workspace: Workspace) -> FileBacklog:
-    return FileBacklog(workspace, FileSource(kind="files", path="landing"), CHECKPOINT)
-
-
-def offset(number: int) -> str:
-    return json.dumps({"logOffset": number})
-
-
-def test_files_left_are_those_younger_than_the_last_taken(workspace: Workspace) -> None:
-    first = [land(workspace, "a.txt", 1_000), land(workspace, "with blank.txt", 2_000)]
-    taken(workspace, 0, first)
-    land(workspace, "same moment.txt", 2_000)
-    land(workspace, "later.txt", 3_000)
-    land(workspace, "day=1/down.txt", 3_500)
-    land(workspace, "deep/down.txt", 3_500)
-    land(workspace, ".hidden", 3_000)
-    land(workspace, "_hidden", 3_000)
-    land(workspace, "half.txt._COPYING_", 3_000)
-    land(workspace, "empty.txt", 3_000, b"")
-    assert files(workspace).after(None, offset(0)) == SourceProgress(unit="files", taken=2, pending=4)
-
-
-def test_files_of_one_moment_are_told_apart_over_batches(workspace: Workspace) -> None:
-    entries = [land(workspace, f"{number}.txt", 1_000) for number in range(4)]
-    backlog = files(workspace)
-    for batch, left in enumerate([3, 2, 1, 0]):
-        taken(workspace, batch, [entries[batch]])
-        before = offset(batch - 1) if batch else None
-        assert backlog.after(before, offset(batch)) == SourceProgress(unit="files", taken=1, pending=left)
-
-
-def test_a_batch_without_input_tells_what_waits(workspace: Workspace) -> None:
-    """As the one that Spark owes after a restart: a job is not caught up with what came meanwhile because of it."""
-    backlog = files(workspace)
-    taken(workspace, 0, [land(workspace, "a.txt", 1_000)])
-    taken(workspace, 1, [land(workspace, "b.txt", 1_000)])
-    assert backlog.after(offset(1), offset(1)) == SourceProgress(unit="files", taken=0, pending=0)
-    land(workspace, "c.txt", 1_000)
-    land(workspace, "d.txt", 2_000)
-    assert backlog.after(offset(1), offset(1)) == SourceProgress(unit="files", taken=0, pending=2)
-
-
-def test_a_compacted_log_counts_its_own_batch_only(workspace: Workspace) -> None:
-    old = {**land(workspace, "a.txt", 1_000), "batchId": 8}
-    new = land(workspace, "b.txt", 2_000)
-    taken(workspace, 9, [old, new], suffix=".compact")
-    assert files(workspace).after(offset(8), offset(9)) == SourceProgress(unit="files", taken=1, pending=0)
-
-
-def test_files_that_were_cleaned_away_hide_nothing(workspace: Workspace) -> None:
-    gone = land(workspace, "a.txt", 1_000)
-    taken(workspace, 0, [gone])
-    (workspace.root / "landing" / "a.txt").unlink()
-    land(workspace, "b.txt", 2_000)
-    assert files(workspace).after(None, offset(0)) == SourceProgress(unit="files", taken=1, pending=1)
-
-
 @pytest.mark.parametrize("end", [None, "None", "null", "", "{}"])
 def test_an_offset_that_says_nothing_is_no_progress(workspace: Workspace, end: str | None) -> None:
-    assert files(workspace).after(None, end) is None
     assert DeltaBacklog(workspace, DeltaSource(kind="delta", table="t")).after(None, end) is None
 
 

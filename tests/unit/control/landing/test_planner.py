@@ -283,3 +283,23 @@ def test_a_description_is_one_line_of_ascii(name: bytes) -> None:
     assert line.isascii() and "\n" not in line
     assert LandedFile.from_json(line) == file
     shown(file.name).encode()
+
+
+def test_what_waits_is_counted_over_restarts_and_compacted_logs(landing: Landing) -> None:
+    for number in range(4):
+        landing.land(f"{number}")
+    landing.planner(max_files_per_batch=1).look()
+    plans = [f"arrivals/lines/g000001/{number:010}.jsonl" for number in range(4)]
+    landing.take(plans[0], batch=0)
+    # A driver that starts while that batch is begun, and finishes it.
+    planner = landing.planner(max_files_per_batch=1)
+    assert planner.after(None, offset(0)) == SourceProgress(unit="files", taken=1, pending=3)
+    lines = [
+        json.dumps({"path": f"file:///elsewhere/{plan}", "timestamp": 1, "batchId": batch})
+        for batch, plan in enumerate(plans[:2])
+    ]
+    landing.workspace.storage.write("checkpoints/lines/g000001/sources/0/1.compact", "\n".join(["v1", *lines]).encode())
+    assert planner.after(offset(0), offset(1)) == SourceProgress(unit="files", taken=1, pending=2)
+    # One without input, such as Spark owes after a restart.
+    assert planner.after(offset(1), offset(1)) == SourceProgress(unit="files", taken=0, pending=2)
+    assert [planner.after(None, end) for end in (None, "None", "null", "", "{}")] == [None] * 5
