@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from spark_jobs.schemas import DROPOFF, DROPOFF_ZONE, PICKUP, PICKUP_ZONE, TRIP_COLUMNS
 
-__all__ = ["REQUIRED", "BadLines", "FileRefusedError", "Rows", "match_columns"]
+__all__ = ["REQUIRED", "BadLines", "FileRefusedError", "Rows", "find_columns", "match_columns"]
 
 REQUIRED: Final = (
     "VendorID",
@@ -66,17 +66,27 @@ class BadLines:
 
     numbers: Sequence[int]
     raw: Sequence[str]
-    reasons: Sequence[str]
+    reasons: Sequence[Sequence[str]]
 
 
 class FileRefusedError(Exception):
     """The file is quarantined whole. Its text is the reason."""
 
 
+def find_columns(names: Sequence[str]) -> dict[str, list[int]]:
+    """Return where each column of a trip is among a file's; capital letters and blanks around make no difference."""
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        if (column := _BY_FOLDED.get(name.strip().casefold())) is not None:
+            places.setdefault(column, []).append(place)
+    return places
+
+
+_BY_FOLDED: Final = {column.casefold(): column for column in TRIP_COLUMNS}
+
+
 def match_columns(names: Sequence[str]) -> dict[str, int]:
     """Find the columns of a trip among a file's.
-
-    Capital letters and blanks around a name make no difference.
 
     Returns
     -------
@@ -88,18 +98,14 @@ def match_columns(names: Sequence[str]) -> dict[str, int]:
     FileRefusedError
         If a required column is missing, or one is there twice.
     """
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        places.setdefault(name.strip().casefold(), []).append(place)
-    found = {column: places.get(column.casefold(), []) for column in TRIP_COLUMNS}
-    twice = [f"{column} is there as {_listed(names, where)}" for column, where in found.items() if len(where) > 1]
+    found = find_columns(names)
+    twice = [
+        f"{column} is there as {' and '.join(repr(names[place]) for place in places)}"
+        for column, places in found.items()
+        if len(places) > 1
+    ]
     if twice:
         raise FileRefusedError(f"FILE_AMBIGUOUS: {'; '.join(twice)}")
-    missing = [column for column in REQUIRED if not found[column]]
-    if missing:
+    if missing := [column for column in REQUIRED if column not in found]:
         raise FileRefusedError(f"FILE_FOREIGN: no column {', '.join(missing)}")
-    return {column: where[0] for column, where in found.items() if where}
-
-
-def _listed(names: Sequence[str], places: Sequence[int]) -> str:
-    return " and ".join(repr(names[place]) for place in places)
+    return {column: places[0] for column, places in found.items()}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import gzip
+import io
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 
 from spark_jobs.parquet_files import parquet_rows
+from spark_jobs.text_files import csv_rows, json_rows
 from spark_jobs.trip_columns import BadLines, FileRefusedError, Rows
 from spark_jobs.trip_rules import Rules, judge, not_rows
 from streamwarden.driver.job_api import LandedFile, LandedFileChanged, LandedFileGone
@@ -20,6 +23,8 @@ __all__ = ["read_file"]
 # A file must be decoded whole before its first row goes out, since a damaged page may come last. Up to this (decoded
 # bytes) the rows are kept meanwhile; beyond it the file is decoded twice, so that memory stays bounded.
 _KEEP_BYTES: Final = 64 * 1024 * 1024
+
+_READ_BYTES: Final = 1024 * 1024
 
 # A file on disk that can't be opened for one of these won't open at the next try either. Anything else may pass.
 _OF_THE_FILE: Final = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP)
@@ -68,7 +73,7 @@ def read_file(file: LandedFile, rules: Rules) -> Iterator[pa.RecordBatch]:
 
 def _read(file: LandedFile, storage: _Storage, rules: Rules) -> Iterator[pa.RecordBatch]:
     def judged() -> Iterator[pa.RecordBatch]:
-        for rows in _rows(storage):
+        for rows in _rows(file.name, storage):
             if isinstance(rows, Rows):
                 yield judge(rows, file.label, rules)
             else:
@@ -113,10 +118,8 @@ def _check_unchanged(file: LandedFile) -> None:
         file.open().close()
 
 
-class _Storage:
+class _Storage(io.RawIOBase):
     """The open file. Remembers an error of its disk or server, which is no fault of what it holds."""
-
-    closed = False
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
@@ -129,6 +132,17 @@ class _Storage:
             self.error = error
             raise
 
+    def readinto(self, buffer: Any) -> int:
+        found = self.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
     def seek(self, offset: int, whence: int = 0) -> int:
         return int(self.handle.seek(offset, whence))
 
@@ -139,13 +153,26 @@ class _Storage:
         """Do nothing: the same handle serves the next reading."""
 
 
-def _rows(storage: _Storage) -> Iterator[Rows | BadLines]:
-    """Open the file in its format, from its first byte."""
+def _rows(name: str, storage: _Storage) -> Iterator[Rows | BadLines]:
+    """Read the file from its first byte, in the format that its content says, or else its name."""
     storage.seek(0)
-    if not storage.read(1):
+    begin = storage.read(4)
+    storage.seek(0)
+    if not begin:
         raise FileRefusedError("FILE_UNREADABLE: the file is empty")
-    storage.seek(0)
-    yield from parquet_rows(storage)
+    if begin == b"PAR1":
+        return parquet_rows(storage)
+    content: io.BufferedIOBase = io.BufferedReader(storage, _READ_BYTES)
+    if begin.startswith(b"\x1f\x8b"):
+        content = cast(io.BufferedIOBase, gzip.GzipFile(fileobj=content))
+    plain_name = name.casefold().removesuffix(".gz")
+    if plain_name.endswith(".csv"):
+        return csv_rows(content)
+    if plain_name.endswith((".json", ".jsonl", ".ndjson")):
+        return json_rows(content)
+    raise FileRefusedError(
+        "FILE_UNREADABLE: not Parquet by its first bytes, nor .csv, .json, .jsonl or .ndjson by its name (or with .gz)"
+    )
 
 
 def _changed(error: LandedFileChanged) -> str:
@@ -158,4 +185,4 @@ def _message(error: Exception) -> str:
 
 
 def _whole_file(file: LandedFile, reason: str) -> pa.RecordBatch:
-    return not_rows(file.label, [reason], [None], [None])
+    return not_rows(file.label, [[reason]], [None], [None])

@@ -74,7 +74,7 @@ def judge(rows: Rows, source_file: str, rules: Rules) -> pa.RecordBatch:
 
 
 def not_rows(
-    source_file: str, reasons: Sequence[str], numbers: Sequence[int | None], raw: Sequence[str | None]
+    source_file: str, reasons: Sequence[Sequence[str]], numbers: Sequence[int | None], raw: Sequence[str | None]
 ) -> pa.RecordBatch:
     """Make the quarantine of what has no columns: a file as a whole, or lines that are no row."""
     count = len(reasons)
@@ -83,7 +83,7 @@ def not_rows(
         pa.array([source_file] * count, pa.string()),
         pa.array(numbers, pa.int64()),
         pa.array(raw, pa.string()),
-        pa.array([[reason] for reason in reasons], _REASONS),
+        pa.array(reasons, _REASONS),
     ]
     return pa.RecordBatch.from_arrays([*nothing, *given], schema=PARSED)
 
@@ -92,32 +92,45 @@ def _typed_columns(rows: Rows, time_zone: str) -> tuple[dict[str, pa.Array], dic
     """Return each column in the table's type, and which of its values have not survived that."""
     typed: dict[str, pa.Array] = {}
     unparsable: dict[str, np.ndarray] = {}
-    nothing = np.zeros(rows.batch.num_rows, dtype=bool)
     for column, kind in _TRIP:
         place = rows.columns.get(column)
         if place is None:
             typed[column] = pa.nulls(rows.batch.num_rows, kind)
             continue
-        raw = rows.batch.column(place)
-        if pa.types.is_dictionary(raw.type):
-            raw = raw.dictionary_decode()
-        if pa.types.is_null(raw.type):
-            typed[column] = pa.nulls(len(raw), kind)
-        elif pa.types.is_timestamp(kind):
-            earlier, later = read_times(raw, time_zone)
-            # A dropoff in the hour that the clock shows twice is the first that is not before the pickup, which comes
-            # before it in the table's columns.
-            ends_before = pa.array(_mask(pc.less(earlier, typed[PICKUP])) if column == DROPOFF else nothing)
-            typed[column] = pc.if_else(ends_before, later, earlier)
-        elif pa.types.is_int32(kind):
-            typed[column] = read_integers(raw)
-        elif pa.types.is_float64(kind):
-            typed[column] = read_doubles(raw)
-        else:
-            typed[column] = read_text(raw)
-        if typed[column].null_count != raw.null_count:
-            unparsable[column] = _mask(pc.and_(pc.is_null(typed[column]), pc.is_valid(raw)))
+        values, later, there = _typed(rows.batch.column(place), kind, time_zone)
+        if column == DROPOFF:
+            # In the hour that the clock shows twice: the first time that is not before the pickup, which comes before
+            # it in the table's columns.
+            values = pc.if_else(pa.array(_mask(pc.less(values, typed[PICKUP]))), later, values)
+        typed[column] = values
+        lost = _mask(pc.and_(pc.is_null(values), there))
+        if lost.any():
+            unparsable[column] = lost
     return typed, unparsable
+
+
+def _typed(raw: pa.Array, kind: pa.DataType, time_zone: str) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Return values (times: the earlier, and the later of those that a clock shows twice), and which were there."""
+    if pa.types.is_union(raw.type):
+        parts = [_typed(raw.field(place), kind, time_zone) for place in range(raw.type.num_fields)]
+        begins = np.cumsum([0, *(len(raw.field(place)) for place in range(raw.type.num_fields))])
+        order = pa.array(begins[raw.type_codes.to_numpy()] + raw.offsets.to_numpy())
+        values, later, there = (pa.concat_arrays(part).take(order) for part in zip(*parts, strict=True))
+        return values, later, there
+    if pa.types.is_dictionary(raw.type):
+        raw = raw.dictionary_decode()
+    there = pc.is_valid(raw)
+    if pa.types.is_null(raw.type):
+        values = pa.nulls(len(raw), kind)
+    elif pa.types.is_timestamp(kind):
+        return *read_times(raw, time_zone), there
+    elif pa.types.is_int32(kind):
+        values = read_integers(raw)
+    elif pa.types.is_float64(kind):
+        values = read_doubles(raw)
+    else:
+        values = read_text(raw)
+    return values, values, there
 
 
 def _broken_rules(
