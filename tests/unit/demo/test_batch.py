@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jobs.ingest_trips import Options, Rules, read_file
+from spark_jobs.ingest_trips import Options, rules_of
+from spark_jobs.trip_files import read_file
 from streamwarden.demo.batch import (
     compare_card_sessions,
     compare_quarantine,
@@ -25,15 +26,16 @@ from streamwarden.demo.batch import (
     read_landed,
 )
 from tests.conftest import TripMaker
+from tests.landed import describe
 
 pytestmark = pytest.mark.unit
 
 EARLIEST, LATEST = datetime(2023, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
-RULES = Rules.of(Options(earliest=EARLIEST, latest=LATEST))
+RULES = rules_of(Options(earliest=EARLIEST, latest=LATEST))
 
 
 def by_the_job(files: list[Path]) -> tuple[pa.Table, pa.Table]:
-    parts = [batch for path in files for batch in read_file(path.name, path.read_bytes(), RULES)]
+    parts = [batch for path in files for batch in read_file(describe(path), RULES)]
     rows = pa.Table.from_batches(parts)
     return rows.filter(pc.is_null(rows["reasons"])), rows.filter(pc.is_valid(rows["reasons"]))
 
