@@ -79,7 +79,7 @@ def read_plans(workspace: Workspace, checkpoint: str, *, first: int = 0) -> Iter
         for line in lines:
             found = json.loads(line)
             if int(found["batchId"]) >= first:
-                yield Read(int(found["batchId"]), unquote(found["path"]), int(found["timestamp"]))
+                yield Read(int(found["batchId"]), unquote(found["path"]), int(found.get("timestamp", 0)))
 
 
 def plans_of(workspace: Workspace, job: str) -> Plans:

@@ -318,7 +318,10 @@ def _delta_source(log: DeltaLog, offset: str) -> Iterator[StreamwardenError]:
 def _gone_after(workspace: Workspace, source: FileSource, current: CheckpointRef, position: int) -> list[str]:
     """Return what the job has read after a position of its source's log, and could not read again as it was."""
     reads = list(read_plans(workspace, current.path, first=position + 1))
-    there = landing_folder(workspace, source).look().files if reads else {}
+    try:
+        there = landing_folder(workspace, source).look().files if reads else {}
+    except FileNotFoundError:
+        there = {}
     gone: set[str] = set()
     for read in reads:
         plan = read.plan_of()

@@ -158,6 +158,8 @@ EFFECTS = [
             "source.table": Effect.REFUSED,
             "source.path": Effect.REFUSED,
             "source.max_files_per_batch": Effect.RESTART,
+            "source.max_batch_size": Effect.RESTART,
+            "source.max_file_size": Effect.RESTART,
         },
     ),
 ]
