@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,6 +16,7 @@ __all__ = ["TIMESTAMP", "check_time_zone", "micros_of", "moment", "read_times"]
 
 TIMESTAMP: Final = pa.timestamp("us", "UTC")
 
+_HOUR: Final = 3_600_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Any digit after the sixth that isn't 0: Python drops it without a word.
@@ -53,8 +56,8 @@ def check_time_zone(name: str) -> str:
         If not.
     """
     try:
-        pc.assume_timezone(pa.scalar(datetime(2023, 1, 1), pa.timestamp("us")), name)
-    except pa.ArrowException as error:
+        ZoneInfo(name)
+    except (LookupError, ValueError, OSError) as error:
         raise ValueError("must be a time zone that this machine knows, like America/New_York") from error
     return name
 
@@ -84,21 +87,45 @@ def read_times(raw: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
     else:
         # A bare number is not a time: its unit and origin are anybody's guess.
         return pa.nulls(len(raw), TIMESTAMP), pa.nulls(len(raw), TIMESTAMP)
-    in_range = pc.and_(pc.greater_equal(micros, _FIRST), pc.less_equal(micros, _LAST))
-    instants = _where(in_range, micros).cast(TIMESTAMP)
+    micros = _in_range(micros)
+    instants = micros.cast(TIMESTAMP)
     if time_zone == "UTC":
         return instants, instants
-    earlier, later = _on_a_clock(instants.cast(pa.timestamp("us")), time_zone)
+    earlier, later = (_in_range(found).cast(TIMESTAMP) for found in _on_a_clock(micros, time_zone))
     return pc.if_else(local, earlier, instants), pc.if_else(local, later, instants)
 
 
-def _on_a_clock(times: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
-    read: Callable[..., pa.Array] = pc.assume_timezone
-    earlier = read(times, time_zone, ambiguous="earliest", nonexistent="earliest").cast(TIMESTAMP)
-    later = read(times, time_zone, ambiguous="latest", nonexistent="earliest").cast(TIMESTAMP)
-    # A time that is skipped lies between two instants; any other is one of them.
-    exists = pc.equal(earlier, read(times, time_zone, ambiguous="earliest", nonexistent="latest").cast(TIMESTAMP))
-    return _where(exists, earlier), _where(exists, later)
+def _in_range(micros: pa.Array) -> pa.Array:
+    return _where(pc.and_(pc.greater_equal(micros, _FIRST), pc.less_equal(micros, _LAST)), micros)
+
+
+def _on_a_clock(micros: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
+    # Not by arrow's own conversion: it knows no summer time from 2038 on, or, of some systems' time zones, none at all.
+    local = np.asarray(pc.fill_null(micros, 0))
+    hours, hour_of = np.unique(local // _HOUR, return_inverse=True)
+    offsets = [_offset_in(time_zone, hour) for hour in hours.tolist()]
+    earlier = local - np.array([offset or 0 for offset in offsets])[hour_of]
+    later, exists = earlier.copy(), ~np.asarray(micros.is_null())
+    for place in np.flatnonzero(np.array([offset is None for offset in offsets])[hour_of]).tolist():
+        first, second = _offsets_at(time_zone, int(local[place]))
+        earlier[place], later[place] = local[place] - first, local[place] - second
+        # The clock is put forward over it.
+        exists[place] &= first >= second
+    return pa.array(earlier, mask=~exists), pa.array(later, mask=~exists)
+
+
+@lru_cache(maxsize=10_000)
+def _offset_in(time_zone: str, hour: int) -> int | None:
+    """Return how far the clock is ahead of UTC in an hour; None if it is set within it, or shows it twice or never."""
+    found = {*_offsets_at(time_zone, hour * _HOUR), *_offsets_at(time_zone, hour * _HOUR + _HOUR - 1)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _offsets_at(time_zone: str, micros: int) -> tuple[int, int]:
+    """Return how far the clock is ahead of UTC when it shows a time for the first, and for the second time."""
+    time = (_EPOCH + timedelta(microseconds=micros)).replace(tzinfo=ZoneInfo(time_zone))
+    first, second = (time.replace(fold=fold).utcoffset() or timedelta() for fold in (0, 1))
+    return first // timedelta(microseconds=1), second // timedelta(microseconds=1)
 
 
 def _micros_of_ticks(raw: pa.Array) -> pa.Array:
