@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from spark_jobs.raw_rows import json_value
 from spark_jobs.schemas import TRIP_COLUMNS
-from spark_jobs.trip_columns import REQUIRED, BadLines, FileRefusedError, Rows, find_columns, match_columns
+from spark_jobs.trip_columns import REQUIRED, BadLines, FileRefusedError, Rows, find_columns, match_columns, near_misses
 
 __all__ = ["csv_rows", "json_rows"]
 
@@ -198,7 +198,8 @@ def _parse_line(line: str) -> tuple[dict[str, Any], list[str]]:
 def _names_of(names: tuple[str, ...]) -> tuple[list[tuple[str, str]], list[str]]:
     found = find_columns(names)
     reasons = [f"FIELD_TWICE:{column}" for column, places in found.items() if len(places) > 1]
-    reasons += [f"NO_FIELD:{column}" for column in REQUIRED if column not in found]
+    missing = {*near_misses(names), *(column for column in REQUIRED if column not in found)}
+    reasons += [f"NO_FIELD:{column}" for column in TRIP_COLUMNS if column in missing]
     return [(column, names[places[0]]) for column, places in found.items()], reasons
 
 

@@ -218,6 +218,7 @@ def test_fields_by_name(read: Any) -> None:
         line(Extra=2),
         line()[:-1] + ', "extra": 3}',
         line(total_amount=None),
+        line(**{"trip type": 1}),
         line()[:-1] + ', "x": 1, "x": {"extra": 1, "extra": 2}}',
     ]
     found = read("\n".join(lines).encode(), "f.jsonl")
@@ -226,9 +227,10 @@ def test_fields_by_name(read: Any) -> None:
         3: ["NO_FIELD:VendorID", "NO_FIELD:extra"],
         4: ["FIELD_TWICE:extra"],
         5: ["FIELD_TWICE:extra"],
+        7: ["NO_FIELD:trip_type"],
     }
     by_row = {row["source_row"]: row for row in found.to_pylist()}
-    assert [by_row[row]["total_amount"] for row in (0, 1, 6, 7)] == [12.8, 3.0, None, 12.8]
+    assert [by_row[row]["total_amount"] for row in (0, 1, 6, 8)] == [12.8, 3.0, None, 12.8]
     assert by_row[5]["raw"] == json.dumps(lines[5]), "the line as it is"
 
 
