@@ -13,14 +13,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jobs.raw_rows import json_value
 from spark_jobs.schemas import TRIP_COLUMNS
-from spark_jobs.trip_columns import REQUIRED, BadLines, FileRefusedError, Rows, find_columns, match_columns
+from spark_jobs.trip_columns import REQUIRED, BadLines, FileRefusedError, Rows, find_columns, match_columns, near_misses
 
 __all__ = ["csv_rows", "json_rows"]
 
@@ -35,7 +35,7 @@ _MAX_ROW: Final = 1024 * 1024
 class _Lines:
     """The lines of a file, with their ends, as a guard against endless ones sees them."""
 
-    def __init__(self, content: io.BufferedIOBase, newline: str) -> None:
+    def __init__(self, content: BinaryIO, newline: str) -> None:
         # Bytes that are not UTF-8 become lone surrogates, so that nothing is lost and only their row is at fault.
         self._text = io.TextIOWrapper(content, "utf-8-sig", errors="surrogateescape", newline=newline)
         self.size = 0
@@ -54,7 +54,7 @@ class _Lines:
             yield line
 
 
-def csv_rows(content: io.BufferedIOBase) -> Iterator[Rows | BadLines]:
+def csv_rows(content: BinaryIO) -> Iterator[Rows | BadLines]:
     """Read CSV: commas, ``"`` around what holds one or a line end, a header. What is empty is null.
 
     Raises
@@ -82,7 +82,7 @@ def csv_rows(content: io.BufferedIOBase) -> Iterator[Rows | BadLines]:
             yield BadLines([number for number, _ in bad], raw, [["WRONG_FIELD_COUNT"]] * len(bad))
 
 
-def json_rows(content: io.BufferedIOBase) -> Iterator[Rows | BadLines]:
+def json_rows(content: BinaryIO) -> Iterator[Rows | BadLines]:
     """Read JSON lines: an object a line. A field that is not there is null, unless every trip has it.
 
     Raises
@@ -148,19 +148,21 @@ def _records(lines: _Lines) -> Iterator[list[str]]:
 def _filled(lines: _Lines) -> Iterator[str]:
     for line in lines:
         lines.begin_row()
-        if stripped := line.strip(" \t\r\n"):
-            yield stripped
+        if not line.isspace():
+            yield line.rstrip("\r\n")
 
 
-class _FieldTwiceError(Exception):
-    """An object has two fields of one name."""
+class _Doubled(dict[str, Any]):
+    """An object that has fields of one name: the last of each, as it is JSON's custom, and all the names."""
+
+    names: tuple[str, ...]
 
 
 def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(fields)
     if len(found) != len(fields):
-        names = [name for name, _ in fields]
-        raise _FieldTwiceError(next(name for name in names if names.count(name) > 1))
+        found = _Doubled(found)
+        found.names = tuple(name for name, _ in fields)
     return found
 
 
@@ -184,14 +186,11 @@ def _parse_line(line: str) -> tuple[dict[str, Any], list[str]]:
     try:
         line.encode()
         found = _DECODER.decode(line)
-    except _FieldTwiceError as error:
-        (column, _), *_ = [*find_columns((str(error),)).items(), (_printable(str(error)), 0)]
-        return {}, [f"FIELD_TWICE:{column}"]
     except (ValueError, RecursionError):
         return {}, ["NOT_JSON"]
     if not isinstance(found, dict):
         return {}, ["NOT_AN_OBJECT"]
-    names, reasons = _names_of(tuple(found))
+    names, reasons = _names_of(found.names if isinstance(found, _Doubled) else tuple(found))
     return {column: found[name] for column, name in names}, reasons
 
 
@@ -199,7 +198,8 @@ def _parse_line(line: str) -> tuple[dict[str, Any], list[str]]:
 def _names_of(names: tuple[str, ...]) -> tuple[list[tuple[str, str]], list[str]]:
     found = find_columns(names)
     reasons = [f"FIELD_TWICE:{column}" for column, places in found.items() if len(places) > 1]
-    reasons += [f"NO_FIELD:{column}" for column in REQUIRED if column not in found]
+    missing = {*near_misses(names), *(column for column in REQUIRED if column not in found)}
+    reasons += [f"NO_FIELD:{column}" for column in TRIP_COLUMNS if column in missing]
     return [(column, names[places[0]]) for column, places in found.items()], reasons
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from spark_jobs.schemas import DROPOFF, DROPOFF_ZONE, PICKUP, PICKUP_ZONE, TRIP_COLUMNS
 
-__all__ = ["REQUIRED", "BadLines", "FileRefusedError", "Rows", "find_columns", "match_columns"]
+__all__ = ["REQUIRED", "BadLines", "FileRefusedError", "Rows", "find_columns", "match_columns", "near_misses"]
 
 REQUIRED: Final = (
     "VendorID",
@@ -82,6 +82,17 @@ def find_columns(names: Sequence[str]) -> dict[str, list[int]]:
     return places
 
 
+def near_misses(names: Sequence[str]) -> dict[str, str]:
+    """Return columns that a file doesn't have but by a name that is spelled otherwise, such as ``Total Amount``."""
+    found = find_columns(names)
+    bare = {_bare(name): name for name in names}
+    return {column: bare[_bare(column)] for column in TRIP_COLUMNS if column not in found and _bare(column) in bare}
+
+
+def _bare(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter.isalnum())
+
+
 _BY_FOLDED: Final = {column.casefold(): column for column in TRIP_COLUMNS}
 
 
@@ -96,7 +107,7 @@ def match_columns(names: Sequence[str]) -> dict[str, int]:
     Raises
     ------
     FileRefusedError
-        If a required column is missing, or one is there twice.
+        If a required column is missing, or one is there twice, or by a name that is spelled otherwise.
     """
     found = find_columns(names)
     twice = [
@@ -108,4 +119,8 @@ def match_columns(names: Sequence[str]) -> dict[str, int]:
         raise FileRefusedError(f"FILE_AMBIGUOUS: {'; '.join(twice)}")
     if missing := [column for column in REQUIRED if column not in found]:
         raise FileRefusedError(f"FILE_FOREIGN: no column {', '.join(missing)}")
+    if near := near_misses(names):
+        raise FileRefusedError(
+            f"FILE_FOREIGN: no column {', '.join(f'{name}, but {was!r}' for name, was in near.items())}"
+        )
     return {column: places[0] for column, places in found.items()}

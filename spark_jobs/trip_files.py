@@ -8,7 +8,7 @@ import io
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Final, cast
+from typing import Any, BinaryIO, Final, cast
 
 import pyarrow as pa
 
@@ -162,9 +162,9 @@ def _rows(name: str, storage: _Storage) -> Iterator[Rows | BadLines]:
         raise FileRefusedError("FILE_UNREADABLE: the file is empty")
     if begin == b"PAR1":
         return parquet_rows(storage)
-    content: io.BufferedIOBase = io.BufferedReader(storage, _READ_BYTES)
+    content: BinaryIO = io.BufferedReader(storage, _READ_BYTES)
     if begin.startswith(b"\x1f\x8b"):
-        content = cast(io.BufferedIOBase, gzip.GzipFile(fileobj=content))
+        content = cast(BinaryIO, gzip.GzipFile(fileobj=content))
     plain_name = name.casefold().removesuffix(".gz")
     if plain_name.endswith(".csv"):
         return csv_rows(content)

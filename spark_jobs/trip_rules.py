@@ -67,7 +67,7 @@ def judge(rows: Rows, source_file: str, rules: Rules) -> pa.RecordBatch:
         if rows.raw is None:
             said = as_json(rows.batch.filter(pa.array(bad)))
         else:
-            said = [rows.raw[place] for place in np.flatnonzero(bad)]
+            said = [rows.raw[place] for place in np.flatnonzero(bad).tolist()]
         raw = pa.array(said, pa.string()).take(where)
     source = pa.repeat(pa.scalar(source_file, pa.string()), count)
     return pa.RecordBatch.from_arrays([*typed.values(), source, rows.numbers, raw, reasons], schema=PARSED)

@@ -94,6 +94,12 @@ def test_a_column_that_some_years_lack_may_be_missing(make_trips: TripMaker, wri
     assert all(found[name].null_count == 3 for name in TRIP_COLUMNS if name not in REQUIRED)
 
 
+@pytest.mark.parametrize("name", ["Congestion Surcharge", "congestion-surcharge", "congestionSurcharge"])
+def test_a_column_that_is_spelled_otherwise_is_not_passed_over(make_trips: TripMaker, write: Any, name: str) -> None:
+    reason = whole(write(renamed(make_trips(3), congestion_surcharge=name)))
+    assert reason == f"FILE_FOREIGN: no column congestion_surcharge, but {name!r}"
+
+
 def test_other_columns_are_kept_with_bad_rows(make_trips: TripMaker, write: Any) -> None:
     trips = make_trips(1, PULocationID=[999])
     more = pa.Table.from_arrays([*trips.columns, pa.array([1]), pa.array(["b"])], [*trips.schema.names, "x", "x"])
