@@ -139,6 +139,7 @@ class Driver:
         self._export: Export | None = None
         self._metrics: DriverMetrics | None = None
         self._recorder: BatchRecorder | None = None
+        self._query: RunningQuery | None = None
 
     def run(self) -> int:
         """Run, and return the process's exit code: 0 stopped, 1 failed."""
@@ -239,6 +240,7 @@ class Driver:
                 # The store of the source or the checkpoint is away, as a rule; that is a failed try like any other.
                 failure = Failure.of(error)
             else:
+                self._query = query
                 self._say(DriverState.RUNNING, "batches every trigger interval")
                 failure = self._watch(query)
             if failure is None:
@@ -427,6 +429,8 @@ class Driver:
             raise
 
     def _committed(self, done: BatchProgress) -> None:
+        if done.source is not None and done.source.cut and self._query is not None:
+            self._query.wake()
         if self._metrics is not None:
             self._metrics.batch(done)
         if self._recorder is not None:
