@@ -44,6 +44,10 @@ CATALOGUE: dict[str, ErrorKind] = {
         "a configuration file does not say what it should",
         "Correct the named field in the named file; docs/configuration.md lists every field with its default.",
     ),
+    "RUN_CONF_UNKNOWN": ErrorKind(
+        "a DAG run was triggered with a key that its DAG does not know",
+        "Nothing was done. Trigger the DAG again with the keys that are named as known; its form tells what they mean.",
+    ),
     "JOB_UNKNOWN": ErrorKind(
         "no job of this name is configured",
         "See config/jobs/ for the names, or add config/jobs/NAME.yaml.",

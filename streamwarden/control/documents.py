@@ -271,6 +271,10 @@ class SourceProgress(_Record):
     pending: int | None = Field(
         description="Left after it, at the moment of its report (of Kafka: of its planning); None: can't be told."
     )
+    cut: bool = Field(
+        default=False,
+        description="It took as much as its limit allows, and left some: the next batch begins at once.",
+    )
 
 
 class BatchProgress(_Record):

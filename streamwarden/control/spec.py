@@ -238,12 +238,14 @@ class TriggerSpec(_Strict):
 
     interval: Duration = Field(
         default=timedelta(seconds=60),
-        description="60s: Flink users' usual order of magnitude; a batch to Delta costs seconds and leaves files.",
+        description="Where little comes, a batch begins at each whole multiple of it. A batch that the source's limit"
+        " has cut is followed at once, so that a backlog is worked off at full speed. 60s: Flink users' usual order of"
+        " magnitude; a batch to Delta costs seconds and leaves files.",
     )
     min_pause: Duration = Field(
         default=timedelta(0),
         description="Least time between the end of a batch and the work of the next, for jobs whose batches overrun"
-        " the interval. 0s, as Flink's execution.checkpointing.min-pause.",
+        " the interval or work off a backlog. 0s, as Flink's execution.checkpointing.min-pause.",
     )
 
     timeout: Duration = Field(

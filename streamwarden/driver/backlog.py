@@ -1,7 +1,10 @@
-"""How much input a batch took, and how much is left.
+"""How much input a batch took, how much is left, and whether its limit is why.
 
 Spark reports offsets: where a batch began, where it ended, and of Kafka where the topic ended when it was planned. Of
 a Delta table the rest is looked up.
+
+A batch is cut if it took as much as its limit allows and left some. What came while it ran does not make it cut: a job
+whose input never ends would else run batch after batch, however little each of them has.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ __all__ = ["Backlog", "DeltaBacklog", "KafkaBacklog", "backlog_of"]
 
 _COUNTED = 200
 """Pending versions of a Delta table that are looked into. Of more than 200 all are counted: by then it does not matter
-that some, such as those of OPTIMIZE, bring no rows."""
+that some, such as those of OPTIMIZE, bring no rows. Nor do so many come while one batch runs."""
 
 
 class Backlog(Protocol):
@@ -52,7 +55,8 @@ class DeltaBacklog:
     def __init__(self, workspace: Workspace, source: DeltaSource) -> None:
         self._workspace = workspace
         self._table = f"tables/{source.table}"
-        self._adds: dict[int, bool] = {}
+        self._limit = source.max_files_per_batch
+        self._adds: dict[int, int] = {}
 
     def after(self, start: str | None, end: str | None, *_: object) -> SourceProgress | None:
         """See :class:`Backlog`."""
@@ -63,17 +67,39 @@ class DeltaBacklog:
         began = _field(start, "reservoirVersion")
         log = DeltaLog(self._workspace.files, self._table)
         pending = [version for version in log.versions if version >= next_version]
-        counted = len(pending) if len(pending) > _COUNTED else sum(self._has_rows(log, version) for version in pending)
+        many = len(pending) > _COUNTED
+        counted = len(pending) if many else sum(self._files(log, version) > 0 for version in pending)
+        # A batch without input has not been cut, whatever waits: commits that bring no rows wait for ever.
+        cut = start != end and (many or (counted > 0 and self._is_full(log, start, end, next_version)))
         self._adds = {version: adds for version, adds in self._adds.items() if version >= next_version}
         # A batch that reads on within one version has taken a part of it; the first one has no start.
         finished = next_version - (0 if began is None else began)
         taken = 0 if start == end else max(finished, 1)
-        return SourceProgress(unit="versions", taken=taken, finished=finished, pending=counted)
+        return SourceProgress(unit="versions", taken=taken, finished=finished, pending=counted, cut=cut)
 
-    def _has_rows(self, log: DeltaLog, version: int) -> bool:
+    def _is_full(self, log: DeltaLog, start: str | None, end: str | None, next_version: int) -> bool:
+        """Tell whether a batch ended where its limit of files was reached, and not where the table did."""
+        first = _field(start, "reservoirVersion")
+        # A table that is read from its present state on has no commits that tell of that state's files.
+        if first is None or _field(start, "isStartingVersion") or _field(end, "isStartingVersion"):
+            return True
+        index = _field(end, "index")
+        if index is not None and index >= 0:
+            # Within a version.
+            return True
+        files = 0
+        for version in log.versions:
+            if first <= version < next_version:
+                files += self._files(log, version)
+                if files >= self._limit:
+                    return True
+        return False
+
+    def _files(self, log: DeltaLog, version: int) -> int:
+        """Return how many files with new rows a version adds, as Delta counts them for a batch's limit."""
         if version not in self._adds:
             adds = (action["add"] for action in log.actions(version) if "add" in action)
-            self._adds[version] = any(add.get("dataChange", True) for add in adds)
+            self._adds[version] = sum(bool(add.get("dataChange", True)) for add in adds)
         return self._adds[version]
 
 
@@ -94,7 +120,8 @@ class KafkaBacklog:
         if there is None:
             return SourceProgress(unit="offsets", taken=taken, pending=None)
         pending = sum(max(offset - ended.get(partition, 0), 0) for partition, offset in there.items())
-        return SourceProgress(unit="offsets", taken=taken, pending=pending)
+        # They were there when the batch was planned.
+        return SourceProgress(unit="offsets", taken=taken, pending=pending, cut=taken > 0 and pending > 0)
 
 
 def _offsets(text: str | None) -> dict[tuple[str, str], int] | None:

@@ -143,6 +143,7 @@ class Driver:
         self._recorder: BatchRecorder | None = None
         self._planner: Planner | None = None
         self._arrivals: Arrivals | None = None
+        self._query: RunningQuery | None = None
 
     def run(self) -> int:
         """Run, and return the process's exit code: 0 stopped, 1 failed."""
@@ -252,6 +253,7 @@ class Driver:
                 # The store of the source or the checkpoint is away, as a rule; that is a failed try like any other.
                 failure = Failure.of(error)
             else:
+                self._query = query
                 self._say(DriverState.RUNNING, "batches every trigger interval")
                 failure = self._watch(query)
             if failure is None:
@@ -440,6 +442,8 @@ class Driver:
             raise
 
     def _committed(self, done: BatchProgress) -> None:
+        if done.source is not None and done.source.cut and self._query is not None:
+            self._query.wake()
         if self._metrics is not None:
             self._metrics.batch(done)
         if self._recorder is not None:
@@ -459,7 +463,8 @@ class Driver:
             self._say(self._state, self._reason)
 
     def _wake(self) -> None:
-        """Let the query look for input now. TODO pace."""
+        if self._query is not None:
+            self._query.wake()
 
     def _idled(self) -> None:
         self._idle = True

@@ -108,9 +108,9 @@ class HealthSpec(_Strict):
     )
     backlog: DurationLimit = Field(
         default=DurationLimit(warn=timedelta(minutes=10), critical=timedelta(hours=1)),
-        description="How long the job would take for the input that waits, at its pace in the window, in which a batch"
-        " that left some behind took trigger.interval at least. 10m and 1h: what an operator can still wait for, and"
-        " what users have noticed.",
+        description="How long the job would take for the input that waits, at its batches' pace in the window: they"
+        " follow each other at once until it is worked off. 10m and 1h: what an operator can still wait for, and what"
+        " users have noticed.",
     )
     falling_behind: ShareLimit = Field(
         default=ShareLimit(warn=1.1, critical=1.5),

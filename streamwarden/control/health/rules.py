@@ -268,23 +268,15 @@ def _watermark_lag(facts: Facts) -> _Measure | None:
 
 
 def _backlog(facts: Facts) -> _Measure | None:
-    sources = [(done.source, _spent_s(facts, done)) for done in facts.batches if done.source is not None]
-    taken = sum(source.taken for source, _ in sources)
-    if len(sources) < _ENOUGH or not taken or sources[-1][0].pending is None:
+    measured = [(done.source, done.duration_ms / 1000) for done in facts.batches if done.source is not None]
+    taken = sum(source.taken for source, _ in measured)
+    if len(measured) < _ENOUGH or not taken or measured[-1][0].pending is None:
         return None
-    pending, unit = sources[-1][0].pending, sources[-1][0].unit
-    seconds = pending * sum(took for _, took in sources) / taken
+    pending, unit = measured[-1][0].pending, measured[-1][0].unit
+    # The batches' own time, as those of a backlog follow each other at once.
+    seconds = pending * sum(took for _, took in measured) / taken
     limit = facts.spec.health.backlog
     return _seconds(seconds, f"{pending} {unit} wait, worth", limit.warn, limit.critical)
-
-
-def _spent_s(facts: Facts, done: BatchProgress) -> float:
-    """Return the seconds from a batch's start to that of the next, which waits for the trigger.
-
-    Of a batch that left nothing only its own time: it was followed by a wait for input, and could have taken more.
-    """
-    least = facts.spec.trigger.interval.total_seconds() if done.source is not None and done.source.pending else 0.0
-    return max(done.duration_ms / 1000, least)
 
 
 def _falling_behind(facts: Facts) -> _Measure | None:

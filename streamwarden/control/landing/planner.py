@@ -252,7 +252,9 @@ class Planner:
                     own = self._waiting.pop(plan[1], 0) if plan[0] == self._plans.folder else 0
                     # One that an earlier driver has begun is not among those that wait.
                     taken += own or len(Plans(self._workspace, plan[0]).read(plan[1]))
-            return SourceProgress(unit="files", taken=taken, pending=sum(self._waiting.values()) + self._unplanned)
+            pending = sum(self._waiting.values()) + self._unplanned
+            # A plan is a batch: where another one waits, this one took what it could.
+            return SourceProgress(unit="files", taken=taken, pending=pending, cut=bool(self._waiting))
 
 
 def _log_offset(offset: str | None) -> int | None:

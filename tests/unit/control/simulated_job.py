@@ -20,7 +20,7 @@ Load = Callable[[float], float]
 
 @dataclass
 class SimulatedJob:
-    """A job whose batches start every `interval`, or at once where the last one overran it.
+    """A job whose batches start every `interval`, or at once where the last one overran it or was cut by its limit.
 
     A batch takes ``fixed`` seconds, and ``row`` core-seconds for each row, spread over the cores that have a partition;
     a share `noise` more or less. A rescale takes `downtime` seconds. Every `every` seconds the advisor is asked, and
@@ -104,8 +104,9 @@ class SimulatedJob:
             )
         )
         self.busiest.append((self.clock, took / self.interval))
-        # What is left over is taken at once.
-        self._pass(max(self.interval - took, 0.0))
+        # What its limit has left is taken at once.
+        if taken < 64 or not self.files:
+            self._pass(max(self.interval - took, 0.0))
 
     def _rescale(self, said: Recommendation) -> None:
         self.width = said.to

@@ -44,10 +44,12 @@ def test_versions_left_are_those_that_bring_rows(workspace: Workspace) -> None:
     commit(workspace, 4, {"remove": {"path": "1"}}, {"add": {"path": "c", "dataChange": False}})
     commit(workspace, 5, {"txn": {"appId": "x", "version": 1}})
     backlog = DeltaBacklog(workspace, DeltaSource(kind="delta", table="t"))
-    assert backlog.after(None, at(2)) == SourceProgress(unit="versions", taken=2, finished=2, pending=2)
+    # The first batch of a query on a table: how many files its present state has no commit tells.
+    assert backlog.after(None, at(2)) == SourceProgress(unit="versions", taken=2, finished=2, pending=2, cut=True)
     assert backlog.after(at(2), at(3)) == SourceProgress(unit="versions", taken=1, finished=1, pending=1)
     # Half of version 3 is read: it is pending as long as its last file is.
-    assert backlog.after(at(3), at(3, index=5)) == SourceProgress(unit="versions", taken=1, finished=0, pending=1)
+    half = SourceProgress(unit="versions", taken=1, finished=0, pending=1, cut=True)
+    assert backlog.after(at(3), at(3, index=0)) == half == backlog.after(at(3), at(3, index=5))
     assert backlog.after(at(3, index=5), at(4)) == SourceProgress(unit="versions", taken=1, finished=1, pending=0)
 
 
@@ -58,13 +60,66 @@ def topic(*offsets: int) -> str:
 def test_offsets_left_are_those_that_were_there_when_a_batch_was_planned() -> None:
     backlog = KafkaBacklog()
     # Of a first batch, from the topic's beginning, only the rows are known.
-    assert backlog.after(None, topic(40, 30), topic(90, 30), 50) == SourceProgress(unit="offsets", taken=50, pending=50)
+    assert backlog.after(None, topic(40, 30), topic(90, 30), 50) == SourceProgress(
+        unit="offsets", taken=50, pending=50, cut=True
+    )
     assert backlog.after(topic(40, 30), topic(60, 35), topic(61, 37)) == SourceProgress(
-        unit="offsets", taken=25, pending=3
+        unit="offsets", taken=25, pending=3, cut=True
     )
     # A partition that was added since.
     assert backlog.after(topic(60, 35), topic(60, 35, 5), topic(60, 35, 7)) == SourceProgress(
-        unit="offsets", taken=5, pending=2
+        unit="offsets", taken=5, pending=2, cut=True
     )
     assert backlog.after(topic(1), topic(2)) == SourceProgress(unit="offsets", taken=1, pending=None)
     assert backlog.after(None, None, None) is None
+
+
+def rows(path: str) -> dict[str, Any]:
+    return {"add": {"path": path, "dataChange": True}}
+
+
+@pytest.mark.parametrize(("limit", "cut"), [(3, True), (4, False)])
+def test_a_batch_of_versions_is_cut_by_its_limit_of_files_and_not_by_commits_meanwhile(
+    workspace: Workspace, limit: int, cut: bool
+) -> None:
+    commit(workspace, 0, {"metaData": {}}, rows("a"))
+    commit(workspace, 1, rows("b"), {"add": {"path": "moved", "dataChange": False}})
+    commit(workspace, 2, rows("c"), rows("d"))
+    commit(workspace, 3, rows("e"))
+    backlog = DeltaBacklog(workspace, DeltaSource(kind="delta", table="t", max_files_per_batch=limit))
+    found = backlog.after(at(1), at(3))
+    assert found == SourceProgress(unit="versions", taken=2, finished=2, pending=1, cut=cut)
+    # Its end, whatever the limit.
+    assert backlog.after(at(1), at(4)) == SourceProgress(unit="versions", taken=3, finished=3, pending=0)
+
+
+def test_a_table_that_is_read_from_its_present_state_on_is_cut_until_that_is_read(workspace: Workspace) -> None:
+    for version in range(4):
+        commit(workspace, version, rows(str(version)))
+    backlog = DeltaBacklog(workspace, DeltaSource(kind="delta", table="t", max_files_per_batch=2))
+
+    def within(index: int) -> str:
+        return json.dumps({"reservoirVersion": 3, "index": index, "isStartingVersion": True})
+
+    for start, end in ((None, within(1)), (within(1), within(3))):
+        found = backlog.after(start, end)
+        assert found is not None and found.cut
+
+
+def test_a_batch_without_input_is_not_cut_by_commits_that_bring_none(workspace: Workspace) -> None:
+    """A job that asks the clock each interval, as one with a TTL does, would else ask it without a pause."""
+    for version in range(250):
+        commit(workspace, version, {"commitInfo": {"operation": "OPTIMIZE"}})
+    backlog = DeltaBacklog(workspace, DeltaSource(kind="delta", table="t"))
+    found = backlog.after(at(1), at(1))
+    assert found == SourceProgress(unit="versions", taken=0, finished=0, pending=249)
+
+
+def test_a_topic_that_gets_records_meanwhile_has_not_cut_a_batch() -> None:
+    backlog = KafkaBacklog()
+    # The latest offsets that Spark reports are those of the batch's planning.
+    found = backlog.after(topic(40, 30), topic(60, 35), topic(60, 35))
+    assert found == SourceProgress(unit="offsets", taken=25, pending=0)
+    # One without input.
+    found = backlog.after(topic(60, 35), topic(60, 35), topic(61, 35))
+    assert found == SourceProgress(unit="offsets", taken=0, pending=1)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 
-from streamwarden.control.documents import BatchProgress, DriverState, ErrorInfo, JobDocuments, utc_now
+from streamwarden.control.documents import BatchProgress, DriverState, ErrorInfo, JobDocuments, SourceProgress, utc_now
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver import runner
 from streamwarden.driver.logs import RecordContext
@@ -164,3 +164,24 @@ def test_a_late_report_leaves_the_next_batchs_failed_tries(driver: Driver) -> No
     assert driver._failures == 2
     driver._committed(BatchProgress(batch=5, at=utc_now(), duration_ms=1, rows_in=1, tries=3))
     assert driver._failures == 0
+
+
+def test_a_batch_that_its_limit_cut_is_followed_at_once(driver: Driver) -> None:
+    class Query:
+        woken = 0
+
+        def wake(self) -> None:
+            self.woken += 1
+
+    def committed(cut: bool) -> None:
+        source = SourceProgress(unit="files", taken=1, pending=1, cut=cut)
+        driver._committed(BatchProgress(batch=4, at=utc_now(), duration_ms=1, rows_in=1, source=source))
+
+    query: Any = Query()
+    # Of a query before its first: nothing to wake.
+    committed(True)
+    driver._query = query
+    committed(False)
+    assert query.woken == 0
+    committed(True)
+    assert query.woken == 1

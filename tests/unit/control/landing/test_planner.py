@@ -58,7 +58,7 @@ def test_what_fills_no_batch_waits_for_its_trigger_and_for_the_plan_before_it(la
     landing.land("d")
     landing.take_plan(0)
     landing.take_plan(1)
-    assert planner.after(None, offset(0)) == SourceProgress(unit="files", taken=1, pending=2)
+    assert planner.after(None, offset(0)) == SourceProgress(unit="files", taken=1, pending=2, cut=True)
     assert planner.after(offset(0), offset(1)) == SourceProgress(unit="files", taken=2, pending=0)
     assert planner.look() == 1
     assert landing.names() == [["a"], ["b", "c"], ["d"]]
@@ -293,13 +293,13 @@ def test_what_waits_is_counted_over_restarts_and_compacted_logs(landing: Landing
     landing.take(plans[0], batch=0)
     # A driver that starts while that batch is begun, and finishes it.
     planner = landing.planner(max_files_per_batch=1)
-    assert planner.after(None, offset(0)) == SourceProgress(unit="files", taken=1, pending=3)
+    assert planner.after(None, offset(0)) == SourceProgress(unit="files", taken=1, pending=3, cut=True)
     lines = [
         json.dumps({"path": f"file:///elsewhere/{plan}", "timestamp": 1, "batchId": batch})
         for batch, plan in enumerate(plans[:2])
     ]
     landing.workspace.storage.write("checkpoints/lines/g000001/sources/0/1.compact", "\n".join(["v1", *lines]).encode())
-    assert planner.after(offset(0), offset(1)) == SourceProgress(unit="files", taken=1, pending=2)
+    assert planner.after(offset(0), offset(1)) == SourceProgress(unit="files", taken=1, pending=2, cut=True)
     # One without input, such as Spark owes after a restart.
-    assert planner.after(offset(1), offset(1)) == SourceProgress(unit="files", taken=0, pending=2)
+    assert planner.after(offset(1), offset(1)) == SourceProgress(unit="files", taken=0, pending=2, cut=True)
     assert [planner.after(None, end) for end in (None, "None", "null", "", "{}")] == [None] * 5
