@@ -252,6 +252,10 @@ class SourceProgress(_Record):
     pending: int | None = Field(
         description="Left after it, at the moment of its report (of Kafka: of its planning); None: can't be told."
     )
+    skipped: int = Field(
+        default=0, description="Commits of a Delta table that changed or deleted rows, and that it passed over whole."
+    )
+    skipped_last: str = Field(default="", description="The newest of them, in words.")
 
 
 class BatchProgress(_Record):
@@ -303,6 +307,7 @@ class Totals(_Record):
     rows_quarantined: int = 0
     rows_duplicate: int = 0
     late_rows: int = 0
+    commits_skipped: int = Field(default=0, description="See :class:`SourceProgress`.")
 
 
 class Exit(_Record):

@@ -66,6 +66,7 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "source.path": (Effect.RESTART, _UNREAD),
     "source.table": (Effect.RESTART, _UNREAD),
     "source.max_files_per_batch": (Effect.RESTART, _PACE),
+    "source.on_change": (Effect.RESTART, "what is done at commits to come; those before were read, or passed over"),
     "source.topic": (Effect.RESTART, _UNREAD),
     "source.bootstrap_servers": (Effect.RESTART, "the same topic by another address; of another cluster it is another"),
     "source.starting_offsets": (Effect.RESTART, "counts for a job without a checkpoint only"),
