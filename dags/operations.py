@@ -8,7 +8,7 @@ from airflow.sdk import DAG, Param
 from streamwarden.airflow.advise_operator import AdviseOperator
 from streamwarden.airflow.approval_operator import RescaleApprovalOperator
 from streamwarden.airflow.ensure_supervised import EnsureSupervisedOperator
-from streamwarden.airflow.offered import offered_savepoints
+from streamwarden.airflow.offered import offered_jobs, offered_savepoints
 from streamwarden.airflow.operators import ALL_JOBS, StopOperator
 from streamwarden.airflow.rescale_operator import CancelRescaleOperator, RescaleOperator
 from streamwarden.airflow.restore_operators import RestoreOperator
@@ -29,7 +29,8 @@ with DAG(
         "job": Param(
             # No default: what is to be stopped is chosen, not overlooked.
             type="string",
-            enum=[*job_names(), ALL_JOBS],
+            # Those too whose YAML was removed, and with it their own DAG.
+            enum=[*offered_jobs(), ALL_JOBS],
             title="Job",
             description=f"The job to stop; `{ALL_JOBS}` stops every deployed one.",
         ),

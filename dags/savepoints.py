@@ -7,6 +7,7 @@ from airflow.sdk import DAG, Param
 
 from streamwarden.airflow.describe import periodic_dag_id, periodic_savepoints, schedule_text
 from streamwarden.airflow.ensure_supervised import EnsureSupervisedAfterSavepointOperator
+from streamwarden.airflow.offered import offered_jobs
 from streamwarden.airflow.run_conf import known_keys_only
 from streamwarden.airflow.savepoint_operators import (
     ALL_JOBS,
@@ -39,7 +40,7 @@ with DAG(
     schedule=None,
     tags=["streamwarden", "savepoints"],
     params={
-        "job": Param(type="string", enum=job_names(), title="Job", description="The job to take a savepoint of."),
+        "job": Param(type="string", enum=offered_jobs(), title="Job", description="The job to take a savepoint of."),
         "stop": Param(
             # A savepoint is mostly taken of a job that is to go on.
             default=False,

@@ -154,7 +154,8 @@ CATALOGUE: dict[str, ErrorKind] = {
     "JOB_UNWATCHED": ErrorKind(
         "nobody looks after a job that is to run: if its driver dies, it stays down",
         "Unpause its DAG job_JOB, or trigger it: a driver that runs is left alone and supervised. One that is to run"
-        " without is stopped with `streamwarden stop JOB`, or the DAG `watch` paused.",
+        " without is stopped with `streamwarden stop JOB`, or the DAG `watch` paused. One whose YAML is gone has no"
+        " DAG: bring the file back, or stop it; docs/jobs.md says how a job is renamed.",
     ),
     "RESTART_BUDGET_SPENT": ErrorKind(
         "the job failed more often than its restart budget allows",
@@ -257,8 +258,10 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "SOURCE_ROWS_CHANGED": ErrorKind(
         "rows of the source table were updated, deleted or overwritten",
-        "A stream reads appended rows only. Let the job read a table that is only appended to; restore a savepoint of"
-        " before the change if the source table is put back too.",
+        "A stream can't take rows back. To go on without that commit, set source.on_change: skip in the job's YAML and"
+        " deploy: commits that change or delete rows are then passed over whole, with the rows that came with them."
+        " What the job has read before stays in its outputs; outputs as the table is now take a job of another name,"
+        " which begins with the whole table. Putting the table back is another such commit, and no savepoint helps.",
     ),
     "SOURCE_REPLACED": ErrorKind(
         "the source is not the one that the checkpoint was reading",
@@ -268,9 +271,10 @@ CATALOGUE: dict[str, ErrorKind] = {
     "SOURCE_DATA_GONE": ErrorKind(
         "the source no longer has data that the job has yet to read",
         "Bring the files back, and deploy again. They were removed by hand, by VACUUM, or by the table's log retention:"
-        " make both longer than the job may ever lag behind. A landed file that is gone for good: put an empty file of"
-        " that name in its place, and the job quarantines it by its name. Records that Kafka has dropped don't come"
-        " back: keep a topic's for as long.",
+        " make both longer than the job may ever lag behind. If a table's are gone for good, a job of another name"
+        " begins with the table as it is. A landed file that is gone for good: put an empty file of that name in its"
+        " place, and the job quarantines it by its name. Records that Kafka has dropped don't come back: keep a topic's"
+        " for as long.",
     ),
     "OUTPUT_DATA_GONE": ErrorKind(
         "a file of an output table is missing",

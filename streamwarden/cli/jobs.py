@@ -24,7 +24,7 @@ from streamwarden.cli.terminal import (
     who,
 )
 from streamwarden.control import operations
-from streamwarden.control.config import job_names
+from streamwarden.control.described import jobs_to_show, undescribed
 from streamwarden.control.diagnosis import Diagnosis, describe, diagnose
 from streamwarden.control.documents import HealthRecord, JobDocuments, Supervision, utc_now
 from streamwarden.control.enforce import put_down
@@ -110,16 +110,18 @@ def stop(
 @app.command()
 @reported
 def status(
-    job: Annotated[str | None, typer.Argument(help="A name in config/jobs; all of them by default.")] = None,
+    job: Annotated[
+        str | None, typer.Argument(help="A name; by default all in config/jobs, and others that are to run.")
+    ] = None,
     profile: ProfileOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what jobs do and how well they are. Leaves with 1 if one is failed, dead or silent."""
     workspace = open_workspace(profile, root=root)
-    if job is not None:
+    if job is not None and observe(workspace, job).desired is None:
         workspace.job(job)
-    found = [operations.status(workspace, name) for name in ([job] if job else job_names(workspace.config))]
+    found = [operations.status(workspace, name) for name in ([job] if job else jobs_to_show(workspace))]
     if as_json:
         print_json(found[0] if job else found)
     else:
@@ -129,6 +131,9 @@ def status(
                 doing = one["operation"]
                 step = doing["steps"][-1]["name"] if doing["steps"] else "begins"
                 out.print(f"{one['job']}: {doing['kind']} {doing['id']} by {doing['by']}: {step}", markup=False)
+            if not one["described"]:
+                words = f"{undescribed(one['job'])}. Bring the file back, or `streamwarden stop {one['job']}`"
+                out.print(f"{one['job']}: {words}", markup=False, soft_wrap=True)
             if one["metrics"]:
                 out.print(f"{one['job']}: metrics on http://{one['metrics']}/metrics", markup=False)
             for finding in one["findings"]:

@@ -275,6 +275,10 @@ class SourceProgress(_Record):
         default=False,
         description="It took as much as its limit allows, and left some: the next batch begins at once.",
     )
+    skipped: int = Field(
+        default=0, description="Commits of a Delta table that changed or deleted rows, and that it passed over whole."
+    )
+    skipped_last: str = Field(default="", description="The newest of them, in words.")
 
 
 class BatchProgress(_Record):
@@ -326,6 +330,7 @@ class Totals(_Record):
     rows_quarantined: int = 0
     rows_duplicate: int = 0
     late_rows: int = 0
+    commits_skipped: int = Field(default=0, description="See :class:`SourceProgress`.")
 
 
 class Exit(_Record):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from streamwarden.control.described import is_described
 from streamwarden.control.diagnosis import diagnose
 from streamwarden.control.documents import (
     Desired,
@@ -229,6 +230,7 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
     diagnosis = diagnose(workspace, seen)
     return {
         "job": job,
+        "described": is_described(workspace, job),
         "desired": seen.desired.state if seen.desired else None,
         "phase": seen.phase.value,
         "reason": seen.reason,

@@ -68,6 +68,7 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "source.max_files_per_batch": (Effect.RESTART, _PACE),
     "source.max_batch_size": (Effect.RESTART, _PACE),
     "source.max_file_size": (Effect.RESTART, "counts for files that are not planned yet"),
+    "source.on_change": (Effect.RESTART, "what is done at commits to come; those before were read, or passed over"),
     "source.topic": (Effect.RESTART, _UNREAD),
     "source.bootstrap_servers": (Effect.RESTART, "the same topic by another address; of another cluster it is another"),
     "source.starting_offsets": (Effect.RESTART, "counts for a job without a checkpoint only"),

@@ -130,11 +130,17 @@ class FileSource(_Strict):
 
 
 class DeltaSource(_Strict):
-    """Rows appended to a Delta table. Tables with updates or deletes are refused by Delta's streaming source."""
+    """Rows appended to a Delta table. Rows that were changed or deleted later can't be taken back from the outputs."""
 
     kind: Literal["delta"]
     table: str = Field(description="A table name; it stands in the profile's tables folder.")
     max_files_per_batch: int = Field(default=256, ge=1, description="256: small files from frequent commits add up.")
+    on_change: Literal["fail", "skip"] = Field(
+        default="fail",
+        description="What the job does at a commit that deletes, updates or overwrites rows. fail: it ends with"
+        " SOURCE_ROWS_CHANGED; what it has not read yet is read when it goes on. skip: it passes over the whole commit,"
+        " says so, and goes on. Rows that come with such a commit, as by MERGE or an overwrite, are then not read.",
+    )
 
     _name = field_validator("table")(_check_name)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Protocol
 
-from streamwarden.control.delta_log import DeltaLog
+from streamwarden.control.delta_log import ChangeCommit, DeltaLog
 from streamwarden.control.documents import SourceProgress
 from streamwarden.control.spec import DeltaSource, KafkaSource
 from streamwarden.control.workspace import Workspace
@@ -50,10 +50,11 @@ def backlog_of(workspace: Workspace, source: DeltaSource | KafkaSource) -> Backl
 
 
 class DeltaBacklog:
-    """Commits of a Delta table that add rows and were not read to their end."""
+    """Commits of a Delta table that add rows and were not read to their end; and those that a batch passed over."""
 
     def __init__(self, workspace: Workspace, source: DeltaSource) -> None:
         self._workspace = workspace
+        self._source = source
         self._table = f"tables/{source.table}"
         self._limit = source.max_files_per_batch
         self._adds: dict[int, int] = {}
@@ -75,7 +76,16 @@ class DeltaBacklog:
         # A batch that reads on within one version has taken a part of it; the first one has no start.
         finished = next_version - (0 if began is None else began)
         taken = 0 if start == end else max(finished, 1)
-        return SourceProgress(unit="versions", taken=taken, finished=finished, pending=counted, cut=cut)
+        skipped = self._skipped(log, start, next_version)
+        return SourceProgress(
+            unit="versions",
+            taken=taken,
+            finished=finished,
+            pending=counted,
+            cut=cut,
+            skipped=len(skipped),
+            skipped_last=skipped[-1].passed_over(self._source.table) if skipped else "",
+        )
 
     def _is_full(self, log: DeltaLog, start: str | None, end: str | None, next_version: int) -> bool:
         """Tell whether a batch ended where its limit of files was reached, and not where the table did."""
@@ -99,8 +109,20 @@ class DeltaBacklog:
         """Return how many files with new rows a version adds, as Delta counts them for a batch's limit."""
         if version not in self._adds:
             adds = (action["add"] for action in log.actions(version) if "add" in action)
-            self._adds[version] = sum(bool(add.get("dataChange", True)) for add in adds)
+            passed_over = self._source.on_change == "skip" and log.change(version) is not None
+            self._adds[version] = 0 if passed_over else sum(bool(add.get("dataChange", True)) for add in adds)
         return self._adds[version]
+
+    def _skipped(self, log: DeltaLog, start: str | None, until: int) -> list[ChangeCommit]:
+        """Return the commits that a batch has passed over, from its start on and before a version."""
+        began = _field(start, "reservoirVersion")
+        if self._source.on_change != "skip" or start is None or began is None:
+            # The first batch reads the table as it is; nothing of it is passed over.
+            return []
+        # While that is read, the offset names the version that it is of, whatever made it.
+        first = began + 1 if json.loads(start).get("isStartingVersion") else began
+        there = [version for version in log.versions if first <= version < until]
+        return [change for version in there if (change := log.change(version)) is not None]
 
 
 class KafkaBacklog:

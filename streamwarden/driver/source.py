@@ -65,6 +65,8 @@ def open_source(
     if isinstance(spec.source, KafkaSource):
         return _open_topic(session, spec.name, spec.source)
     reader = session.readStream.format("delta").option("maxFilesPerTrigger", spec.source.max_files_per_batch)
+    if spec.source.on_change == "skip":
+        reader = reader.option("skipChangeCommits", "true")
     if since_version is not None:
         reader = reader.option("startingVersion", since_version)
     return reader.load(workspace.table(spec.source.table))

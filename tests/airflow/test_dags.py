@@ -54,6 +54,17 @@ def test_all_files_load(airflow_database: None) -> None:
         assert (dag.schedule is not None) is scheduled and not dag.catchup
 
 
+def test_what_stops_a_job_offers_one_whose_yaml_was_removed(place: Place, airflow_database: None) -> None:
+    place.write_job("other")
+    place.deploy()
+    (place.config / "jobs" / "lamp.yaml").unlink()
+    for name, others in (("operations", ["all"]), ("savepoints", [])):
+        dag = load(DAGS / f"{name}.py").dags["stop" if others else "savepoint"]
+        assert dag.params.get_param("job").schema["enum"] == ["other", "lamp", *others]
+    operations.stop(place.workspace, "lamp", by="test")
+    assert load(DAGS / "operations.py").dags["stop"].params.get_param("job").schema["enum"] == ["other", "all"]
+
+
 def test_job_dags_are_wired_alike(airflow_database: None) -> None:
     bag = load(DAGS / "jobs.py")
     for dag in bag.dags.values():

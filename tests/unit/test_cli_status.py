@@ -126,3 +126,19 @@ def test_stop_kills_a_driver_that_hangs_and_says_what_becomes_of_its_batch(faile
     text = run("stop", JOB, "--timeout", "0.2", "--kill")
     assert child.wait(timeout=10) == -signal.SIGKILL
     assert "DRIVER_KILLED" in text and "the next start finishes the batch" in text.replace("\n", " ")
+
+
+def test_a_job_whose_yaml_was_removed_while_it_is_to_run_is_shown_and_can_be_stopped(failed: Workspace) -> None:
+    (failed.config / "jobs" / f"{JOB}.yaml").unlink()
+    for words in (["status"], ["status", JOB]):
+        text = run(*words, code=1)
+        assert f"{JOB}: not described any more: config/jobs/{JOB}.yaml is gone" in text
+        assert f"`streamwarden stop {JOB}`" in text and "[OUT_OF_MEMORY]" in text
+    shown = {one["job"]: one for one in json.loads(run("status", "--json", code=1))}
+    assert [job for job, one in shown.items() if not one["described"]] == [JOB] and len(shown) > 1
+    assert json.loads(run("status", JOB, "--json", code=1))["described"] is False
+    assert "no operation yet" not in run("operations", JOB, code=2), "none was ever done to it"
+    assert "[JOB_UNKNOWN]" in run("status", "never_was", code=2)
+    assert f"{JOB}: failed" in run("stop", JOB)
+    # It is to be at rest, and is: of no concern to who asks for all jobs.
+    assert JOB not in run("status") and JOB in run("status", JOB, code=1)

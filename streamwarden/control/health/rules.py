@@ -16,7 +16,10 @@ from streamwarden.control.durations import format_duration
 from streamwarden.control.health.limits import DurationLimit
 from streamwarden.control.spec import JobSpec
 
-__all__ = ["RULES", "Facts", "Finding", "Health", "Level", "judge", "stuck_for"]
+__all__ = ["PASSED_OVER", "RULES", "Facts", "Finding", "Health", "Level", "judge", "stuck_for"]
+
+PASSED_OVER = "passed_over"
+"""The rule of commits that a job was told to pass over. It has no limits."""
 
 _ENOUGH = 3
 """Batches that an average needs. 3: the first one of a JVM is slow, and one alone says nothing."""
@@ -173,6 +176,7 @@ def judge(facts: Facts) -> Health:
     if facts.down:
         level = Level.CRITICAL if facts.final else Level.WARN
         findings.append(Finding("driver", level, facts.down, 1, 1))
+    findings += _passed_over(facts)
     for name, rule in RULES.items():
         measure = rule(facts)
         if measure is None:
@@ -202,6 +206,17 @@ def _of_a_stop(facts: Facts) -> Health:
         return Health()
     what = f"the driver was asked to stop and lives: {_duration(lasts)} ({Level.WARN} at {_duration(limit)})"
     return Health((Finding("driver", Level.WARN, what, lasts, limit),))
+
+
+def _passed_over(facts: Facts) -> list[Finding]:
+    """Warn of commits that the job was told to pass over, for as long as their batches are among the newest 50."""
+    recent = facts.progress.recent if facts.progress else []
+    sources = [done.source for done in recent if done.source is not None and done.source.skipped]
+    if not sources:
+        return []
+    number, last = sum(source.skipped for source in sources), sources[-1].skipped_last
+    what = last if number == 1 else f"{number} commits of its source, the last: {last}"
+    return [Finding(PASSED_OVER, Level.WARN, what, number, 1)]
 
 
 def stuck_for(facts: Facts) -> timedelta | None:
@@ -409,7 +424,7 @@ RULES: dict[str, Rule] = {
     "write_stall": _write_stall,
     "cache_hits": _cache_hits,
 }
-"""Every rule but ``driver``, by the name of its limits in the spec."""
+"""Every rule but ``driver`` and ``passed_over``, which have no limits, by the name of its limits in the spec."""
 
 
 def _seconds(value: float, what: str, warn: timedelta | None, critical: timedelta | None) -> _Measure:

@@ -129,6 +129,7 @@ EFFECTS = [
     ({"state": {"partitions": 4, "min_batches_to_retain": 5}}, {"state.min_batches_to_retain": Effect.RESTART}),
     ({"state": {"partitions": 4, "changelog": False}}, {"state.changelog": Effect.RESTART}),
     ({"source": {**FIELDS["source"], "max_files_per_batch": 3}}, {"source.max_files_per_batch": Effect.RESTART}),
+    ({"source": {**FIELDS["source"], "on_change": "skip"}}, {"source.on_change": Effect.RESTART}),
     ({"sinks": sinks(partition_by=["k"])}, {"sinks.b.partition_by": Effect.RESTART}),
     ({"sinks": FIELDS["sinks"][::-1]}, {"sinks": Effect.RESTART}),
     ({"spark": {"spark.eventLog.enabled": True}}, {"spark.spark.eventLog.enabled": Effect.RESTART}),
@@ -160,6 +161,7 @@ EFFECTS = [
             "source.max_files_per_batch": Effect.RESTART,
             "source.max_batch_size": Effect.RESTART,
             "source.max_file_size": Effect.RESTART,
+            "source.on_change": Effect.RESTART,
         },
     ),
 ]

@@ -53,6 +53,40 @@ def test_versions_left_are_those_that_bring_rows(workspace: Workspace) -> None:
     assert backlog.after(at(3, index=5), at(4)) == SourceProgress(unit="versions", taken=1, finished=1, pending=0)
 
 
+def test_commits_that_changed_rows_are_passed_over_where_that_was_asked_for(workspace: Workspace) -> None:
+    def row(kind: str, change: bool = True) -> dict[str, Any]:
+        return {kind: {"path": "a", "dataChange": change}}
+
+    commit(workspace, 0, {"metaData": {}}, row("add"))
+    commit(workspace, 1, {"commitInfo": {"operation": "UPDATE"}}, row("remove"), row("add"))
+    commit(workspace, 2, {"commitInfo": {"operation": "DELETE"}}, row("remove"), row("add"))
+    commit(workspace, 3, row("add"))
+    commit(workspace, 4, {"commitInfo": {"operation": "OPTIMIZE"}}, row("remove", False), row("add", False))
+    commit(workspace, 5, {"commitInfo": {"operation": "MERGE"}}, row("remove"), row("add"))
+    commit(workspace, 6, row("remove"))
+    backlog = DeltaBacklog(workspace, DeltaSource(kind="delta", table="t", on_change="skip"))
+    first = backlog.after(None, json.dumps({"reservoirVersion": 1, "index": 0, "isStartingVersion": True}))
+    assert first == SourceProgress(unit="versions", taken=1, finished=1, pending=1), (
+        "version 3, and no other brings rows"
+    )
+    # The version that the table was first read at is no commit that was passed over, whatever made it.
+    start = json.dumps({"reservoirVersion": 1, "index": 5, "isStartingVersion": True})
+    second = backlog.after(start, at(4))
+    assert second is not None and second.skipped == 1
+    assert second.skipped_last == "version 2 of t deleted or updated rows (DELETE); the job passed over it"
+    third = backlog.after(at(4), at(6))
+    assert third is not None and third.skipped == 1, "OPTIMIZE is none"
+    assert third.skipped_last.endswith("(MERGE); the job passed over it, and read none of the rows that came with it")
+    last = backlog.after(at(6), at(7))
+    assert last is not None and last.skipped == 1 and last.skipped_last.startswith("version 6 of t deleted")
+    again = backlog.after(at(7), at(7))
+    assert again is not None and again.skipped == 0
+    failing = DeltaBacklog(workspace, DeltaSource(kind="delta", table="t"))
+    for start, end in ((None, at(1)), (at(3), at(5))):
+        found = failing.after(start, end)
+        assert found is not None and found.skipped == 0
+
+
 def topic(*offsets: int) -> str:
     return json.dumps({"trips": dict(enumerate(offsets))})
 
