@@ -190,6 +190,7 @@ class Driver:
         # Refused before Spark starts.
         settings_for(spec, module)
         checkpoint = CheckpointReader(self._workspace.storage, reference.path)
+        checkpoint.check()
         _check_fixed(spec, checkpoint)
         self._batch = checkpoint.last_commit()
         session = self._open_session(spec)

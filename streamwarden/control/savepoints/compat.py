@@ -233,15 +233,19 @@ def _settings(written: Written, spec: JobSpec) -> Iterator[StreamwardenError]:
 
 
 def _operators(workspace: Workspace, manifest: Manifest, current: CheckpointRef | None) -> Iterator[StreamwardenError]:
-    reader = CheckpointReader(workspace.storage, current.path) if current else None
-    batch = reader.last_commit() if reader else None
-    offsets = reader.offsets(batch) if reader and batch is not None else None
-    if current is None or offsets is None:
+    if current is None:
         return
     try:
+        reader = CheckpointReader(workspace.storage, current.path)
+        batch = reader.last_commit()
+        offsets = reader.offsets(batch) if batch is not None else None
+        if offsets is None:
+            return
         now = closure(workspace.files, current.path, offsets).operators
-    except StateFileMissing:
+    except (StateFileMissing, StreamwardenError) as error:
         # A damaged checkpoint is what one restores from; Spark checks when the query starts.
+        if isinstance(error, StreamwardenError) and error.code != "CHECKPOINT_DAMAGED":
+            raise
         return
     have = [(one.id, one.name) for one in manifest.operators]
     want = [(one.id, one.name) for one in now]
@@ -318,8 +322,12 @@ def _files_after(workspace: Workspace, current: CheckpointRef, position: int) ->
         name = info.key.rsplit("/", 1)[1]
         number = name.removesuffix(".compact")
         if number.isdigit() and int(number) > position:
-            for line in workspace.files.read(info.key).decode().splitlines()[1:]:
-                entry = json.loads(line)
+            for line in workspace.files.read(info.key).decode(errors="replace").splitlines()[1:]:
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    # A damaged checkpoint is what one restores from: a file that it alone names is found again, or not.
+                    continue
                 if int(entry["batchId"]) > position:
                     paths.append(entry["path"])
     return sorted(set(paths))

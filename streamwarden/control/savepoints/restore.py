@@ -17,7 +17,7 @@ from streamwarden.control.documents import (
     utc_now,
 )
 from streamwarden.control.going_back import with_pending
-from streamwarden.control.job_operation import JobOperation, is_anothers, is_passing, stopped_since
+from streamwarden.control.job_operation import JobOperation, is_anothers, is_passing, named, stopped_since
 from streamwarden.control.operation import begin
 from streamwarden.control.parallelism import as_before, decide, effective_spec, widened, width_of
 from streamwarden.control.savepoints import catalogue
@@ -275,10 +275,10 @@ class _Restore(JobOperation):
                     timeout=self._health_timeout,
                     say=self._say,
                 )
-        except StreamwardenError as error:
-            if is_passing(error):
+        except Exception as error:
+            if is_passing(error) or isinstance(error, OSError):
                 raise
-            self._roll_back(reference, error)
+            self._roll_back(reference, named(error))
 
     def _roll_back(self, reference: CheckpointRef, error: StreamwardenError) -> NoReturn:
         """Put what ran before in force again, and raise. Can be repeated.
