@@ -650,9 +650,7 @@ class JobDocuments:
         """Return the requests to an incarnation that have no result yet, oldest first."""
         return [request for request in self.requests(incarnation) if self.result(request.id).read() is None]
 
-    def _document(
-        self, name: str, model: type[M], *, seldom: bool = False, derived: bool = False
-    ) -> Document[M]:
+    def _document(self, name: str, model: type[M], *, seldom: bool = False, derived: bool = False) -> Document[M]:
         return Document(self.storage, f"{self.base}/{name}", model, seldom=seldom, derived=derived)
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "Savepoint",
     "delete",
     "describe",
+    "drop",
     "find",
     "housekeeping",
     "label",
@@ -181,6 +182,13 @@ def delete(workspace: Workspace, job: str, savepoint: str, *, force: bool = Fals
         return record.model_copy(update={"state": "deleting"})
 
     _finish_delete(workspace, _update(workspace, found, mark))
+
+
+def drop(workspace: Workspace, job: str, savepoint: str) -> None:
+    """Remove a savepoint, whatever is left of it, its manifest first; asks nothing: see :func:`delete`."""
+    workspace.storage.delete(manifest_document(workspace, job, savepoint).key)
+    workspace.files.delete_tree(folder_key(job, savepoint))
+    workspace.storage.delete(record_document(workspace, job, savepoint).key)
 
 
 def housekeeping(
@@ -356,9 +364,7 @@ def _update(workspace: Workspace, found: Savepoint, change: Callable[[Record], R
 
 
 def _finish_delete(workspace: Workspace, record: Record) -> None:
-    workspace.storage.delete(manifest_document(workspace, record.job, record.id).key)
-    workspace.files.delete_tree(folder_key(record.job, record.id))
-    workspace.storage.delete(record_document(workspace, record.job, record.id).key)
+    drop(workspace, record.job, record.id)
 
 
 def _protected(found: list[Savepoint]) -> dict[str, str]:
