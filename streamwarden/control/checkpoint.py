@@ -104,7 +104,7 @@ class CheckpointReader:
                 int(content.get("batchTimestampMs", 0)),
             )
         except (TypeError, ValueError) as error:
-            raise self._damaged(f"offsets/{batch}", str(error)) from error
+            raise self._damaged(f"offsets/{batch}", f"it is cut, or another's: {error}") from error
 
     def check(self) -> None:
         """See that the files that Spark goes on from are there and whole: of the logs, and of file sources.
