@@ -82,7 +82,13 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "DOCUMENT_INVALID": ErrorKind(
         "a control document cannot be read",
-        "It was written by another version or edited by hand. Restore it, or remove it if the job may start afresh.",
+        "It is empty or cut, as after a full disk or a power loss, or was written by another version or by hand. Of a"
+        " job: `streamwarden repair JOB`. Another one: bring it back from a copy.",
+    ),
+    "REPAIR_IMPOSSIBLE": ErrorKind(
+        "a damaged control document can't be restored from what else is known",
+        "Bring it back from a copy of the disk or bucket, then start the job. To guess would be to lose rows, or to"
+        " have them twice.",
     ),
     "LEASE_HELD": ErrorKind(
         "another driver runs this job",
@@ -279,6 +285,11 @@ CATALOGUE: dict[str, ErrorKind] = {
     "OUTPUT_DATA_GONE": ErrorKind(
         "a file of an output table is missing",
         "Bring it back, or restore a savepoint whose table version does not need it.",
+    ),
+    "TABLE_DAMAGED": ErrorKind(
+        "an entry of a Delta table's log is empty, cut or missing",
+        "Bring it back from a copy of the disk or bucket, or restore a savepoint of before it: a restore takes the log"
+        " back to there. Without either, deploy the job under another name with tables of its own: it begins anew.",
     ),
     "OUT_OF_MEMORY": ErrorKind(
         "the JVM ran out of heap",

@@ -32,7 +32,7 @@ from streamwarden.control.health import record
 from streamwarden.control.log_lines import readable
 from streamwarden.control.standstill import Standstill
 from streamwarden.control.supervision import Action, Phase, Silence, ask_to_stop, assess, decide, observe, restart
-from streamwarden.control.workspace import open_workspace
+from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
 
 __all__ = ["app"]
@@ -121,7 +121,7 @@ def status(
     workspace = open_workspace(profile, root=root)
     if job is not None and observe(workspace, job).desired is None:
         workspace.job(job)
-    found = [operations.status(workspace, name) for name in ([job] if job else jobs_to_show(workspace))]
+    found = [_status(workspace, name) for name in ([job] if job else jobs_to_show(workspace))]
     if as_json:
         print_json(found[0] if job else found)
     else:
@@ -147,8 +147,22 @@ def status(
             if one["changed"]:
                 words = f"its YAML differs in {', '.join(one['changed'])}; see `streamwarden diff {one['job']}`"
                 out.print(f"{one['job']}: {words}", markup=False)
-    if any(one["phase"] in (Phase.FAILED, Phase.DEAD, Phase.SILENT) for one in found):
+    if any(one["phase"] in (Phase.FAILED, Phase.DEAD, Phase.SILENT, _UNKNOWN) for one in found):
         raise typer.Exit(1)
+
+
+_UNKNOWN = "unknown"
+"""The phase of a job whose documents can't be read."""
+
+
+def _status(workspace: Workspace, job: str) -> dict[str, Any]:
+    """Return what is known of a job; of one with a damaged document only that, so that the others are shown."""
+    try:
+        return operations.status(workspace, job)
+    except StreamwardenError as error:
+        if error.code != "DOCUMENT_INVALID":
+            raise
+        return operations.unknown(job, error)
 
 
 _COLUMNS = (
@@ -169,7 +183,7 @@ def _status_table(found: list[dict[str, Any]]) -> Table:
             one["job"],
             one["desired"] or "-",
             one["phase"],
-            f"[{_COLORS[one['health']]}]{one['health']}[/]",
+            f"[{_COLORS[one['health']]}]{one['health']}[/]" if one["health"] else "-",
             "-" if one["batch"] is None else str(one["batch"]),
             str(totals.get("rows_in", "-")),
             f"{last['rows_per_second']:.0f}" if last else "-",

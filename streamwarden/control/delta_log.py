@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from streamwarden.errors import StreamwardenError
 from streamwarden.storage import FileStore
 
 __all__ = ["FENCE", "ChangeCommit", "DeltaLog", "TableState", "application_id", "start_id"]
@@ -108,9 +109,22 @@ class DeltaLog:
         return self.versions[-1] if self.versions else None
 
     def actions(self, version: int) -> list[dict[str, Any]]:
-        """Return the actions of one commit."""
-        text = self._files.read(f"{self.folder}/{version:020d}.json").decode()
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        """Return the actions of one commit.
+
+        Raises
+        ------
+        StreamwardenError
+            ``TABLE_DAMAGED`` if it is empty or cut.
+        """
+        name = f"{self.folder}/{version:020d}.json"
+        data = self._files.read(name)
+        try:
+            found = [json.loads(line) for line in data.splitlines() if line.strip()]
+        except ValueError as error:
+            raise StreamwardenError("TABLE_DAMAGED", f"{name} is cut") from error
+        if not found:
+            raise StreamwardenError("TABLE_DAMAGED", f"{name} is empty")
+        return found
 
     def change(self, version: int) -> ChangeCommit | None:
         """Return what a commit changed of the rows that were there; None if it only added some, or rearranged them."""

@@ -504,12 +504,18 @@ class Document(Generic[M]):
         What it holds.
     seldom
         Whether it is read far more often than it changes: readers of the same bytes are then given one object.
+    derived
+        Whether it is made anew by itself: then a damaged one counts as one that is not there. Any other decides what
+        runs, and is an error until ``streamwarden repair`` has restored it.
     """
 
-    def __init__(self, storage: Storage, key: str, model: type[M], *, seldom: bool = False) -> None:
+    def __init__(
+        self, storage: Storage, key: str, model: type[M], *, seldom: bool = False, derived: bool = False
+    ) -> None:
         self.storage = storage
         self.key = key
         self.model = model
+        self.derived = derived
         self._parse = _parsed if seldom else _parse
 
     def read(self) -> M | None:
@@ -520,18 +526,24 @@ class Document(Generic[M]):
         StreamwardenError
             ``DOCUMENT_INVALID``.
         """
-        found = self.read_versioned()
-        return found[0] if found else None
+        return self._read()[0]
 
     def read_versioned(self) -> tuple[M, str] | None:
         """Return the document and its etag, or None."""
+        value, etag = self._read()
+        return (value, etag) if value is not None and etag is not None else None
+
+    def _read(self) -> tuple[M | None, str | None]:
+        """Return the document, and the etag of what stands there: of a damaged derived one the etag alone."""
         entry = self.storage.read(self.key)
         if entry is None:
-            return None
+            return None, None
         try:
             return cast(M, self._parse(self.model, entry.data)), entry.etag
         except ValidationError as error:
-            raise StreamwardenError("DOCUMENT_INVALID", f"{self.key}: {error}") from error
+            if self.derived:
+                return None, entry.etag
+            raise StreamwardenError("DOCUMENT_INVALID", f"{self.key}: {error}", remedy=_remedy(self.key)) from error
 
     def write(self, value: M) -> str:
         """Write whatever stands there now."""
@@ -558,11 +570,11 @@ class Document(Generic[M]):
             ``DOCUMENT_CONFLICT`` after `tries` lost races.
         """
         for _ in range(tries):
-            found = self.read_versioned()
-            value = change(found[0] if found else None)
+            found, etag = self._read()
+            value = change(found)
             try:
-                if found:
-                    self.replace(value, found[1])
+                if etag is not None:
+                    self.replace(value, etag)
                 else:
                     self.create(value)
             except Conflict:
@@ -573,6 +585,15 @@ class Document(Generic[M]):
 
 def _parse(model: type[BaseModel], data: bytes) -> BaseModel:
     return model.model_validate_json(data)
+
+
+def _remedy(key: str) -> str | None:
+    """Return the remedy for a damaged document of a job; None, which is the catalogue's, for another one's."""
+    folder, _, rest = key.partition("/")
+    if folder != "control" or "/" not in rest:
+        return None
+    job = rest.split("/")[0]
+    return f"`streamwarden repair {job}` shows what it can be restored from; with --yes it does so."
 
 
 # Every look at a job reads its spec twice, wanted and launched, and that took as long as all else of the look. 256: a
@@ -598,15 +619,15 @@ class JobDocuments:
         self.desired = self._document("desired.json", Desired, seldom=True)
         self.checkpoint = self._document("checkpoint.json", CheckpointRef)
         self.lease = self._document("lease.json", Lease)
-        self.supervision = self._document("supervision.json", Supervision)
+        self.supervision = self._document("supervision.json", Supervision, derived=True)
         self.operation = self._document("operation.json", Operation)
-        self.health = self._document("health.json", HealthRecord)
+        self.health = self._document("health.json", HealthRecord, derived=True)
         self.parallelism = self._document("parallelism.json", Parallelism)
-        self.cancel = self._document("cancel.json", Cancel)
+        self.cancel = self._document("cancel.json", Cancel, derived=True)
 
     def totals(self, generation: int) -> Document[Totals]:
         """Return the totals document of a generation."""
-        return self._document(f"totals/g{generation:06}.json", Totals)
+        return self._document(f"totals/g{generation:06}.json", Totals, derived=True)
 
     def current_totals(self) -> Totals | None:
         """Return the totals of the generation that is in force; None before its first batch."""
@@ -615,27 +636,27 @@ class JobDocuments:
 
     def launch(self, incarnation: str) -> Document[Launch]:
         """Return the launch document of an incarnation."""
-        return self._document(f"incarnations/{incarnation}/launch.json", Launch, seldom=True)
+        return self._document(f"incarnations/{incarnation}/launch.json", Launch, seldom=True, derived=True)
 
     def heartbeat(self, incarnation: str) -> Document[Heartbeat]:
         """Return the heartbeat document of an incarnation."""
-        return self._document(f"incarnations/{incarnation}/heartbeat.json", Heartbeat)
+        return self._document(f"incarnations/{incarnation}/heartbeat.json", Heartbeat, derived=True)
 
     def progress(self, incarnation: str) -> Document[Progress]:
         """Return the progress document of an incarnation."""
-        return self._document(f"incarnations/{incarnation}/progress.json", Progress)
+        return self._document(f"incarnations/{incarnation}/progress.json", Progress, derived=True)
 
     def exit(self, incarnation: str) -> Document[Exit]:
         """Return the exit document of an incarnation."""
-        return self._document(f"incarnations/{incarnation}/exit.json", Exit)
+        return self._document(f"incarnations/{incarnation}/exit.json", Exit, derived=True)
 
     def request(self, incarnation: str, request: str) -> Document[Request]:
         """Return a request document."""
-        return self._document(f"requests/{incarnation}/{request}.json", Request)
+        return self._document(f"requests/{incarnation}/{request}.json", Request, derived=True)
 
     def result(self, request: str) -> Document[RequestResult]:
         """Return a request's result document."""
-        return self._document(f"results/{request}.json", RequestResult)
+        return self._document(f"results/{request}.json", RequestResult, derived=True)
 
     def reread(self, request: str) -> Document[Reread]:
         """Return a request to read landed files once more; gone once the driver has planned them."""
@@ -649,7 +670,7 @@ class JobDocuments:
 
     def past_operation(self, operation: str) -> Document[Operation]:
         """Return the document of an operation that has ended."""
-        return self._document(f"operations/{operation}.json", Operation)
+        return self._document(f"operations/{operation}.json", Operation, derived=True)
 
     def past_operations(self) -> list[str]:
         """Return the ids of the operations that have ended, oldest first."""
@@ -664,15 +685,15 @@ class JobDocuments:
     def requests(self, incarnation: str) -> list[Request]:
         """Return every request to an incarnation, oldest first."""
         keys = self.storage.list(f"{self.base}/requests/{incarnation}")
-        found = [request for key in keys if (request := Document(self.storage, key, Request).read())]
+        found = [request for key in keys if (request := Document(self.storage, key, Request, derived=True).read())]
         return sorted(found, key=lambda request: (request.at, request.id))
 
     def open_requests(self, incarnation: str) -> list[Request]:
         """Return the requests to an incarnation that have no result yet, oldest first."""
         return [request for request in self.requests(incarnation) if self.result(request.id).read() is None]
 
-    def _document(self, name: str, model: type[M], *, seldom: bool = False) -> Document[M]:
-        return Document(self.storage, f"{self.base}/{name}", model, seldom=seldom)
+    def _document(self, name: str, model: type[M], *, seldom: bool = False, derived: bool = False) -> Document[M]:
+        return Document(self.storage, f"{self.base}/{name}", model, seldom=seldom, derived=derived)
 
 
 def _encode(value: BaseModel) -> bytes:

@@ -17,7 +17,7 @@ from streamwarden.control.documents import (
     utc_now,
 )
 from streamwarden.control.going_back import outputs_before
-from streamwarden.control.job_operation import JobOperation, is_anothers, is_passing, stopped_since
+from streamwarden.control.job_operation import JobOperation, is_anothers, is_passing, named, stopped_since
 from streamwarden.control.operation import active_operation, begin
 from streamwarden.control.rollout_plan import Effect, RolloutPlan, changes_between, checkpoint_facts
 from streamwarden.control.savepoints import catalogue
@@ -255,10 +255,10 @@ class _Rollout(JobOperation):
                     say=self._say,
                     may_wait=bool(self._plan.get("waits")),
                 )
-        except StreamwardenError as error:
-            if is_passing(error):
+        except Exception as error:
+            if is_passing(error) or isinstance(error, OSError):
                 raise
-            self._roll_back(error)
+            self._roll_back(named(error))
         self._release()
         return self.handle.end("done")
 

@@ -76,11 +76,13 @@ _SIGNATURES = (
         "CHECKPOINT_DAMAGED",
         r"\[CANNOT_LOAD_STATE_STORE\.",
         r"does not exist|Stream is corrupted|Stream ended prematurely|ChecksumException|ZipException"
-        r"|RocksDBException: .*[Cc]orrupt|CANNOT_READ_\w+|UNEXPECTED_FILE_SIZE|INVALID_CHANGE_LOG_READER_VERSION",
+        r"|RocksDBException: .*[Cc]orrupt|CANNOT_READ_\w+|UNEXPECTED_FILE_SIZE|INVALID_CHANGE_LOG_READER_VERSION"
+        # Of a file of 0 bytes; without words of its own, which it has where a connection ends.
+        r"|(?m:java\.io\.EOFException$)",
     ),
     _signature(
         "CHECKPOINT_DAMAGED",
-        r"Failed to read log file .+/(?:offsets|commits)/"
+        r"Failed to read log file .+/(?:offsets|commits|sources/\d+)/"
         r"|\[(?:CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED|STATE_STORE_ROW_CHECKSUM_VERIFICATION_FAILED"
         r"|STREAMING_CHECKPOINT_MISSING_METADATA_FILE|STREAMING_STATEFUL_OPERATOR_MISSING_STATE_DIRECTORY)\]",
     ),

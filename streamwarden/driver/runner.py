@@ -41,6 +41,7 @@ from streamwarden.control.processes import current_process
 from streamwarden.control.signatures import Places
 from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
 from streamwarden.control.supervision import assess, decide, observe
+from streamwarden.control.table_damage import check_output, check_source
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.arrivals import Arrivals
 from streamwarden.driver.backlog import Backlog, backlog_of
@@ -195,6 +196,8 @@ class Driver:
         # Refused before Spark starts.
         settings_for(spec, module)
         checkpoint = CheckpointReader(self._workspace.storage, reference.path)
+        checkpoint.check()
+        _check_tables(self._workspace, spec)
         _check_fixed(spec, checkpoint)
         self._batch = checkpoint.last_commit()
         session = self._open_session(spec)
@@ -583,6 +586,14 @@ class Driver:
             # and starts the next.
             _log.error("its end could not be written down: %s", unsaid)
         _log.info("%s after batch %s", outcome, self._batch)
+
+
+def _check_tables(workspace: Workspace, spec: JobSpec) -> None:
+    """Refuse tables whose logs are damaged: Delta would read them as younger ones, and rows be lost in silence."""
+    for sink in spec.sinks:
+        check_output(workspace, spec.name, sink.table)
+    if isinstance(spec.source, DeltaSource):
+        check_source(workspace, spec.source.table)
 
 
 def _check_fixed(spec: JobSpec, checkpoint: CheckpointReader) -> None:

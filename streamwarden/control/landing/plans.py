@@ -66,6 +66,11 @@ def read_plans(workspace: Workspace, checkpoint: str, *, first: int = 0) -> Iter
         Its folder, relative to the root.
     first
         The number of the log to begin with.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CHECKPOINT_DAMAGED``.
     """
     folder = f"{checkpoint}/sources/0"
     names = {key.rsplit("/", 1)[1] for key in workspace.storage.list(folder)}
@@ -75,11 +80,15 @@ def read_plans(workspace: Workspace, checkpoint: str, *, first: int = 0) -> Iter
     chosen = [f"{compacted}.compact"] if compacted >= first else []
     for name in [*chosen, *map(str, later)]:
         entry = workspace.storage.read(f"{folder}/{name}")
-        lines = entry.data.decode().splitlines()[1:] if entry is not None else []
+        lines = entry.data.decode(errors="replace").splitlines()[1:] if entry is not None else []
         for line in lines:
-            found = json.loads(line)
-            if int(found["batchId"]) >= first:
-                yield Read(int(found["batchId"]), unquote(found["path"]), int(found.get("timestamp", 0)))
+            try:
+                found = json.loads(line)
+                read = Read(int(found["batchId"]), unquote(found["path"]), int(found.get("timestamp", 0)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise StreamwardenError("CHECKPOINT_DAMAGED", f"{folder}/{name}: {line[:80]!r} is no entry") from error
+            if read.batch >= first:
+                yield read
 
 
 def plans_of(workspace: Workspace, job: str) -> Plans:

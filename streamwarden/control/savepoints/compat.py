@@ -236,15 +236,19 @@ def _settings(written: Written, spec: JobSpec) -> Iterator[StreamwardenError]:
 
 
 def _operators(workspace: Workspace, manifest: Manifest, current: CheckpointRef | None) -> Iterator[StreamwardenError]:
-    reader = CheckpointReader(workspace.storage, current.path) if current else None
-    batch = reader.last_commit() if reader else None
-    offsets = reader.offsets(batch) if reader and batch is not None else None
-    if current is None or offsets is None:
+    if current is None:
         return
     try:
+        reader = CheckpointReader(workspace.storage, current.path)
+        batch = reader.last_commit()
+        offsets = reader.offsets(batch) if batch is not None else None
+        if offsets is None:
+            return
         now = closure(workspace.files, current.path, offsets).operators
-    except StateFileMissing:
+    except (StateFileMissing, StreamwardenError) as error:
         # A damaged checkpoint is what one restores from; Spark checks when the query starts.
+        if isinstance(error, StreamwardenError) and error.code != "CHECKPOINT_DAMAGED":
+            raise
         return
     have = [(one.id, one.name) for one in manifest.operators]
     want = [(one.id, one.name) for one in now]
@@ -317,11 +321,16 @@ def _delta_source(log: DeltaLog, offset: str) -> Iterator[StreamwardenError]:
 
 def _gone_after(workspace: Workspace, source: FileSource, current: CheckpointRef, position: int) -> list[str]:
     """Return what the job has read after a position of its source's log, and could not read again as it was."""
-    reads = list(read_plans(workspace, current.path, first=position + 1))
     try:
+        reads = list(read_plans(workspace, current.path, first=position + 1))
         there = landing_folder(workspace, source).look().files if reads else {}
     except FileNotFoundError:
         there = {}
+    except StreamwardenError as error:
+        if error.code != "CHECKPOINT_DAMAGED":
+            raise
+        # That is what one restores from.
+        return []
     gone: set[str] = set()
     for read in reads:
         plan = read.plan_of()

@@ -29,6 +29,8 @@ Caused by: net.jpountz.lz4.LZ4Exception: Error decoding offset 30 of input buffe
 """
 CUT = CORRUPT.split("Caused by")[0] + "Caused by: java.io.EOFException: Stream ended prematurely\n"
 STORE_AWAY = CORRUPT.split("Caused by")[0] + "Caused by: java.net.ConnectException: Connection refused\n"
+EMPTY = CORRUPT.split("Caused by")[0] + "Caused by: java.io.EOFException\n\tat java.base/java.io.DataInputStream"
+CONNECTION_ENDS = CORRUPT.split("Caused by")[0] + "Caused by: java.io.EOFException: End of connection\n"
 OFFSETS = """[STREAM_FAILED] Query [id = f5, runId = d2] terminated with exception: Failed to read log file \
 file:/ck/offsets/2. Incomplete log file SQLSTATE: XXKST
 === Streaming Query ==="""
@@ -92,7 +94,9 @@ Please make sure only one streaming job runs on a specific checkpoint location a
         (MISSING, "CHECKPOINT_DAMAGED", "3.changelog does not exist"),
         (CORRUPT, "CHECKPOINT_DAMAGED", "java.io.IOException: Stream is corrupted"),
         (CUT, "CHECKPOINT_DAMAGED", "java.io.EOFException: Stream ended prematurely"),
+        (EMPTY, "CHECKPOINT_DAMAGED", "java.io.EOFException"),
         (OFFSETS, "CHECKPOINT_DAMAGED", "offsets/2. Incomplete log file"),
+        (OFFSETS.replace("offsets/2", "sources/0/2"), "CHECKPOINT_DAMAGED", "sources/0/2. Incomplete log file"),
         (VALUE_SCHEMA, "STATE_SCHEMA_CHANGED", "[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE]"),
         (OPERATORS, "STATE_SCHEMA_CHANGED", "operator in state metadata"),
         (COLUMNS, "SOURCE_SCHEMA_CHANGED", "in version 3"),
