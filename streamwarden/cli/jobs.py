@@ -136,6 +136,8 @@ def status(
                 out.print(f"{one['job']}: {words}", markup=False, soft_wrap=True)
             if one["metrics"]:
                 out.print(f"{one['job']}: metrics on http://{one['metrics']}/metrics", markup=False)
+            for note in one["notes"]:
+                out.print(f"{one['job']}: {note}", markup=False, soft_wrap=True)
             for finding in one["findings"]:
                 out.print(f"{one['job']}: {finding['level']} {finding['rule']}: {finding['what']}", markup=False)
             if one["error"]:

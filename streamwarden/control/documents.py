@@ -113,6 +113,10 @@ class Desired(Decided):
     updated_by: str
     note: str = ""
     operation: str | None = Field(default=None, description="The rollout that put the spec in force.")
+    went_back: bool = Field(
+        default=False,
+        description="A rollout failed and went back to it: columns that the other spec added to tables are nobody's.",
+    )
 
 
 class OutputStart(_Record):
@@ -240,6 +244,9 @@ class Heartbeat(_Record):
     )
     versions: dict[str, str] = Field(
         default_factory=dict, description="Of what writes the checkpoint: spark, delta, job, streamwarden."
+    )
+    notes: list[str] = Field(
+        default_factory=list, description="What a person should know of it, and no error: of its tables' columns."
     )
     metrics: str = Field(default="", description="host:port of its Prometheus endpoint; empty: it has none.")
     landing: LandingState | None = Field(default=None, description="Of a job that reads files.")

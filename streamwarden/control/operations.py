@@ -242,6 +242,7 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
         "incarnation": seen.incarnation,
         "pid": heartbeat.process.pid if heartbeat and is_alive(heartbeat.process) else None,
         "metrics": (heartbeat.metrics or None) if heartbeat and seen.phase.alive else None,
+        "notes": list(heartbeat.notes) if heartbeat and seen.phase.alive else [],
         "checkpoint": dump(documents.checkpoint.read()),
         "batch": seen.exit.batch if seen.exit else heartbeat.batch if heartbeat else None,
         "progress": dump(seen.progress.last) if seen.progress else None,

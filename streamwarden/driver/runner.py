@@ -128,7 +128,10 @@ class Driver:
         self._idle_at: datetime | None = None
         self._query_ended = False
         self._versions: dict[str, str] = {}
+        self._notes: list[str] = []
         self._failures = 0
+        # The batch after which the source was read again for its columns; none yet.
+        self._read_again: tuple[int | None] | None = None
         self._stop = threading.Event()
         self._stop_requests: list[str] = []
         self._fatal: StreamwardenError | None = None
@@ -211,10 +214,17 @@ class Driver:
         application = application_id(spec.name, reference.generation)
         sinks = {
             sink.output: DeltaSink(
-                session, self._workspace.table(sink.table), sink, module.OUTPUTS[sink.output], application
+                session,
+                self._workspace.table(sink.table),
+                sink,
+                module.OUTPUTS[sink.output],
+                application,
+                released=desired.went_back,
+                guard=self._guard,
             )
             for sink in spec.sinks
         }
+        self._notes = [note for sink in sinks.values() for note in sink.notes]
         if isinstance(spec.source, FileSource):
             self._planner = Planner(self._workspace, spec.name, spec.source, reference, self._guard)
             self._arrivals = Arrivals(self._planner, spec.trigger.interval.total_seconds(), self._wake)
@@ -321,12 +331,15 @@ class Driver:
         cause = self._explain(failure)
         _log.error("try %d of the batch after %s failed: %s", self._failures, self._batch, cause.trace)
         hopeless = cause.code is not None and not CATALOGUE[cause.code].retryable
-        if cause.code in _READ_AGAIN and self._failures == 1:
+        # Whatever failed before, and however few failures the job takes: it is no failure of the job's.
+        again = cause.code in _READ_AGAIN and self._read_again != (self._batch,)
+        if again:
+            self._read_again = (self._batch,)
             hopeless = False
         if hopeless or cause.code in _NOT_HERE:
             self._trace = cause.trace
             raise StreamwardenError(cause.code or "BATCH_FAILED", f"{spec.name}: {cause.line}", remedy=cause.remedy)
-        if self._failures > spec.failures.tolerable_consecutive:
+        if self._failures > spec.failures.tolerable_consecutive and not again:
             self._trace = cause.trace
             what = f"{spec.name}: {self._failures} tries in a row; the last: {cause.line}"
             raise StreamwardenError(cause.code or "BATCH_FAILED", what, remedy=cause.remedy)
@@ -550,6 +563,7 @@ class Driver:
                 idle_at=self._idle_at,
                 query_ended=self._query_ended,
                 versions=self._versions,
+                notes=self._notes,
                 metrics=self._export.address if self._export else "",
                 landing=self._planner.state() if self._planner else None,
             )
