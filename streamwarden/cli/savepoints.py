@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -264,7 +264,7 @@ def show(
     manifest = found.manifest
     rows: dict[str, Any] = {name: value for name, value in described.items() if name != "verification"}
     rows["watermark"] = (
-        datetime.fromtimestamp(manifest.watermark_ms / 1000).isoformat() if manifest.watermark_ms else "-"
+        datetime.fromtimestamp(manifest.watermark_ms / 1000, UTC).isoformat() if manifest.watermark_ms else "-"
     )
     rows["versions"] = ", ".join(f"{name} {text}" for name, text in manifest.versions.items())
     for sink in manifest.sinks:

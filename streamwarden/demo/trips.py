@@ -22,9 +22,9 @@ def densest_week(trips: pa.Table) -> datetime:
     """Return the first midnight of the seven days in a row that hold the most pickups, the earliest of equals."""
     days = pc.floor_temporal(pc.drop_null(trips[PICKUP].combine_chunks()), unit="day")
     counted = {entry["values"].as_py(): entry["counts"].as_py() for entry in pc.value_counts(days)}
-    starts = sorted(counted)
+    # Of equals the first one.
     first: datetime = max(
-        starts, key=lambda start: (sum(counted.get(start + timedelta(days=n), 0) for n in range(7)), -start.timestamp())
+        sorted(counted), key=lambda start: sum(counted.get(start + timedelta(days=n), 0) for n in range(7))
     )
     return first
 

@@ -24,6 +24,7 @@ def main() -> int:
     from streamwarden.control import scratch
     from streamwarden.control.workspace import open_workspace
     from streamwarden.driver.logs import configure_logging, rotate_console
+    from streamwarden.spark.utc import in_utc
 
     # Kept before standard output becomes the console's.
     answers = os.dup(1) if given.standby else None
@@ -35,7 +36,8 @@ def main() -> int:
     # Of Python, and of the workers that Spark starts; the JVM has an option of its own.
     os.environ["TMPDIR"] = str(own)
     try:
-        return _run(workspace, given.job, given.incarnation, context, answers)
+        with in_utc():
+            return _run(workspace, given.job, given.incarnation, context, answers)
     finally:
         scratch.remove(own)
 

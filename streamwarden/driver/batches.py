@@ -130,11 +130,16 @@ class BatchWriter:
             kept = batch.observe(observation, *whole.measures()).localCheckpoint(eager=True)
             measured = observation.get
         try:
-            for output, rows in split_outputs(self._job, kept).items():
-                if output in self._sinks:
-                    written[output] = self._sinks[output].write(
-                        rows, batch_id, watermark_ms, guard=guard, measured=measured
-                    )
+            parts = [
+                (output, self._sinks[output], rows, self._sinks[output].measured(rows, measured))
+                for output, rows in split_outputs(self._job, kept).items()
+                if output in self._sinks
+            ]
+            # All of them before the first is written: of a batch that is refused nothing is in any table.
+            for _, sink, rows, arrived in parts:
+                sink.check_keys(rows, arrived, batch_id)
+            for output, sink, rows, arrived in parts:
+                written[output] = sink.write(rows, batch_id, watermark_ms, guard=guard, measured=arrived)
             self._tell_refused(kept, written)
             # Again, before Spark commits the batch in the checkpoint: a driver that woke in its write was passed over.
             self._guard()

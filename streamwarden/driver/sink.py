@@ -6,26 +6,36 @@ import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, DateType, StructField, StructType, TimestampType
+from pyspark.sql.types import BooleanType, DataType, DateType, StructField, StructType, TimestampType
 
 from streamwarden.control.output_columns import IS_FINAL
 from streamwarden.control.spec import SinkSpec
 from streamwarden.driver.job_api import DELETED
 from streamwarden.driver.output_table import ensure_table
+from streamwarden.errors import StreamwardenError
 
-__all__ = ["DeltaSink", "Written"]
+__all__ = ["DeltaSink", "Measured", "Written"]
 
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 
 
 _MATERIALIZE = "spark.databricks.delta.merge.materializeSource"
+
+_FEW_ROWS = 50_000
+"""Up to this many keys are counted by one task: a shuffle takes longer than they do."""
+
+# To an integer and back. A timestamp that PySpark collects is a datetime without a zone, by the process's clock: in the
+# hour that daylight saving gives twice it names two moments, and becomes either of them as a literal.
+_AS_INTEGER: dict[type[DataType], tuple[Callable[[Column], Column], Callable[[Column], Column]]] = {
+    TimestampType: (F.unix_micros, F.timestamp_micros),
+    DateType: (F.unix_date, F.date_from_unix_date),
+}
 
 
 @dataclass(frozen=True)
@@ -48,11 +58,15 @@ class Written:
 
 
 @dataclass(frozen=True)
-class _Measured:
-    """How many rows there are, which keys have nulls, and between what bounds the timestamps among them lie."""
+class Measured:
+    """How many rows there are, which keys have nulls, and between what bounds the timestamps among them lie.
+
+    Bounds are integers, as :data:`_AS_INTEGER` makes them.
+    """
 
     rows: int
-    bounds: Mapping[str, tuple[Any, Any]]
+    bounds: Mapping[str, tuple[int | None, int | None]]
+    kinds: Mapping[str, type[DataType]]
     nulls: frozenset[str]
 
     def within(self, prefix: str = "") -> Column:
@@ -60,7 +74,8 @@ class _Measured:
         conditions = [F.lit(True)]
         for key, (low, high) in self.bounds.items():
             column = F.col(f"{prefix}{key}")
-            inside = column.between(F.lit(low), F.lit(high)) if low is not None else F.lit(False)
+            _, back = _AS_INTEGER[self.kinds[key]]
+            inside = column.between(back(F.lit(low)), back(F.lit(high))) if low is not None else F.lit(False)
             conditions.append(inside | column.isNull() if key in self.nulls else inside)
         return _all(conditions)
 
@@ -111,8 +126,8 @@ class DeltaSink:
         own = [column for column in schema.fields if column.name != IS_FINAL]
         final = [StructField(IS_FINAL, BooleanType())] if spec.final_when_passed else []
         self._columns = StructType([*own, *final])
-        timed = (TimestampType, DateType)
-        self._timed = [key for key in spec.keys if isinstance(self._columns[key].dataType, timed)]
+        kinds = {key: type(self._columns[key].dataType) for key in spec.keys}
+        self._timed = {key: kind for key, kind in kinds.items() if kind in _AS_INTEGER}
         self._finalised_ms = -1
         self._columns_of_source: dict[str, str | Column] = {}
         self.notes = ensure_table(
@@ -133,15 +148,14 @@ class DeltaSink:
         watermark_ms: int,
         *,
         guard: Callable[[], None],
-        measured: Mapping[str, Any] | None = None,
+        measured: Measured,
     ) -> Written:
         """Write one batch.
 
         Parameters
         ----------
         batch
-            Its rows for this table; of a kept DataFrame, since they are read more than once. The first reading is a
-            full one, also of a batch that turns out empty: its state must be computed to be committed.
+            Its rows for this table; of a kept DataFrame, since they are read more than once.
         batch_id
             Its id.
         watermark_ms
@@ -149,14 +163,38 @@ class DeltaSink:
         guard
             Called right before the commit; raises if this driver may not write any more.
         measured
-            The values of :meth:`measures` over the batch, where they are known already.
+            What :meth:`measured` said of it.
         """
-        arrived = self._measured(batch, measured)
         if self._spec.mode == "append":
-            return self._append(batch, arrived, batch_id, guard)
-        return self._upsert(batch, arrived, batch_id, watermark_ms, guard)
+            return self._append(batch, measured, batch_id, guard)
+        return self._upsert(batch, measured, batch_id, watermark_ms, guard)
 
-    def _append(self, batch: DataFrame, arrived: _Measured, batch_id: int, guard: Callable[[], None]) -> Written:
+    def check_keys(self, batch: DataFrame, measured: Measured, batch_id: int) -> None:
+        """Refuse a batch that upserts or deletes a row of this table twice: which of the two counts, nothing says.
+
+        MERGE would insert both, and update both later on. Nulls are equal, as they are to MERGE.
+
+        Raises
+        ------
+        StreamwardenError
+            ``SINK_KEY_TWICE``, with a key as an example.
+        """
+        if self._spec.mode != "upsert" or measured.rows < 2:
+            return
+        keys = batch.select(*self._spec.keys)
+        if measured.rows <= _FEW_ROWS:
+            keys = keys.coalesce(1)
+        twice = keys.groupBy(*self._spec.keys).agg(F.count(F.lit(1)).alias("_times")).where("_times > 1")
+        key = F.to_json(F.struct(*self._spec.keys), {"ignoreNullFields": "false"})
+        found = twice.agg(F.count(F.lit(1)).alias("keys"), F.min(key).alias("example")).first()
+        if found is not None and found["keys"]:
+            raise StreamwardenError(
+                "SINK_KEY_TWICE",
+                f"{self._spec.table}: batch {batch_id} has several rows for each of {found['keys']:,} keys"
+                f" ({', '.join(self._spec.keys)}), such as {found['example']}; nothing of it was written",
+            )
+
+    def _append(self, batch: DataFrame, arrived: Measured, batch_id: int, guard: Callable[[], None]) -> Written:
         rows = batch.select(*self._columns.fieldNames())
         if arrived.rows == 0:
             return Written(0, 0)
@@ -177,7 +215,7 @@ class DeltaSink:
             if self._spec.keys:
                 fresh.unpersist()
 
-    def _without_duplicates(self, rows: DataFrame, measured: _Measured) -> DataFrame:
+    def _without_duplicates(self, rows: DataFrame, measured: Measured) -> DataFrame:
         keys = self._spec.keys
         if self._spec.first_by:
             order = Window.partitionBy(*keys).orderBy(*self._spec.first_by)
@@ -190,7 +228,7 @@ class DeltaSink:
         return rows.join(known, _all(F.col(k).eqNullSafe(F.col(f"_known_{k}")) for k in keys), "left_anti")
 
     def _upsert(
-        self, batch: DataFrame, arrived: _Measured, batch_id: int, watermark_ms: int, guard: Callable[[], None]
+        self, batch: DataFrame, arrived: Measured, batch_id: int, watermark_ms: int, guard: Callable[[], None]
     ) -> Written:
         changes = batch
         final = self._spec.final_when_passed
@@ -204,7 +242,7 @@ class DeltaSink:
         self._finalised_ms = max(self._finalised_ms, watermark_ms)
         return Written(arrived.rows, rows)
 
-    def _merge(self, changes: DataFrame, measured: _Measured, batch_id: int, watermark_ms: int) -> int:
+    def _merge(self, changes: DataFrame, measured: Measured, batch_id: int, watermark_ms: int) -> int:
         """Upsert the changes and mark what became final, in one commit; return how many rows it touched."""
         session = changes.sparkSession
         names = self._columns.fieldNames()
@@ -259,25 +297,37 @@ class DeltaSink:
         """Return the aggregates by which rows of this table are measured: their number, nulls and bounds of keys."""
         return [
             F.count(F.lit(1)).alias("rows"),
-            *(F.min(key).alias(f"min_{key}") for key in self._timed),
-            *(F.max(key).alias(f"max_{key}") for key in self._timed),
+            *(_AS_INTEGER[kind][0](F.min(key)).alias(f"min_{key}") for key, kind in self._timed.items()),
+            *(_AS_INTEGER[kind][0](F.max(key)).alias(f"max_{key}") for key, kind in self._timed.items()),
             *(F.count(key).alias(f"count_{key}") for key in self._spec.keys),
         ]
 
-    def _measured(self, rows: DataFrame, found: Mapping[str, Any] | None) -> _Measured:
+    def measured(self, rows: DataFrame, found: Mapping[str, Any] | None = None) -> Measured:
+        """Measure a batch's rows for this table.
+
+        This reading is a full one, also of a batch that turns out empty: its state must be computed to be committed.
+
+        Parameters
+        ----------
+        rows
+            The rows.
+        found
+            The values of :meth:`measures` over them, where they are known already.
+        """
         if found is None:
             row = rows.agg(*self.measures()).first()
             assert row is not None
             found = row.asDict()
-        return _Measured(
+        return Measured(
             rows=found["rows"],
             bounds={key: (found[f"min_{key}"], found[f"max_{key}"]) for key in self._timed},
+            kinds=self._timed,
             nulls=frozenset(key for key in self._spec.keys if found[f"count_{key}"] < found["rows"]),
         )
 
 
 def _timestamp(milliseconds: int) -> Column:
-    return F.lit(datetime.fromtimestamp(milliseconds / 1000, UTC))
+    return F.timestamp_millis(F.lit(milliseconds))
 
 
 def _all(conditions: object) -> Column:

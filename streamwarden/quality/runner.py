@@ -15,6 +15,7 @@ from streamwarden.quality import engine
 from streamwarden.quality.documents import write_run
 from streamwarden.quality.results import QualityRun, TableResult, TableStatus
 from streamwarden.quality.suites import Suite, load_suites
+from streamwarden.spark.utc import in_utc
 from streamwarden.storage import LocalStorage
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ _SETTINGS = {
 }
 
 
+# Great Expectations compares what it collects with the suite's bounds, which have no zone, either.
+@in_utc()
 def check(
     *,
     tables_dir: str | Path,

@@ -21,6 +21,8 @@ BASE: dict[str, str] = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # One meaning for every timestamp, whatever the machine's zone.
     "spark.sql.session.timeZone": "UTC",
+    # Of Python workers, here and on a cluster: what they take from a timestamp has no zone, and is by their clock.
+    "spark.executorEnv.TZ": "UTC",
     # Its lines get mixed into the logs.
     "spark.ui.showConsoleProgress": "false",
     # 50 tasks to read a table's log of a few kilobytes. Each generates code for a hundred columns, which takes longer
