@@ -66,9 +66,8 @@ def test_commits_that_changed_rows_are_passed_over_where_that_was_asked_for(work
     commit(workspace, 6, row("remove"))
     backlog = DeltaBacklog(workspace, DeltaSource(kind="delta", table="t", on_change="skip"))
     first = backlog.after(None, json.dumps({"reservoirVersion": 1, "index": 0, "isStartingVersion": True}))
-    assert first == SourceProgress(unit="versions", taken=1, finished=1, pending=1), (
-        "version 3, and no other brings rows"
-    )
+    # Version 3, and no other brings rows; and the table as it was is not read to its end.
+    assert first == SourceProgress(unit="versions", taken=1, finished=1, pending=1, cut=True)
     # The version that the table was first read at is no commit that was passed over, whatever made it.
     start = json.dumps({"reservoirVersion": 1, "index": 5, "isStartingVersion": True})
     second = backlog.after(start, at(4))
