@@ -12,7 +12,7 @@ from streamwarden.control.spec import DeltaSource, FileSource, JobSpec, KafkaSou
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.kafka import client_properties, missing_topic
 
-__all__ = ["missing_source", "open_source"]
+__all__ = ["missing_source", "open_plans", "open_source"]
 
 # Spark passes over files that are older than the newest by more than this: never, whatever the clock once said.
 _NO_AGE = "36500d"
@@ -52,16 +52,7 @@ def open_source(
         Of a Delta table: only what was committed from this version on; default all of it.
     """
     if isinstance(spec.source, FileSource):
-        plans = (
-            session.readStream.format("text")
-            # Of a batch's files; a plan is one batch.
-            .option("maxFilesPerTrigger", 1)
-            .option("maxFileAge", _NO_AGE)
-            .load(workspace.uri(plans_of(workspace, spec.name).folder))
-            .toDF("file")
-        )
-        # A plan is too small for Spark to read it by more than one task.
-        return plans.repartition(spec.resources.cores) if spec.resources.cores > 1 else plans
+        return open_plans(session, workspace.uri(plans_of(workspace, spec.name).folder), spec.resources.cores)
     if isinstance(spec.source, KafkaSource):
         return _open_topic(session, spec.name, spec.source)
     reader = session.readStream.format("delta").option("maxFilesPerTrigger", spec.source.max_files_per_batch)
@@ -70,6 +61,20 @@ def open_source(
     if since_version is not None:
         reader = reader.option("startingVersion", since_version)
     return reader.load(workspace.table(spec.source.table))
+
+
+def open_plans(session: SparkSession, folder: str, cores: int) -> DataFrame:
+    """Open a folder of plans; see :mod:`streamwarden.control.landing.plans`."""
+    plans = (
+        session.readStream.format("text")
+        # A plan is a batch.
+        .option("maxFilesPerTrigger", 1)
+        .option("maxFileAge", _NO_AGE)
+        .load(folder)
+        .toDF("file")
+    )
+    # A plan is too small for Spark to read it by more than one task.
+    return plans.repartition(cores) if cores > 1 else plans
 
 
 def _open_topic(session: SparkSession, job: str, source: KafkaSource) -> DataFrame:

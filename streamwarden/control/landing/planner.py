@@ -49,7 +49,7 @@ def newest_readings(workspace: Workspace, plans: Plans, reads: Iterable[Read], f
             name = _name_below(folder, read.path)
             known[name] = LandedFile(name, folder, -1, read.modified_ms)
         elif plan[0] != plans.folder:
-            known |= {file.name: file for file in Plans(workspace, plan[0]).read(plan[1])}
+            known |= {file.name: file for file in Plans(workspace.storage, plan[0]).read(plan[1])}
     return known | plans.known()[0]
 
 
@@ -251,7 +251,7 @@ class Planner:
                 if read.batch <= last and plan is not None:
                     own = self._waiting.pop(plan[1], 0) if plan[0] == self._plans.folder else 0
                     # One that an earlier driver has begun is not among those that wait.
-                    taken += own or len(Plans(self._workspace, plan[0]).read(plan[1]))
+                    taken += own or len(Plans(self._workspace.storage, plan[0]).read(plan[1]))
             pending = sum(self._waiting.values()) + self._unplanned
             # A plan is a batch: where another one waits, this one took what it could.
             return SourceProgress(unit="files", taken=taken, pending=pending, cut=bool(self._waiting))

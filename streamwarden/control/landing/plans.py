@@ -20,6 +20,7 @@ from streamwarden.control.documents import CheckpointRef, JobDocuments
 from streamwarden.control.landing.file import LandedFile
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.storage import Storage
 
 __all__ = ["Plans", "Read", "plans_of", "read_plans"]
 
@@ -94,7 +95,7 @@ def read_plans(workspace: Workspace, checkpoint: str, *, first: int = 0) -> Iter
 def plans_of(workspace: Workspace, job: str) -> Plans:
     """Return the plans that a job's checkpoint goes on with; those of a first generation where there is none."""
     reference = JobDocuments(workspace.storage, job).checkpoint.read()
-    return Plans(workspace, _folder(workspace, job, reference))
+    return Plans(workspace.storage, _folder(workspace, job, reference))
 
 
 def _folder(workspace: Workspace, job: str, reference: CheckpointRef | None) -> str:
@@ -113,14 +114,14 @@ class Plans:
 
     Parameters
     ----------
-    workspace
+    storage
         Where.
     folder
         Their key's beginning; see :func:`plans_of`.
     """
 
-    def __init__(self, workspace: Workspace, folder: str) -> None:
-        self._storage = workspace.storage
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self._storage = storage
         self.folder = folder
 
     def numbers(self) -> list[int]:

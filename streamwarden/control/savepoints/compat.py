@@ -337,10 +337,10 @@ def _gone_after(workspace: Workspace, source: FileSource, current: CheckpointRef
         if plan is None:
             gone |= set() if _exists(read.path) else {read.path}
         else:
-            files = [file for file in Plans(workspace, plan[0]).read(plan[1]) if file.refused is None]
+            files = [file for file in Plans(workspace.storage, plan[0]).read(plan[1]) if file.refused is None]
             changed = [file for file in files if not is_same(file, there.get(file.name))]
             # One that was read again in its new version will be so once more.
-            newest = Plans(workspace, plan[0]).known()[0] if changed else {}
+            newest = Plans(workspace.storage, plan[0]).known()[0] if changed else {}
             gone |= {file.label for file in changed if not is_same(newest[file.name], there.get(file.name))}
     return sorted(gone)
 
