@@ -19,6 +19,7 @@ from deltalake.exceptions import DeltaError
 
 from streamwarden.airflow.logtail import describe_error
 from streamwarden.control import operations
+from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.diagnosis import Diagnosis, diagnose
 from streamwarden.control.documents import ErrorInfo, Supervision
 from streamwarden.control.rollout_plan import Effect, plan
@@ -35,9 +36,9 @@ pytestmark = pytest.mark.integration
 JOB = "failing"
 
 
-def _configure(place: Place, how: str = "", **fields: Any) -> None:
+def _configure(place: Place, how: str = "", *, job: str = JOB, **fields: Any) -> None:
     place.job(
-        JOB,
+        job,
         **{
             "module": "tests.integration.jobs.failing",
             "source": {"kind": "delta", "table": "facts", "max_files_per_batch": 1},
@@ -64,14 +65,15 @@ def _committed(place: Place, batch: int) -> None:
     place.wait(JOB, reached, f"batch {batch}", timeout=400)
 
 
-def _counted(place: Place, expected: dict[int, int]) -> None:
+def _counted(place: Place, expected: dict[int, int], *, job: str = JOB, table: str = "counted") -> None:
     """Wait until the rows that the job has counted by key are these."""
 
     def reached(seen: Observation) -> bool:
         assert seen.phase.alive, seen.error
-        return {row["key"]: row["rows"] for row in place.rows("counted")} == expected
+        begun = DeltaLog(place.workspace.files, f"tables/{table}").latest is not None
+        return begun and {row["key"]: row["rows"] for row in place.rows(table)} == expected
 
-    place.wait(JOB, reached, f"{expected} counted", timeout=400)
+    place.wait(job, reached, f"{expected} counted", timeout=400)
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +191,9 @@ def test_a_column_that_is_added_is_followed_and_one_of_another_type_is_not(again
 @pytest.mark.parametrize("what", ["data", "log"])
 def test_source_data_that_is_gone(again: Place, what: str) -> None:
     table = Path(again.workspace.table("facts"))
+    newest = max(table.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
     if what == "data":
-        max(table.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns).unlink()
+        newest.rename(newest.with_suffix(".aside"))
     else:
         _append(again)
         DeltaTable(table).create_checkpoint()
@@ -200,6 +203,16 @@ def test_source_data_that_is_gone(again: Place, what: str) -> None:
     _, found = _fails(again, "SOURCE_DATA_GONE", retryable=False)
     assert "table facts" in found.act
     assert (".parquet" if what == "data" else "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE") in found.evidence
+    # What it says, one of each: the file is brought back, or another job begins with what the table has.
+    if what == "data":
+        newest.with_suffix(".aside").rename(newest)
+        operations.deploy(again.workspace, JOB, by=BY)
+        _counted(again, {1: 4, 2: 4, 3: 4})
+    else:
+        assert "a job of another name, with tables of its own, begins with the whole table" in found.act
+        _configure(again, job="anew", sinks=[{"table": "anew", "mode": "upsert", "keys": ["key"]}])
+        operations.deploy(again.workspace, "anew", by=BY)
+        _counted(again, {1: 5, 2: 5, 3: 5}, job="anew", table="anew")
 
 
 def test_output_data_that_is_gone(again: Place) -> None:

@@ -198,6 +198,7 @@ def test_a_clone_starts_with_a_copy_of_the_outputs(running: Place) -> None:
     assert _files(place) == sorted(row["file"] for row in place.rows("what_if"))
 
     assert "not described any more" in _command(place, "status")
+    _command(place, "housekeeping")
     _command(place, "savepoint", "numbers")
     _command(place, "stop", "numbers")
     assert observe(place.workspace, "numbers").phase is Phase.STOPPED
