@@ -37,6 +37,7 @@ from streamwarden.control.lease import LeaseHolder
 from streamwarden.control.no_data_batch import begin_no_data_batch
 from streamwarden.control.parallelism import widened, width_of
 from streamwarden.control.processes import current_process
+from streamwarden.control.savepoints.closure import check_described
 from streamwarden.control.signatures import Places
 from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
 from streamwarden.control.supervision import assess, decide, observe
@@ -192,6 +193,7 @@ class Driver:
         settings_for(spec, module)
         checkpoint = CheckpointReader(self._workspace.storage, reference.path)
         checkpoint.check()
+        check_described(self._workspace.storage, reference.path)
         _check_tables(self._workspace, spec)
         _check_fixed(spec, checkpoint)
         self._batch = checkpoint.last_commit()
