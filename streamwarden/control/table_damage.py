@@ -111,7 +111,12 @@ def unfit(workspace: Workspace, job: str, manifest: Manifest, cut: dict[str, int
             )
         for reader in readers_of(workspace, [table], but=job).get(table, []):
             if _has_read(workspace, reader, version):
-                yield StreamwardenError("RESTORE_BREAKS_READERS", f"{reader} has read version {version} of {table}")
+                yield StreamwardenError(
+                    "RESTORE_BREAKS_READERS",
+                    f"{reader} has read version {version} of {table}",
+                    remedy="Bring the entry back from a copy of the disk or bucket. Were its rows written again, that job"
+                    " would have some of them twice, or never.",
+                )
 
 
 def cut_off(workspace: Workspace, table: str, version: int) -> None:

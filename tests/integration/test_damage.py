@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -57,10 +58,6 @@ def _commit(version: int) -> str:
     return f"tables/numbers/_delta_log/{version:020}.json"
 
 
-def _configure(place: Place) -> None:
-    place.numbers(resources={"cores": 1, "memory": "512m"}, failures={"tolerable_consecutive": 0})
-
-
 def _committed(place: Place, batch: int) -> None:
     def reached(seen: Observation) -> bool:
         assert seen.phase.alive, seen.error
@@ -70,13 +67,13 @@ def _committed(place: Place, batch: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, str]]:
     """A job that was stopped after its fourth batch, and its verified savepoint of the second."""
     folder = tmp_path_factory.mktemp("ran")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(REPOSITORY))
         place = Place(folder)
-        _configure(place)
+        place.numbers(resources={"cores": 1, "memory": "512m"}, failures={"tolerable_consecutive": 0})
         for name in ("a.txt", "b.txt"):
             place.land(name)
         operations.deploy(place.workspace, JOB, by=BY)
@@ -91,16 +88,22 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
             place.kill_all()
         found = catalogue.find(place.workspace, JOB, made.id)
         assert verify(place.workspace, [found], by=BY, state=False)[made.id].verdict == "verified"
-        yield folder, made.id
+        # By bytes: the savepoint's files are hard links of the checkpoint's, and must not be damaged with it.
+        shutil.copytree(folder / "root", folder / "kept")
+        yield place, made.id
 
 
 @pytest.fixture
-def stopped(ran: tuple[Path, str], place: Place) -> Place:
-    """The same job in a place of its own."""
-    # By bytes: the savepoint's files are hard links of the checkpoint's, and must not be damaged with it.
-    shutil.copytree(ran[0] / "root", place.workspace.root)
-    _configure(place)
-    return place
+def stopped(ran: tuple[Place, str]) -> Iterator[Place]:
+    """The job as it was stopped, in the same place: a file source's log names its files by absolute paths."""
+    place = ran[0]
+    root = place.workspace.root
+    shutil.rmtree(root)
+    shutil.copytree(root.parent / "kept", root)
+    yield place
+    place.kill_all()
+    for log in root.glob("logs/*/*/driver.log"):
+        sys.stdout.write(f"--- {log}\n{log.read_text()[-2000:]}\n")
 
 
 DAMAGED: list[tuple[str, Damage, str]] = [
@@ -117,7 +120,7 @@ IDS = [f"{'/'.join(name.split('/')[-2:])}{damage.__name__}" for name, damage, _ 
 
 @pytest.mark.parametrize(("name", "damage", "code"), DAMAGED, ids=IDS)
 def test_a_driver_names_the_damage_before_it_starts_spark(
-    stopped: Place, ran: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, name: str, damage: Damage, code: str
+    stopped: Place, ran: tuple[Place, str], monkeypatch: pytest.MonkeyPatch, name: str, damage: Damage, code: str
 ) -> None:
     """Without a process of its own: a driver that comes as far as Spark would fail this test."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
@@ -144,7 +147,7 @@ def _comes_back(place: Place, savepoint: str) -> None:
 
 
 def test_a_restore_brings_a_job_back_over_a_damaged_checkpoint_and_a_damaged_table(
-    stopped: Place, ran: tuple[Path, str]
+    stopped: Place, ran: tuple[Place, str]
 ) -> None:
     for name in (f"{CHECKPOINT}/offsets/{NEWEST}", f"{CHECKPOINT}/sources/0/{NEWEST}", f"{CHECKPOINT}/metadata"):
         _empty(stopped.workspace.root / name)
@@ -160,7 +163,7 @@ def test_a_restore_brings_a_job_back_over_a_damaged_checkpoint_and_a_damaged_tab
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "damage", "code"), DAMAGED, ids=IDS)
 def test_a_restore_brings_a_job_back_over_each_damage(
-    stopped: Place, ran: tuple[Path, str], name: str, damage: Damage, code: str
+    stopped: Place, ran: tuple[Place, str], name: str, damage: Damage, code: str
 ) -> None:
     damage(stopped.workspace.root / name)
     _comes_back(stopped, ran[1])
