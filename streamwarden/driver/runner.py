@@ -41,7 +41,7 @@ from streamwarden.control.savepoints.closure import check_described
 from streamwarden.control.signatures import Places
 from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
 from streamwarden.control.supervision import assess, decide, observe
-from streamwarden.control.table_damage import check_output, check_source
+from streamwarden.control.table_damage import check_output, check_source, forget_damaged_checkpoints
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.backlog import backlog_of
 from streamwarden.driver.batches import BatchWriter
@@ -567,6 +567,7 @@ class Driver:
 def _check_tables(workspace: Workspace, spec: JobSpec) -> None:
     """Refuse tables whose logs are damaged: Delta would read them as younger ones, and rows be lost in silence."""
     for sink in spec.sinks:
+        forget_damaged_checkpoints(workspace, sink.table)
         check_output(workspace, spec.name, sink.table)
     if isinstance(spec.source, DeltaSource):
         check_source(workspace, spec.source.table)
