@@ -135,6 +135,12 @@ def _checkpoint_damaged(case: _Case) -> tuple[str, str]:
     return f"the job can't go on from this checkpoint: {act}", command
 
 
+def _table_damaged(case: _Case) -> tuple[str, str]:
+    # Of a savepoint from before the damage, which is not always the latest.
+    command = re.search(r"`(streamwarden restore [^`]+)`", case.error.remedy)
+    return case.error.remedy, command[1] if command else ""
+
+
 def _state_changed(case: _Case) -> tuple[str, str]:
     act, command = case.restore()
     return f"bring back the query as it was and deploy it; or, if a savepoint is of the new query, {act}", (
@@ -253,6 +259,7 @@ _ACTS: dict[str, Callable[[_Case], tuple[str, str]]] = {
     "SOURCE_ROWS_CHANGED": _source_rows,
     "SOURCE_SCHEMA_CHANGED": _then_deploy,
     "STATE_SCHEMA_CHANGED": _state_changed,
+    "TABLE_DAMAGED": _table_damaged,
 }
 
 

@@ -550,7 +550,9 @@ class Document(Generic[M]):
         except ValidationError as error:
             if self.derived:
                 return None, entry.etag
-            raise StreamwardenError("DOCUMENT_INVALID", f"{self.key}: {error}", remedy=_remedy(self.key)) from error
+            words = "; ".join(f"{'.'.join(map(str, one['loc']))} {one['msg']}".strip() for one in error.errors()[:3])
+            what = f"{self.key}: {words if entry.data else 'it is empty'}"
+            raise StreamwardenError("DOCUMENT_INVALID", what, remedy=_remedy(self.key)) from error
 
     def write(self, value: M) -> str:
         """Write whatever stands there now."""

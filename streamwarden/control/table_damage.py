@@ -22,7 +22,15 @@ from streamwarden.control.spec import JobSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["check_output", "check_source", "cut_off", "damaged_outputs", "damaged_version", "unfit"]
+__all__ = [
+    "check_output",
+    "check_source",
+    "cut_off",
+    "damaged_outputs",
+    "damaged_version",
+    "forget_damaged_checkpoints",
+    "unfit",
+]
 
 _ENTRY = re.compile(r"(\d{20})\.(json|crc|checkpoint(?:\..*)?\.parquet)")
 
@@ -52,6 +60,25 @@ def damaged_version(workspace: Workspace, table: str) -> tuple[int, str] | None:
         elif version > newest - _READ and not _is_whole(workspace.files.read(name)):
             return version, f"{name} is cut"
     return None
+
+
+def forget_damaged_checkpoints(workspace: Workspace, table: str) -> None:
+    """Remove Delta's own newest checkpoint of a table if it is empty or cut, with the hint that names it.
+
+    It holds nothing that the commits don't, and delta-rs can't open a table with such a one. Delta makes another.
+    """
+    folder = f"tables/{table}/_delta_log"
+    keys = [info.key for info in workspace.files.walk(folder)]
+    versions: dict[int, list[str]] = {}
+    for key in keys:
+        found = _ENTRY.fullmatch(key.rsplit("/", 1)[1])
+        if found is not None and found[2].endswith("parquet"):
+            versions.setdefault(int(found[1]), []).append(key)
+    newest = versions.get(max(versions, default=-1), [])
+    if all(workspace.files.read(key).endswith(b"PAR1") for key in newest):
+        return
+    for key in (f"{folder}/_last_checkpoint", *newest):
+        workspace.files.delete(key)
 
 
 def check_output(workspace: Workspace, job: str, table: str) -> None:
@@ -111,7 +138,12 @@ def unfit(workspace: Workspace, job: str, manifest: Manifest, cut: dict[str, int
             )
         for reader in readers_of(workspace, [table], but=job).get(table, []):
             if _has_read(workspace, reader, version):
-                yield StreamwardenError("RESTORE_BREAKS_READERS", f"{reader} has read version {version} of {table}")
+                yield StreamwardenError(
+                    "RESTORE_BREAKS_READERS",
+                    f"{reader} has read version {version} of {table}",
+                    remedy="Bring the entry back from a copy of the disk or bucket. Were its rows written again, that"
+                    " job would have some of them twice, or never.",
+                )
 
 
 def cut_off(workspace: Workspace, table: str, version: int) -> None:

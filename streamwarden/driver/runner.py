@@ -38,10 +38,11 @@ from streamwarden.control.lease import LeaseHolder
 from streamwarden.control.no_data_batch import begin_no_data_batch
 from streamwarden.control.parallelism import widened, width_of
 from streamwarden.control.processes import current_process
+from streamwarden.control.savepoints.closure import check_described
 from streamwarden.control.signatures import Places
 from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
 from streamwarden.control.supervision import assess, decide, observe
-from streamwarden.control.table_damage import check_output, check_source
+from streamwarden.control.table_damage import check_output, check_source, forget_damaged_checkpoints
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.arrivals import Arrivals
 from streamwarden.driver.backlog import Backlog, backlog_of
@@ -200,6 +201,7 @@ class Driver:
         settings_for(spec, module)
         checkpoint = CheckpointReader(self._workspace.storage, reference.path)
         checkpoint.check()
+        check_described(self._workspace.storage, reference.path)
         _check_tables(self._workspace, spec)
         _check_fixed(spec, checkpoint)
         self._batch = checkpoint.last_commit()
@@ -605,6 +607,7 @@ class Driver:
 def _check_tables(workspace: Workspace, spec: JobSpec) -> None:
     """Refuse tables whose logs are damaged: Delta would read them as younger ones, and rows be lost in silence."""
     for sink in spec.sinks:
+        forget_damaged_checkpoints(workspace, sink.table)
         check_output(workspace, spec.name, sink.table)
     if isinstance(spec.source, DeltaSource):
         check_source(workspace, spec.source.table)

@@ -274,7 +274,13 @@ def _release_ended(workspace: Workspace, job: str) -> None:
     unfinished = set()
     # The operation may be that of a clone.
     for other in workspace.files.folders("control"):
-        operation = JobDocuments(workspace.storage, other).operation.read()
+        try:
+            operation = JobDocuments(workspace.storage, other).operation.read()
+        except StreamwardenError as error:
+            if error.code != "DOCUMENT_INVALID":
+                raise
+            # Of a job whose document is damaged: whatever is in use may be in its use.
+            return
         if operation is not None and operation.state == "running":
             unfinished.add(operation.id)
     for one in used:

@@ -26,6 +26,7 @@ __all__ = [
     "Closure",
     "OperatorFiles",
     "StateFileMissing",
+    "check_described",
     "closure",
     "newest_closure",
     "relocated",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 _VERSIONED = re.compile(r"(\d+)(_[0-9a-f-]{36})?\.(zip|changelog|snapshot|delta)")
+_SCHEMA = re.compile(r"(^|/)(_stateSchema/|_metadata/schema$)")
 _SNAPSHOTS = {"zip": "changelog", "snapshot": "delta"}
 _UNREADABLE = (ValueError, KeyError, TypeError, IndexError, EOFError)
 """What reading a file raises that is empty, cut, or another's."""
@@ -141,6 +143,33 @@ def closure(store: FileStore, checkpoint: str, offsets: BatchOffsets) -> Closure
     return Closure({path: found[path] for path in sorted(chosen)}, metadata, operators)
 
 
+def check_described(documents: Storage, checkpoint: str) -> None:
+    """See that what describes a checkpoint's state can be read: of an empty or cut schema Spark says nothing usable.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CHECKPOINT_DAMAGED``, naming the file.
+    """
+    for key in documents.list(f"{checkpoint}/state"):
+        path = key[len(checkpoint) + 1 :]
+        described = re.fullmatch(r"state/\d+/_metadata/(metadata|v2/\d+)", path)
+        if described is None and not _SCHEMA.search(path):
+            continue
+        entry = documents.read(key)
+        if entry is None:
+            continue
+        try:
+            if described is not None:
+                json.loads(entry.data.decode().partition("\n")[2])
+            elif not entry.data:
+                raise EOFError
+            else:
+                _has_keys(entry.data)
+        except _UNREADABLE as error:
+            raise checkpoint_damaged(documents, checkpoint, f"{path}: it is empty or cut") from error
+
+
 def newest_closure(store: FileStore, documents: Storage, checkpoint: str) -> Closure | None:
     """Find the files that the state after the newest committed batch is made of; None where no batch was committed.
 
@@ -235,9 +264,7 @@ def _operator(
     declared = max(int(one["numPartitions"]) for one in stores)
     partitions = int(offsets.conf.get("spark.sql.shuffle.partitions", declared))
     others = {str(partition) for partition in range(1, max(partitions, declared))}
-    schemas = sorted(
-        path for path in below if path.startswith("_stateSchema/") or re.search(r"(^|/)_metadata/schema$", path)
-    )
+    schemas = sorted(path for path in below if _SCHEMA.search(path))
     written = [_read(store, f"{checkpoint}/{base}/{path}") for path in schemas]
     # An aggregation without keys and a limit have one partition, whatever their metadata say. So has an operator that
     # was rescaled to one, but with keys, by which its state can be spread again.

@@ -28,7 +28,7 @@ from streamwarden.control.savepoints.manifest import FORMAT, Manifest, Origin
 from streamwarden.control.savepoints.take import Report
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.supervision import observe
-from streamwarden.control.table_damage import cut_off, damaged_outputs, unfit
+from streamwarden.control.table_damage import cut_off, damaged_outputs, forget_damaged_checkpoints, unfit
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -155,6 +155,8 @@ class _Restore(JobOperation):
             raise StreamwardenError(
                 "SAVEPOINT_UNSUPPORTED", f"{of} {found.manifest.id}: manifest {found.manifest.format}"
             )
+        for sink in found.manifest.sinks:
+            forget_damaged_checkpoints(self._workspace, sink.table)
         reasons = incompatibilities(self._workspace, found.manifest, spec, current)
         starts = _starts(found.manifest, spec, outputs)
         reasons += missing_outputs(self._workspace, with_pending(starts, current))

@@ -14,7 +14,7 @@ from streamwarden.control.documents import Decided, JobDocuments
 from streamwarden.control.operation import begin
 from streamwarden.control.rollout_plan import checkpoint_facts
 from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints.closure import newest_closure
+from streamwarden.control.savepoints.closure import check_described, newest_closure
 from streamwarden.control.savepoints.compat import incompatibilities
 from streamwarden.control.savepoints.manifest import Origin
 from streamwarden.control.savepoints.restore import _Restore
@@ -146,6 +146,16 @@ def test_no_savepoint_is_taken_of_damaged_state(
     with pytest.raises(StreamwardenError, match=r"CHECKPOINT_DAMAGED.*state/0"):
         take(workspace, "job", origin=Origin.MANUAL, by="test")
     assert incompatibilities(workspace, saved, spec(), current()) == []
+
+
+@pytest.mark.parametrize("name", ["state/0/_metadata/v2/0", "state/0/_stateSchema/default/0_schema"])
+def test_a_description_of_state_that_is_empty_is_named_before_spark_starts(
+    workspace: Workspace, made: Made, name: str
+) -> None:
+    check_described(workspace.storage, CHECKPOINT)
+    empty(made.folder / name)
+    with pytest.raises(StreamwardenError, match=f"CHECKPOINT_DAMAGED.*{name}: it is empty"):
+        check_described(workspace.storage, CHECKPOINT)
 
 
 def test_an_operation_that_dies_of_any_exception_ends_as_failed(

@@ -7,11 +7,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
 from streamwarden.control.documents import Desired, JobDocuments, utc_now
 from streamwarden.control.put_back import put_back
 from streamwarden.control.savepoints.manifest import Manifest, SinkState
-from streamwarden.control.table_damage import check_output, check_source, cut_off, damaged_version, unfit
+from streamwarden.control.table_damage import (
+    check_output,
+    check_source,
+    cut_off,
+    damaged_version,
+    forget_damaged_checkpoints,
+    unfit,
+)
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 from tests.unit.control.test_catalogue import manifest
@@ -84,6 +92,20 @@ def test_the_log_is_cut_off_once_and_the_table_put_back(
     cut_off(workspace, "job", version)
     assert DeltaTable(log.parent).version() == version, "of a second time nothing comes: the entry is a new one"
     assert DeltaTable(log.parent).to_pyarrow_table().column("x").to_pylist() == [0]
+
+
+@pytest.mark.parametrize("damage", [empty, cut])
+def test_deltas_own_checkpoint_is_forgotten_if_it_is_damaged(workspace: Workspace, log: Path, damage: Damage) -> None:
+    DeltaTable(log.parent).create_checkpoint()
+    forget_damaged_checkpoints(workspace, "job")
+    (whole,) = log.glob("*.checkpoint.parquet")
+    assert (log / "_last_checkpoint").exists(), "one that is whole is left alone"
+    damage(whole)
+    with pytest.raises(DeltaError):
+        DeltaTable(log.parent).to_pyarrow_table()
+    forget_damaged_checkpoints(workspace, "job")
+    assert damaged_version(workspace, "job") is None
+    assert DeltaTable(log.parent).version() == 4
 
 
 def _of(version: int | None) -> Manifest:
