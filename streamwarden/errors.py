@@ -339,8 +339,9 @@ CATALOGUE: dict[str, ErrorKind] = {
         "Set state.backend back: state of one backend cannot be read by the other.",
     ),
     "SINK_SCHEMA_MISMATCH": ErrorKind(
-        "an output table has other columns than the job writes",
-        "Restore the job's earlier columns, or give the job another output table.",
+        "an output table has columns that the job can't write",
+        "Each column is named with what it takes. Columns that take nulls may be there beside the job's, and one that"
+        " the job has newly got is added; any other difference is one of these.",
     ),
     "SINK_KEY_TWICE": ErrorKind(
         "a batch has several rows for one key of an upserted table",

@@ -1,8 +1,8 @@
 """What of a table's columns is the job's: those that it lacks, those of others, and what stands against writing it.
 
-A table says by a property, :data:`RECORD`, which columns the job has written last. So a column that the module has and
-the table lacks is told from one that somebody dropped, and a column that the module lacks from one that somebody added.
-The property is part of the table's version: one that is put back has the columns and the property of then.
+A table's property, :data:`RECORD`, names the columns that the job wrote last. If the table lacks a column, the property
+tells a new column of the module from a dropped one. If the module lacks a column, it tells a removed one from one that
+somebody added. The property is part of the table's version: a table that is put back has the property of then.
 
 Source of the columns' form: Spark's JSON of a schema, which Delta's log uses, too.
 """

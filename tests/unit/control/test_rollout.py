@@ -35,7 +35,7 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.operation import active_operation, begin
 from streamwarden.control.processes import current_process, kill
-from streamwarden.control.rollout_plan import Effect
+from streamwarden.control.rollout_plan import Change, Effect
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.manifest import Origin
 from streamwarden.control.spec import JobSpec
@@ -264,6 +264,23 @@ def unhealthy_after_a_batch(
         raise StreamwardenError("DRIVER_DIED", "for the test")
 
     monkeypatch.setattr(running, "await_health", wait)
+
+
+def test_a_column_of_a_module_that_was_edited_is_rolled_out_and_the_way_back_says_what_it_lacks(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else differs: the spec names the module, and does not hold it."""
+    first = place.runs()
+    added = Change("sinks.lamp.columns.z", None, "bigint", Effect.SAVEPOINT, "for the test")
+    monkeypatch.setattr(rollout_plan, "_with_tables", lambda workspace, found, *_, **__: (*found, added))
+    done = place.deploy()
+    assert (done.effect, done.changes) == (Effect.SAVEPOINT, (added,)) and done.incarnation != first.incarnation
+    assert "sinks.lamp.columns.z" in place.operation.steps[0].detail and not place.desired.went_back
+    unhealthy_after_a_batch(place, monkeypatch)
+    with pytest.raises(StreamwardenError, match="ROLLOUT_UNHEALTHY") as raised:
+        place.deploy()
+    assert "Its module spark_jobs.none is still as it was edited: bring back the one of before" in raised.value.what
+    assert place.desired.went_back and place.goes_on().desired == place.desired
 
 
 def test_batches_under_another_meaning_are_undone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
