@@ -324,9 +324,9 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "SINK_KEY_TWICE": ErrorKind(
         "a batch has several rows for one key of an upserted table",
-        "If the rows are versions of one, keep one for each key in the job's outputs(), or group by the sink's `keys` in"
-        " its transform(). If they are different rows, add the column that tells them apart to `keys`. Then deploy the"
-        " job: the batch is tried again, whole.",
+        "If the rows are versions of one, keep one for each key in the job's outputs(), or group by the sink's `keys`"
+        " in its transform(). If they are different rows, add the column that tells them apart to `keys`. Then deploy"
+        " the job: the batch is tried again, whole.",
     ),
     # Savepoints
     "SAVEPOINT_NOTHING": ErrorKind(
