@@ -99,6 +99,8 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    # Drivers are in UTC, wherever they are started.
+    monkeypatch.setenv("TZ", "America/New_York")
     made = Place(tmp_path)
     yield made
     made.kill_all()

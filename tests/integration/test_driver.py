@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -197,6 +198,8 @@ def test_a_driver_whose_jvm_is_killed_says_so_and_is_started_again(place: Place)
     documents = place.documents("numbers")
     lease = documents.lease.read()
     assert lease is not None and lease.jvm is not None
+    # It has it from the driver's own process, and Python workers have it from there.
+    assert b"TZ=UTC" in Path(f"/proc/{lease.jvm.pid}/environ").read_bytes().split(b"\0")
     # As the kernel does it to the largest process when memory is short.
     os.kill(lease.jvm.pid, signal.SIGKILL)
     ended = place.wait("numbers", lambda seen: not seen.phase.alive, "the end")
