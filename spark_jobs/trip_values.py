@@ -30,8 +30,8 @@ def read_integers(raw: pa.Array) -> pa.Array:
         # NaN compares false; -0.0 is an integer in every sense that matters.
         fits = pc.and_(pc.less_equal(pc.abs(values), 2.0**31 - 1), pc.equal(values, pc.trunc(values)))
         return where(fits, values).cast(pa.int32())
-    if is_text(kind) and _all_match(raw, r"^[+-]?\d{1,9}$"):
-        return pc.replace_substring_regex(raw, r"^\+", "").cast(pa.int32())
+    if is_text(kind) and _all_match(raw, r"^[+-]?\d{1,9}(\.0*)?$"):
+        return pc.replace_substring_regex(raw, r"^\+|\.0*$", "").cast(pa.int32())
     if pa.types.is_decimal(kind) or is_text(kind):
         return _each(raw, _parse_int, pa.int32())
     return pa.nulls(len(raw), pa.int32())
