@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from deltalake import DeltaTable
@@ -14,12 +15,12 @@ from deltalake.exceptions import DeltaError
 
 from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.documents import ErrorInfo
-from streamwarden.control.output_columns import Comparison, columns_of, compare, record_of
+from streamwarden.control.output_columns import Column, Comparison, columns_of, compare, record_of
 from streamwarden.control.spec import JobSpec, SinkSpec
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["compared_columns", "existing_tables"]
+__all__ = ["TableColumns", "compared_columns", "existing_tables"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +28,26 @@ _IMPORT_S = 120
 """How long a module may take to be imported. 120 s: two of them are pyspark's, more on a machine under heavy load."""
 
 
-def existing_tables(workspace: Workspace, spec: JobSpec) -> dict[str, DeltaTable]:
+@dataclass(frozen=True)
+class TableColumns:
+    """The columns of a table that is there.
+
+    Parameters
+    ----------
+    columns
+        All of them.
+    record
+        Those that are its job's; see :func:`~streamwarden.control.output_columns.record_of`.
+    partition_by
+        Those that it is partitioned by.
+    """
+
+    columns: tuple[Column, ...]
+    record: frozenset[str] | None
+    partition_by: tuple[str, ...]
+
+
+def existing_tables(workspace: Workspace, spec: JobSpec) -> dict[str, TableColumns]:
     """Return the output tables of a job that are there, and that can be read without Spark, by name."""
     found = {}
     for sink in spec.sinks:
@@ -35,7 +55,13 @@ def existing_tables(workspace: Workspace, spec: JobSpec) -> dict[str, DeltaTable
             continue
         address, options = workspace.delta_rs(sink.table)
         try:
-            found[sink.table] = DeltaTable(address, storage_options=options)
+            table = DeltaTable(address, storage_options=options)
+            metadata = table.metadata()
+            found[sink.table] = TableColumns(
+                columns_of(json.loads(table.schema().to_json())["fields"]),
+                record_of(metadata.configuration),
+                tuple(metadata.partition_columns),
+            )
         except (DeltaError, OSError) as error:
             # Then the driver judges it.
             _log.info("%s: its columns can't be read here: %s", sink.table, error)
@@ -43,7 +69,7 @@ def existing_tables(workspace: Workspace, spec: JobSpec) -> dict[str, DeltaTable
 
 
 def compared_columns(
-    workspace: Workspace, spec: JobSpec, tables: Mapping[str, DeltaTable], *, released: bool
+    workspace: Workspace, spec: JobSpec, tables: Mapping[str, TableColumns], *, released: bool
 ) -> list[tuple[SinkSpec, Comparison]]:
     """Compare what a job's module declares with its tables, as its driver will when it starts.
 
@@ -71,11 +97,10 @@ def compared_columns(
         table = tables.get(sink.table)
         if table is None:
             continue
-        fields = json.loads(table.schema().to_json())["fields"]
         comparison = compare(
             columns_of(outputs[sink.output], sink),
-            columns_of(fields),
-            record_of(table.metadata().configuration),
+            table.columns,
+            table.record,
             place=f"delta.`{workspace.table(sink.table)}`",
             released=released,
         )

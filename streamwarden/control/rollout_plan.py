@@ -322,8 +322,8 @@ def _with_tables(
     for sink in wanted.sinks:
         name = f"sinks.{sink.table}.partition_by"
         if name in changes and sink.table in tables:
-            made_by = tables[sink.table].metadata().partition_columns
-            if made_by != list(sink.partition_by):
+            made_by = tables[sink.table].partition_by
+            if made_by != tuple(sink.partition_by):
                 why = f"the table is there, partitioned by {', '.join(made_by) or 'nothing'}"
                 remedy = "Set it back, or give the job another table (`table` of its sink)."
                 changes[name] = replace(changes[name], effect=Effect.REFUSED, why=why, remedy=remedy)
