@@ -6,6 +6,7 @@ from airflow.sdk import DAG
 
 from streamwarden.airflow.describe import dag_id_of, describe_job
 from streamwarden.airflow.operators import DeployOperator, ReleaseOperator, SuperviseOperator
+from streamwarden.airflow.run_conf import RELIEVES, known_keys_only
 from streamwarden.control.config import job_names
 
 for name in job_names():
@@ -24,6 +25,7 @@ for name in job_names():
         )
         # A teardown: it runs however supervise ended, and has no part in the run's state.
         release = ReleaseOperator(task_id="release", job=name).as_teardown()
-        DeployOperator(task_id="deploy", job=name) >> supervise >> release
+        deploy = DeployOperator(task_id="deploy", pre_execute=known_keys_only(RELIEVES), job=name)
+        deploy >> supervise >> release
     # Under a name of its own: Airflow collects a module's DAGs from its globals.
     globals()[dag.dag_id] = dag

@@ -8,10 +8,11 @@ from airflow.sdk import DAG, Param
 from streamwarden.airflow.advise_operator import AdviseOperator
 from streamwarden.airflow.approval_operator import RescaleApprovalOperator
 from streamwarden.airflow.ensure_supervised import EnsureSupervisedOperator
-from streamwarden.airflow.offered import offered_savepoints
+from streamwarden.airflow.offered import offered_jobs, offered_savepoints
 from streamwarden.airflow.operators import ALL_JOBS, StopOperator
 from streamwarden.airflow.rescale_operator import CancelRescaleOperator, RescaleOperator
 from streamwarden.airflow.restore_operators import RestoreOperator
+from streamwarden.airflow.run_conf import ADVISED, known_keys_only
 from streamwarden.airflow.watch import WatchOperator
 from streamwarden.control.config import job_names
 
@@ -28,7 +29,8 @@ with DAG(
         "job": Param(
             # No default: what is to be stopped is chosen, not overlooked.
             type="string",
-            enum=[*job_names(), ALL_JOBS],
+            # Those too whose YAML was removed, and with it their own DAG.
+            enum=[*offered_jobs(), ALL_JOBS],
             title="Job",
             description=f"The job to stop; `{ALL_JOBS}` stops every deployed one.",
         ),
@@ -45,6 +47,7 @@ with DAG(
 ):
     StopOperator(
         task_id="stop",
+        pre_execute=known_keys_only(),
         job="{{ params.job }}",
         timeout="{{ params.timeout }}",
         reason="{{ params.reason or '' }}",
@@ -101,6 +104,7 @@ with DAG(
 ):
     restore = RestoreOperator(
         task_id="restore",
+        pre_execute=known_keys_only(),
         job="{{ params.job }}",
         savepoint="{{ params.savepoint }}",
         outputs="{{ params.outputs }}",
@@ -184,6 +188,7 @@ with DAG(
 ):
     approve = RescaleApprovalOperator(
         task_id="approve",
+        pre_execute=known_keys_only(ADVISED),
         job="{{ params.job }}",
         partitions="{{ params.partitions }}",
         cores="{{ params.cores }}",
@@ -221,7 +226,7 @@ with DAG(
     tags=["streamwarden", "operations"],
     params={"job": Param(type="string", enum=job_names(), title="Job", description="The job that is rescaled.")},
 ):
-    CancelRescaleOperator(task_id="cancel", job="{{ params.job }}")
+    CancelRescaleOperator(task_id="cancel", pre_execute=known_keys_only(), job="{{ params.job }}")
 
 with DAG(
     dag_id="watch",
@@ -238,7 +243,7 @@ with DAG(
     max_active_runs=1,
     tags=["streamwarden", "operations"],
 ):
-    WatchOperator(task_id="watch", execution_timeout=timedelta(minutes=10))
+    WatchOperator(task_id="watch", pre_execute=known_keys_only(), execution_timeout=timedelta(minutes=10))
 
 with DAG(
     dag_id="advise",
@@ -256,5 +261,8 @@ with DAG(
     tags=["streamwarden", "operations"],
 ):
     AdviseOperator.partial(
-        task_id="advise", map_index_template="{{ task.job }}", execution_timeout=timedelta(minutes=10)
+        task_id="advise",
+        pre_execute=known_keys_only(),
+        map_index_template="{{ task.job }}",
+        execution_timeout=timedelta(minutes=10),
     ).expand(job=job_names())

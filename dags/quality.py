@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from airflow.sdk import DAG, Param
 
 from streamwarden.airflow.operators import CheckOperator
+from streamwarden.airflow.run_conf import known_keys_only
 from streamwarden.control.config import config_dir
 
 # One suite per output table: the file's name is the table's.
@@ -40,4 +41,6 @@ with DAG(
         )
     },
 ):
-    CheckOperator(task_id="check", tables_param="tables", execution_timeout=timedelta(hours=1))
+    CheckOperator(
+        task_id="check", pre_execute=known_keys_only(), tables_param="tables", execution_timeout=timedelta(hours=1)
+    )

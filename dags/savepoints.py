@@ -7,6 +7,8 @@ from airflow.sdk import DAG, Param
 
 from streamwarden.airflow.describe import periodic_dag_id, periodic_savepoints, schedule_text
 from streamwarden.airflow.ensure_supervised import EnsureSupervisedAfterSavepointOperator
+from streamwarden.airflow.offered import offered_jobs
+from streamwarden.airflow.run_conf import known_keys_only
 from streamwarden.airflow.savepoint_operators import (
     ALL_JOBS,
     ALL_SAVEPOINTS,
@@ -38,7 +40,7 @@ with DAG(
     schedule=None,
     tags=["streamwarden", "savepoints"],
     params={
-        "job": Param(type="string", enum=job_names(), title="Job", description="The job to take a savepoint of."),
+        "job": Param(type="string", enum=offered_jobs(), title="Job", description="The job to take a savepoint of."),
         "stop": Param(
             # A savepoint is mostly taken of a job that is to go on.
             default=False,
@@ -56,7 +58,11 @@ with DAG(
     },
 ):
     take = SavepointOperator(
-        task_id="take", job="{{ params.job }}", stop="{{ params.stop }}", note="{{ params.note or '' }}"
+        task_id="take",
+        pre_execute=known_keys_only(),
+        job="{{ params.job }}",
+        stop="{{ params.stop }}",
+        note="{{ params.note or '' }}",
     )
     verify = VerifyOperator(
         task_id="verify",
@@ -101,6 +107,7 @@ with DAG(
 ):
     VerifyOperator(
         task_id="verify",
+        pre_execute=known_keys_only(),
         job="{{ params.job }}",
         savepoint="{{ params.savepoint }}",
         execution_timeout=VERIFY_TIMEOUT,
@@ -119,7 +126,7 @@ with DAG(
     **SCHEDULED,
     tags=["streamwarden", "savepoints"],
 ):
-    HousekeepingOperator(task_id="housekeeping", execution_timeout=timedelta(hours=1))
+    HousekeepingOperator(task_id="housekeeping", pre_execute=known_keys_only(), execution_timeout=timedelta(hours=1))
 
 for name in job_names():
     spec = periodic_savepoints(name)
@@ -137,7 +144,10 @@ for name in job_names():
         **SCHEDULED,
         tags=["streamwarden", "savepoints"],
     ) as dag:
-        PeriodicSavepointOperator(task_id="take", job=name, planned=schedule_text(spec)) >> VerifyOperator(
+        take_periodic = PeriodicSavepointOperator(
+            task_id="take", pre_execute=known_keys_only(), job=name, planned=schedule_text(spec)
+        )
+        take_periodic >> VerifyOperator(
             task_id="verify",
             job=name,
             savepoint=TAKEN,

@@ -44,6 +44,10 @@ CATALOGUE: dict[str, ErrorKind] = {
         "a configuration file does not say what it should",
         "Correct the named field in the named file; docs/configuration.md lists every field with its default.",
     ),
+    "RUN_CONF_UNKNOWN": ErrorKind(
+        "a DAG run was triggered with a key that its DAG does not know",
+        "Nothing was done. Trigger the DAG again with the keys that are named as known; its form tells what they mean.",
+    ),
     "JOB_UNKNOWN": ErrorKind(
         "no job of this name is configured",
         "See config/jobs/ for the names, or add config/jobs/NAME.yaml.",
@@ -78,7 +82,13 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "DOCUMENT_INVALID": ErrorKind(
         "a control document cannot be read",
-        "It was written by another version or edited by hand. Restore it, or remove it if the job may start afresh.",
+        "It is empty or cut, as after a full disk or a power loss, or was written by another version or by hand. Of a"
+        " job: `streamwarden repair JOB`. Another one: bring it back from a copy.",
+    ),
+    "REPAIR_IMPOSSIBLE": ErrorKind(
+        "a damaged control document can't be restored from what else is known",
+        "Bring it back from a copy of the disk or bucket, then start the job. To guess would be to lose rows, or to"
+        " have them twice.",
     ),
     "LEASE_HELD": ErrorKind(
         "another driver runs this job",
@@ -150,7 +160,8 @@ CATALOGUE: dict[str, ErrorKind] = {
     "JOB_UNWATCHED": ErrorKind(
         "nobody looks after a job that is to run: if its driver dies, it stays down",
         "Unpause its DAG job_JOB, or trigger it: a driver that runs is left alone and supervised. One that is to run"
-        " without is stopped with `streamwarden stop JOB`, or the DAG `watch` paused.",
+        " without is stopped with `streamwarden stop JOB`, or the DAG `watch` paused. One whose YAML is gone has no"
+        " DAG: bring the file back, or stop it; docs/jobs.md says how a job is renamed.",
     ),
     "RESTART_BUDGET_SPENT": ErrorKind(
         "the job failed more often than its restart budget allows",
@@ -253,8 +264,10 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "SOURCE_ROWS_CHANGED": ErrorKind(
         "rows of the source table were updated, deleted or overwritten",
-        "A stream reads appended rows only. Let the job read a table that is only appended to; restore a savepoint of"
-        " before the change if the source table is put back too.",
+        "A stream can't take rows back. To go on without that commit, set source.on_change: skip in the job's YAML and"
+        " deploy: commits that change or delete rows are then passed over whole, with the rows that came with them."
+        " What the job has read before stays in its outputs; outputs as the table is now take a job of another name,"
+        " which begins with the whole table. Putting the table back is another such commit, and no savepoint helps.",
     ),
     "SOURCE_REPLACED": ErrorKind(
         "the source is not the one that the checkpoint was reading",
@@ -263,13 +276,20 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "SOURCE_DATA_GONE": ErrorKind(
         "the source no longer has data that the job has yet to read",
-        "Bring the files back. They were removed by hand, by VACUUM, or by the table's log retention: make both longer"
-        " than the job may ever lag behind. Records that Kafka has dropped don't come back: keep a"
-        " topic's for as long.",
+        "Bring the files back, and deploy again. They were removed by hand, by VACUUM, or by the table's log retention:"
+        " make both longer than the job may ever lag behind. If a table's are gone for good, a job of another name"
+        " begins with the table as it is. A landed file that is gone for good: put an empty file of that name in its"
+        " place, and the job quarantines it by its name. Records that Kafka has dropped don't come back: keep a topic's"
+        " for as long.",
     ),
     "OUTPUT_DATA_GONE": ErrorKind(
         "a file of an output table is missing",
         "Bring it back, or restore a savepoint whose table version does not need it.",
+    ),
+    "TABLE_DAMAGED": ErrorKind(
+        "an entry of a Delta table's log is empty, cut or missing",
+        "Bring it back from a copy of the disk or bucket, or restore a savepoint of before it: a restore takes the log"
+        " back to there. Without either, deploy the job under another name with tables of its own: it begins anew.",
     ),
     "OUT_OF_MEMORY": ErrorKind(
         "the JVM ran out of heap",
@@ -319,8 +339,9 @@ CATALOGUE: dict[str, ErrorKind] = {
         "Set state.backend back: state of one backend cannot be read by the other.",
     ),
     "SINK_SCHEMA_MISMATCH": ErrorKind(
-        "an output table has other columns than the job writes",
-        "Restore the job's earlier columns, or give the job another output table.",
+        "an output table has columns that the job can't write",
+        "Each column is named with what it takes. Columns that take nulls may be there beside the job's, and one that"
+        " the job has newly got is added; any other difference is one of these.",
     ),
     "SINK_KEY_TWICE": ErrorKind(
         "a batch has several rows for one key of an upserted table",
@@ -519,6 +540,20 @@ CATALOGUE: dict[str, ErrorKind] = {
     "OPERATION_NONE": ErrorKind(
         "there is no such operation on the job",
         "`streamwarden operations JOB` shows what was done.",
+    ),
+    # Landed files
+    "LANDING_NONE": ErrorKind(
+        "no landing folder is meant",
+        "Name a job that reads files with --job: its YAML says `source: {kind: files}`.",
+    ),
+    "LANDING_FILE_UNKNOWN": ErrorKind(
+        "a landed file can't be read again",
+        "`streamwarden landing list --all` shows the files and how their names are written here.",
+    ),
+    "LANDING_WOULD_DOUBLE": ErrorKind(
+        "reading a file again would count its rows twice",
+        "Give the outputs keys, so that rows that are there already are dropped. If none of its rows is in"
+        " a table any more, pass --double.",
     ),
     # Trips
     "REPLAY_SOURCE_INVALID": ErrorKind(

@@ -1,18 +1,19 @@
-"""The savepoints that a form offers. Read at parse time, so quick, and never an error."""
+"""The jobs and savepoints that a form offers. Read at parse time, so quick, and never an error."""
 
 from __future__ import annotations
 
 import json
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from streamwarden.control.config import job_names
 from streamwarden.control.savepoints.catalogue import LATEST
 from streamwarden.control.workspace import open_workspace
 
-__all__ = ["chosen_savepoint", "offered_savepoints"]
+__all__ = ["chosen_savepoint", "offered_jobs", "offered_savepoints"]
 
 _SEPARATOR = " · "
 _HEAD = 4096
@@ -37,16 +38,49 @@ def offered_savepoints(jobs: Iterable[str], *, limit: int = 50, patience: float 
         system that hangs hangs no DAG.
     """
     found: list[str] = []
-    # A daemon: a read that never returns holds up neither the parse nor the end of its process.
-    reader = threading.Thread(target=_read, args=(list(jobs), limit, found), daemon=True)
-    reader.start()
-    reader.join(patience)
+    _give_time(patience, _read, list(jobs), limit, found)
     return [LATEST, *found]
+
+
+def offered_jobs(*, patience: float = 0.5) -> list[str]:
+    """Return the jobs that a form may name: those described, then those deployed here that are to run without.
+
+    Of a place in a bucket only those described.
+
+    Parameters
+    ----------
+    patience
+        As for :func:`offered_savepoints`.
+    """
+    described = job_names()
+    others: list[str] = []
+    _give_time(patience, _read_undescribed, described, others)
+    return [*described, *others]
 
 
 def chosen_savepoint(text: str) -> str:
     """Return the id, label or ``latest`` of what was typed or picked."""
     return text.split(_SEPARATOR, 1)[0].strip()
+
+
+def _give_time(patience: float, read: Callable[..., None], *arguments: object) -> None:
+    # A daemon: a read that never returns holds up neither the parse nor the end of its process.
+    reader = threading.Thread(target=read, args=arguments, daemon=True)
+    reader.start()
+    reader.join(patience)
+
+
+def _read_undescribed(described: list[str], found: list[str]) -> None:
+    with suppress(Exception):
+        workspace = open_workspace()
+        if workspace.s3 is not None:
+            return
+        for job in workspace.files.folders("control"):
+            if job not in described:
+                with suppress(OSError, ValueError, KeyError, TypeError):
+                    document = json.loads((workspace.root / "control" / job / "desired.json").read_bytes())
+                    if document["state"] == "running":
+                        found.append(job)
 
 
 def _read(jobs: list[str], limit: int, found: list[str]) -> None:

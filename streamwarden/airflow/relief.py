@@ -16,9 +16,11 @@ from airflow.sdk.exceptions import DagRunTriggerException
 from streamwarden.airflow.triggering import run_to_trigger
 from streamwarden.control.supervision import Claim
 
-__all__ = ["are_used_up", "is_due", "relief", "relief_id", "relief_of", "relieved_by"]
+__all__ = ["RELIEVES", "are_used_up", "is_due", "relief", "relief_id", "relief_of", "relieved_by"]
 
-_RELIEVES = "relieves"
+RELIEVES = "relieves"
+"""The key of a run's conf that names the run which it takes over from."""
+
 _ID = re.compile(r"relief__(\d+)__(.+)")
 
 
@@ -81,10 +83,10 @@ def relief_of(ti: Any) -> str:
 def relief(ti: Any) -> DagRunTriggerException:
     """Return what a task raises to have its run relieved; it succeeds by that."""
     note = f"goes on supervising after {ti.run_id}, whose tries run out"
-    return run_to_trigger(ti.dag_id, relief_of(ti), note=note, conf={_RELIEVES: ti.run_id})
+    return run_to_trigger(ti.dag_id, relief_of(ti), note=note, conf={RELIEVES: ti.run_id})
 
 
 def relieved_by(context: Context) -> str | None:
     """Return the id of the run that a run relieves, or None."""
-    found = (context["dag_run"].conf or {}).get(_RELIEVES)
+    found = (context["dag_run"].conf or {}).get(RELIEVES)
     return str(found) if found else None

@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from streamwarden.airflow.describe import dag_id_of
 from streamwarden.airflow.job_operator import PlaceOperator
 from streamwarden.airflow.notify import tell
+from streamwarden.control.described import is_described, undescribed
 from streamwarden.control.documents import HealthRecord, JobDocuments, Supervision
 from streamwarden.control.health.record import UNWATCHED, unsent_due
 from streamwarden.control.health.rules import Finding, Health, Level
@@ -47,6 +48,8 @@ def is_supervised(ti: Any, job: str) -> bool:
 class WatchOperator(PlaceOperator):
     """Raises an alarm for each job that is to run and that no run of its DAG watches, and for one whose DAG is paused.
 
+    So it does for a job whose YAML was removed, which has no DAG any more.
+
     Nobody else would: a driver that dies then stays down, and what goes wrong with the job is told to nobody. It alarms
     only what its last try still finds, since a run may be relieved by another just now, and then fails; its retries are
     the time that takes. A job that a supervisor has given up is told of by that one; but a notifier that was away then,
@@ -79,7 +82,7 @@ class WatchOperator(PlaceOperator):
             try:
                 health = JobDocuments(workspace.storage, job).health.read() or HealthRecord()
                 looked[job] = (_unwatched(workspace, job, ti), UNWATCHED in health.rules)
-                if _is_to_ask(health, job, ti):
+                if _is_to_ask(workspace, health, job, ti):
                     asking.add(job)
             except (OSError, StreamwardenError, AirflowRuntimeError) as error:
                 self.log.error("%s: %s", job, error)
@@ -111,12 +114,14 @@ class WatchOperator(PlaceOperator):
         return list(looked)
 
 
-def _is_to_ask(health: HealthRecord, job: str, ti: Any) -> bool:
+def _is_to_ask(workspace: Workspace, health: HealthRecord, job: str, ti: Any) -> bool:
     """Tell whether a notifier is to be asked again that nobody else asks."""
     if not unsent_due(health):
         return False
     ours = any(change.rule == UNWATCHED for queue in health.unsent.values() for change in queue)
-    return ours or not is_supervised(ti, job) or bool(ti.get_dag(dag_id_of(job)).is_paused)
+    if ours or not is_described(workspace, job):
+        return True
+    return not is_supervised(ti, job) or bool(ti.get_dag(dag_id_of(job)).is_paused)
 
 
 def _unwatched(workspace: Workspace, job: str, ti: Any) -> str:
@@ -127,6 +132,9 @@ def _unwatched(workspace: Workspace, job: str, ti: Any) -> str:
     memory = JobDocuments(workspace.storage, job).supervision.read() or Supervision()
     if memory.ending is not None and memory.ending.incarnation == seen.incarnation and not seen.phase.alive:
         return ""
+    if not is_described(workspace, job):
+        # A run of its DAG may be there yet, and its trigger look at the job; but no task of it can start any more.
+        return f"it is {seen.phase}, and {undescribed(job)}"
     if not is_supervised(ti, job):
         return f"it is {seen.phase}, and no run of {dag_id_of(job)} supervises it"
     if ti.get_dag(dag_id_of(job)).is_paused:

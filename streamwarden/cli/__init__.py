@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from streamwarden import __version__
-from streamwarden.cli import advise, diff, jobs, observability, quality, rescale, savepoints, trips
+from streamwarden.cli import advise, diff, jobs, landing, observability, quality, repair, rescale, savepoints, trips
 
 __all__ = ["app", "main"]
 
@@ -23,9 +23,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for part in (jobs, diff, observability, savepoints, rescale, advise, quality, trips):
+for part in (jobs, diff, observability, savepoints, rescale, advise, quality, trips, repair):
     app.add_typer(part.app)
 app.add_typer(savepoints.catalogue_app, name="savepoints")
+app.add_typer(landing.landing_app, name="landing")
 
 
 def _version(wanted: bool) -> None:

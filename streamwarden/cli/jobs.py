@@ -24,7 +24,7 @@ from streamwarden.cli.terminal import (
     who,
 )
 from streamwarden.control import operations
-from streamwarden.control.config import job_names
+from streamwarden.control.described import jobs_to_show, undescribed
 from streamwarden.control.diagnosis import Diagnosis, describe, diagnose
 from streamwarden.control.documents import HealthRecord, JobDocuments, Supervision, utc_now
 from streamwarden.control.enforce import put_down
@@ -32,7 +32,7 @@ from streamwarden.control.health import record
 from streamwarden.control.log_lines import readable
 from streamwarden.control.standstill import Standstill
 from streamwarden.control.supervision import Action, Phase, Silence, ask_to_stop, assess, decide, observe, restart
-from streamwarden.control.workspace import open_workspace
+from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
 
 __all__ = ["app"]
@@ -110,16 +110,18 @@ def stop(
 @app.command()
 @reported
 def status(
-    job: Annotated[str | None, typer.Argument(help="A name in config/jobs; all of them by default.")] = None,
+    job: Annotated[
+        str | None, typer.Argument(help="A name; by default all in config/jobs, and others that are to run.")
+    ] = None,
     profile: ProfileOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what jobs do and how well they are. Leaves with 1 if one is failed, dead or silent."""
     workspace = open_workspace(profile, root=root)
-    if job is not None:
+    if job is not None and observe(workspace, job).desired is None:
         workspace.job(job)
-    found = [operations.status(workspace, name) for name in ([job] if job else job_names(workspace.config))]
+    found = [_status(workspace, name) for name in ([job] if job else jobs_to_show(workspace))]
     if as_json:
         print_json(found[0] if job else found)
     else:
@@ -129,8 +131,13 @@ def status(
                 doing = one["operation"]
                 step = doing["steps"][-1]["name"] if doing["steps"] else "begins"
                 out.print(f"{one['job']}: {doing['kind']} {doing['id']} by {doing['by']}: {step}", markup=False)
+            if not one["described"]:
+                words = f"{undescribed(one['job'])}. Bring the file back, or `streamwarden stop {one['job']}`"
+                out.print(f"{one['job']}: {words}", markup=False, soft_wrap=True)
             if one["metrics"]:
                 out.print(f"{one['job']}: metrics on http://{one['metrics']}/metrics", markup=False)
+            for note in one["notes"]:
+                out.print(f"{one['job']}: {note}", markup=False, soft_wrap=True)
             for finding in one["findings"]:
                 out.print(f"{one['job']}: {finding['level']} {finding['rule']}: {finding['what']}", markup=False)
             if one["error"]:
@@ -142,8 +149,22 @@ def status(
             if one["changed"]:
                 words = f"its YAML differs in {', '.join(one['changed'])}; see `streamwarden diff {one['job']}`"
                 out.print(f"{one['job']}: {words}", markup=False)
-    if any(one["phase"] in (Phase.FAILED, Phase.DEAD, Phase.SILENT) for one in found):
+    if any(one["phase"] in (Phase.FAILED, Phase.DEAD, Phase.SILENT, _UNKNOWN) for one in found):
         raise typer.Exit(1)
+
+
+_UNKNOWN = "unknown"
+"""The phase of a job whose documents can't be read."""
+
+
+def _status(workspace: Workspace, job: str) -> dict[str, Any]:
+    """Return what is known of a job; of one with a damaged document only that, so that the others are shown."""
+    try:
+        return operations.status(workspace, job)
+    except StreamwardenError as error:
+        if error.code != "DOCUMENT_INVALID":
+            raise
+        return operations.unknown(job, error)
 
 
 _COLUMNS = (
@@ -164,7 +185,7 @@ def _status_table(found: list[dict[str, Any]]) -> Table:
             one["job"],
             one["desired"] or "-",
             one["phase"],
-            f"[{_COLORS[one['health']]}]{one['health']}[/]",
+            f"[{_COLORS[one['health']]}]{one['health']}[/]" if one["health"] else "-",
             "-" if one["batch"] is None else str(one["batch"]),
             str(totals.get("rows_in", "-")),
             f"{last['rows_per_second']:.0f}" if last else "-",

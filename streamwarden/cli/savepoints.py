@@ -150,8 +150,10 @@ def operations(
 ) -> None:
     """Show what was done to a job in several steps, such as a restore, newest last."""
     workspace = open_workspace(profile, root=root)
-    workspace.job(job)
     found = list(operations_of(JobDocuments(workspace.storage, job)))[::-1]
+    if not found:
+        # Of a job whose YAML was removed they are still there; a name that never was one is a mistake.
+        workspace.job(job)
     if as_json:
         print_json([dump(one) for one in found])
     elif not found:

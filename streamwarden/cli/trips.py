@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -21,9 +24,15 @@ from streamwarden.cli.terminal import (
 from streamwarden.control.durations import parse_duration
 from streamwarden.control.workspace import open_workspace
 
+if TYPE_CHECKING:
+    from streamwarden.trips.replay import ReplayProgress
+
 __all__ = ["app"]
 
 app = typer.Typer()
+
+_LINE_S = 10.0
+"""Between two lines of a replay without a terminal."""
 
 
 @app.command()
@@ -46,7 +55,7 @@ def replay(
     again: Annotated[bool, typer.Option("--restart", help="From the start, even where a replay could resume.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Land trips in a folder as a collector would, with a progress bar. Ctrl-C stops; the same command resumes."""
+    """Land trips in a folder as a collector would, and show how far it is. Ctrl-C stops; the same command resumes."""
     from streamwarden.trips.generator import GeneratorOptions, generate
     from streamwarden.trips.replay import Replay, ReplayOptions, stop_on_signals
     from streamwarden.trips.tlc import read_tlc
@@ -68,19 +77,8 @@ def replay(
     else:
         trips = read_tlc([Path(name) for name in source])
     job = Replay(trips, landing or workspace.root / "landing", options, restart=again)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,}/{task.total:,} trips"),
-        TimeElapsedColumn(),
-        console=err,
-        transient=as_json,
-    )
-    with stop_on_signals() as stop_event, bar:
-        shown = bar.add_task("replay", total=job.plan.trips.num_rows)
-        done = job.run(
-            lambda now: bar.update(shown, completed=now.trips, description=f"{now.clock:%Y-%m-%d %H:%M}"), stop_event
-        )
+    with stop_on_signals() as stop_event, _shown(job.plan.trips.num_rows, transient=as_json) as show:
+        done = job.run(show, stop_event)
     if as_json:
         print_json(vars(done))
     elif done.done:
@@ -121,6 +119,43 @@ def generate_trips(
         print_json({"file": str(path), "trips": table.num_rows})
     else:
         out.print(f"{path}: {table.num_rows:,} trips")
+
+
+@contextmanager
+def _shown(trips: int, *, transient: bool) -> Iterator[Callable[[ReplayProgress], None]]:
+    """Give what shows how far a replay is: a bar on a terminal, else a line now and then."""
+    if not err.is_terminal:
+        yield _Lines()
+        return
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,}/{task.total:,} trips"),
+        TimeElapsedColumn(),
+        console=err,
+        transient=transient,
+    )
+    with bar:
+        shown = bar.add_task("replay", total=trips)
+        yield lambda now: bar.update(shown, completed=now.trips, description=f"{now.clock:%Y-%m-%d %H:%M}")
+
+
+class _Lines:
+    """Prints where a replay stands: at its beginning, and every ten seconds. Its end the command itself prints."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def __call__(self, now: ReplayProgress) -> None:
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _LINE_S
+        err.print(
+            f"replay: {now.clock:%Y-%m-%d %H:%M}, {now.trips:,} of {now.total_trips:,} trips have landed in {now.files}"
+            f" of {now.total_files} files",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _duration(option: str, text: str) -> timedelta:

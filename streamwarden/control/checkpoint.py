@@ -7,15 +7,21 @@ line, one JSON line of metadata, then one line a source.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamwarden.control.damage import checkpoint_damaged
+from streamwarden.errors import StreamwardenError
 from streamwarden.storage import Storage
 
 __all__ = ["BatchOffsets", "CheckpointReader", "changed_offsets", "next_watermark_ms"]
 
 _VERSION = "v1"
+
+_COMPACT = ".compact"
+"""Of an entry of a file source's log that holds all entries before it, too."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +77,100 @@ class CheckpointReader:
         return self._storage.read(f"{self._path}/commits/{batch}") is not None
 
     def offsets(self, batch: int) -> BatchOffsets | None:
-        """Return what is written of a batch, or None where there is nothing."""
-        entry = self._storage.read(f"{self._path}/offsets/{batch}")
+        """Return what is written of a batch, or None where there is nothing.
+
+        Raises
+        ------
+        StreamwardenError
+            ``CHECKPOINT_DAMAGED`` if the file is empty, cut, or not of the offset log.
+        """
+        found = self._lines(f"offsets/{batch}")
+        if found is None:
+            return None
+        # Spark writes "-" for a source without an offset.
+        metadata, sources = found[0], tuple(None if line == "-" else line for line in found[1:])
+        try:
+            if not sources:
+                raise ValueError("it names no source")
+            for source in sources:
+                # Whatever a source writes; but what begins as an object ends as one.
+                json.loads(source if source and source.startswith("{") else "null")
+            content = dict(json.loads(metadata))
+            return BatchOffsets(
+                batch,
+                int(content.get("batchWatermarkMs", 0)),
+                dict(content.get("conf", {})),
+                sources,
+                int(content.get("batchTimestampMs", 0)),
+            )
+        except (TypeError, ValueError) as error:
+            raise self._damaged(f"offsets/{batch}", f"it is cut, or another's: {error}") from error
+
+    def check(self) -> None:
+        """See that the files that Spark goes on from are there and whole: of the logs, and of file sources.
+
+        Spark itself looks at some of them only. It runs a batch again under other boundaries where the newest offsets
+        are missing, and reads files again where the newest entry of their source's log is, both in silence. State is
+        not looked at here: Spark names what is wrong with it.
+
+        Raises
+        ------
+        StreamwardenError
+            ``CHECKPOINT_DAMAGED``, naming the file.
+        """
+        # In this order: a query that runs on it meanwhile writes the offsets first.
+        done, begun = self.last_commit(), self.last_offset()
+        if begun is None and done is None:
+            return
+        newest = max(-1 if begun is None else begun, -1 if done is None else done)
+        identity = self._storage.read(f"{self._path}/metadata")
+        if identity is None or not _is_json(identity.data):
+            raise self._damaged("metadata", "it is missing" if identity is None else "it is empty or cut")
+        sources: tuple[str | None, ...] = ()
+        # Of the batch before Spark reads the offsets, too: where the newest batch begins.
+        for batch in range(max(newest - 1, 0), newest + 1):
+            offsets = self.offsets(batch)
+            if offsets is None:
+                raise self._damaged(f"offsets/{batch}", "it is missing")
+            sources = offsets.sources
+        if newest > 0 and (done is None or done < newest - 1):
+            raise self._damaged(f"commits/{newest - 1}", "it is missing")
+        if done is not None:
+            commit = self._lines(f"commits/{done}")
+            if not commit or not _is_json(commit[0].encode()):
+                raise self._damaged(f"commits/{done}", "it is empty or cut")
+        for number, source in enumerate(sources):
+            position = json.loads(source) if source and source.startswith("{") else {}
+            if "logOffset" in position:
+                self._check_file_log(f"sources/{number}", int(position["logOffset"]))
+
+    def _check_file_log(self, folder: str, position: int) -> None:
+        """See that what a file source has taken is on record, from its log's newest whole entry to the newest one."""
+        names = [key.rsplit("/", 1)[1] for key in self._storage.list(f"{self._path}/{folder}")]
+        entries = {int(name.removesuffix(_COMPACT)): name for name in names if name.removesuffix(_COMPACT).isdigit()}
+        whole = max((number for number, name in entries.items() if name.endswith(_COMPACT)), default=0)
+        for number in range(whole, max(position, *entries, -1) + 1):
+            path = f"{folder}/{entries.get(number, number)}"
+            lines = self._lines(path)
+            if lines is None:
+                raise self._damaged(path, "it is missing")
+            if any(not _is_json(line.encode()) for line in lines):
+                raise self._damaged(path, "it is cut")
+
+    def _lines(self, name: str) -> list[str] | None:
+        """Return the lines of a log's entry after its version, or None where there is none."""
+        entry = self._storage.read(f"{self._path}/{name}")
         if entry is None:
             return None
-        lines = entry.data.decode().splitlines()
-        metadata = json.loads(lines[1])
-        return BatchOffsets(
-            batch,
-            int(metadata.get("batchWatermarkMs", 0)),
-            dict(metadata.get("conf", {})),
-            # Spark writes "-" for a source without an offset.
-            tuple(None if line == "-" else line for line in lines[2:]),
-            int(metadata.get("batchTimestampMs", 0)),
-        )
+        version, *lines = entry.data.decode(errors="replace").splitlines() or [""]
+        # A later format is not damage: whoever reads it says that it is not known.
+        if not re.fullmatch(r"v\d+", version) or not lines:
+            what = "it is empty" if not entry.data else f"it is cut, or another's: {len(entry.data)} bytes"
+            raise self._damaged(name, what)
+        return lines
+
+    def _damaged(self, name: str, what: str) -> StreamwardenError:
+        return checkpoint_damaged(self._storage, self._path, f"{name}: {what}")
 
     def has_state(self) -> bool:
         """Tell whether a stateful operator wrote here."""
@@ -93,6 +179,14 @@ class CheckpointReader:
     def _newest(self, log: str) -> int | None:
         names = (key.rsplit("/", 1)[1] for key in self._storage.list(f"{self._path}/{log}"))
         return max((int(name) for name in names if name.isdigit()), default=None)
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data)
+    except ValueError:
+        return False
+    return True
 
 
 def changed_offsets(entry: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from streamwarden.errors import StreamwardenError
 from streamwarden.storage import FileStore
 
-__all__ = ["FENCE", "DeltaLog", "TableState", "application_id", "start_id"]
+__all__ = ["FENCE", "ChangeCommit", "DeltaLog", "TableState", "application_id", "start_id"]
 
 FENCE = "FENCE"
 """The operation of commits that keep other generations out; see :mod:`~streamwarden.control.fence`."""
@@ -56,6 +57,29 @@ class TableState:
     transaction: int | None
 
 
+@dataclass(frozen=True)
+class ChangeCommit:
+    """A commit that deleted, updated or overwrote rows. One that only rearranged them, as OPTIMIZE does, is none.
+
+    Parameters
+    ----------
+    version
+        The table's version that it made.
+    operation
+        What its writer calls it: DELETE, UPDATE, MERGE, WRITE (an overwrite), RESTORE; empty if it does not say.
+    """
+
+    version: int
+    operation: str
+
+    def passed_over(self, table: str) -> str:
+        """Return in words that a job which streams from the table did not read it."""
+        by = f" ({self.operation})" if self.operation else ""
+        # Any other may also bring rows that were never in the table before.
+        new = "" if self.operation == "DELETE" else ", and read none of the rows that came with it"
+        return f"version {self.version} of {table} deleted or updated rows{by}; the job passed over it{new}"
+
+
 class DeltaLog:
     """The log of one table as it is at this moment.
 
@@ -85,9 +109,31 @@ class DeltaLog:
         return self.versions[-1] if self.versions else None
 
     def actions(self, version: int) -> list[dict[str, Any]]:
-        """Return the actions of one commit."""
-        text = self._files.read(f"{self.folder}/{version:020d}.json").decode()
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        """Return the actions of one commit.
+
+        Raises
+        ------
+        StreamwardenError
+            ``TABLE_DAMAGED`` if it is empty or cut.
+        """
+        name = f"{self.folder}/{version:020d}.json"
+        data = self._files.read(name)
+        try:
+            found = [json.loads(line) for line in data.splitlines() if line.strip()]
+        except ValueError as error:
+            raise StreamwardenError("TABLE_DAMAGED", f"{name} is cut") from error
+        if not found:
+            raise StreamwardenError("TABLE_DAMAGED", f"{name} is empty")
+        return found
+
+    def change(self, version: int) -> ChangeCommit | None:
+        """Return what a commit changed of the rows that were there; None if it only added some, or rearranged them."""
+        actions = self.actions(version)
+        # As Delta's streaming source has it.
+        if not any(action["remove"].get("dataChange", True) for action in actions if "remove" in action):
+            return None
+        named = (action["commitInfo"].get("operation") for action in actions if "commitInfo" in action)
+        return ChangeCommit(version, str(next(named, None) or ""))
 
     def table_id(self) -> str | None:
         """Return Delta's id of the table, or None where no kept commit says it."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
+from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.documents import Desired, ErrorInfo
 from streamwarden.control.postmortem import LastWords, last_words
 from streamwarden.control.savepoints import catalogue
@@ -18,6 +20,8 @@ __all__ = ["Diagnosis", "describe", "diagnose"]
 
 _DOWN = (Phase.FAILED, Phase.DEAD, Phase.SILENT)
 _WORDLESS = ("DRIVER_DIED", "DRIVER_DID_NOT_START", "DRIVER_SILENT", "DRIVER_STUCK", "DRIVER_FAILED")
+_ANOTHER_JOB = "a job of another name, with tables of its own, begins with the whole table as it is"
+_AT_VERSION = re.compile(r"\bat version (\d+)\b")
 _SIZE = re.compile(r"(\d+)([mg])")
 
 
@@ -131,6 +135,12 @@ def _checkpoint_damaged(case: _Case) -> tuple[str, str]:
     return f"the job can't go on from this checkpoint: {act}", command
 
 
+def _table_damaged(case: _Case) -> tuple[str, str]:
+    # Of a savepoint from before the damage, which is not always the latest.
+    command = re.search(r"`(streamwarden restore [^`]+)`", case.error.remedy)
+    return case.error.remedy, command[1] if command else ""
+
+
 def _state_changed(case: _Case) -> tuple[str, str]:
     act, command = case.restore()
     return f"bring back the query as it was and deploy it; or, if a savepoint is of the new query, {act}", (
@@ -148,16 +158,31 @@ def _source_gone(case: _Case) -> tuple[str, str]:
             case.deploy,
         )
     name = f"table {source.table}" if isinstance(source, DeltaSource) else f"folder {source.path}"
-    return (
+    act = (
         f"bring the missing files of the source {name} back, then deploy. No savepoint helps against rows that the"
-        " source no longer has",
-        case.deploy,
+        " source no longer has"
     )
+    if isinstance(source, DeltaSource):
+        act += f". If they are gone for good, as after VACUUM: {_ANOTHER_JOB}"
+    return act, case.deploy
 
 
 def _source_rows(case: _Case) -> tuple[str, str]:
-    act, command = case.restore()
-    return f"put the source table back to before the change, then {act}", command
+    source = case.desired.spec.source
+    found = _AT_VERSION.search(case.error.what)
+    change = None
+    if isinstance(source, DeltaSource) and found is not None:
+        with suppress(OSError, ValueError, StreamwardenError):
+            change = DeltaLog(case.workspace.files, f"tables/{source.table}").change(int(found[1]))
+    by = f" of version {change.version}, {change.operation or 'which does not say what it is'}," if change else ""
+    act = f"to go on without the commit{by} set source.on_change: skip in {case.yaml}, then deploy"
+    if change is None or change.operation != "DELETE":
+        act += "; rows that came with it are not read"
+    return (
+        f"{act}. Rows that the job has read before stay in its outputs. If those must be as the table is now:"
+        f" {_ANOTHER_JOB}. Putting the table back is no help: that is such a commit, too",
+        case.deploy,
+    )
 
 
 def _memory(case: _Case) -> tuple[str, str]:
@@ -234,6 +259,7 @@ _ACTS: dict[str, Callable[[_Case], tuple[str, str]]] = {
     "SOURCE_ROWS_CHANGED": _source_rows,
     "SOURCE_SCHEMA_CHANGED": _then_deploy,
     "STATE_SCHEMA_CHANGED": _state_changed,
+    "TABLE_DAMAGED": _table_damaged,
 }
 
 

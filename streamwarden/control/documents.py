@@ -113,6 +113,10 @@ class Desired(Decided):
     updated_by: str
     note: str = ""
     operation: str | None = Field(default=None, description="The rollout that put the spec in force.")
+    went_back: bool = Field(
+        default=False,
+        description="A rollout failed and went back to it: columns that the other spec added to tables are nobody's.",
+    )
 
 
 class OutputStart(_Record):
@@ -202,6 +206,24 @@ class DriverState(StrEnum):
     STOPPING = "stopping"
 
 
+class LandingState(_Record):
+    """What a job with a landing folder has yet to read, and which of its files a person should look at."""
+
+    waiting: int = Field(default=0, description="Files in plans that no batch has taken.")
+    unplanned: int = Field(default=0, description="Files found and not planned yet.")
+    told: int = Field(default=0, description="Files that a person should look at: replaced, or quarantined whole.")
+    first: list[str] = Field(default_factory=list, description="Some of them, with what is wrong, in words.")
+
+
+class Reread(_Record):
+    """Somebody asks that landed files be read once more."""
+
+    id: str
+    at: datetime
+    by: str
+    files: dict[str, int] = Field(description="Name, as `shown` writes it, to the number of the reading, from 2 on.")
+
+
 class Heartbeat(_Record):
     """A driver's sign of life."""
 
@@ -223,7 +245,11 @@ class Heartbeat(_Record):
     versions: dict[str, str] = Field(
         default_factory=dict, description="Of what writes the checkpoint: spark, delta, job, streamwarden."
     )
+    notes: list[str] = Field(
+        default_factory=list, description="What a person should know of it, and no error: of its tables' columns."
+    )
     metrics: str = Field(default="", description="host:port of its Prometheus endpoint; empty: it has none.")
+    landing: LandingState | None = Field(default=None, description="Of a job that reads files.")
 
 
 class OperatorProgress(_Record):
@@ -252,6 +278,14 @@ class SourceProgress(_Record):
     pending: int | None = Field(
         description="Left after it, at the moment of its report (of Kafka: of its planning); None: can't be told."
     )
+    cut: bool = Field(
+        default=False,
+        description="It took as much as its limit allows, and left some: the next batch begins at once.",
+    )
+    skipped: int = Field(
+        default=0, description="Commits of a Delta table that changed or deleted rows, and that it passed over whole."
+    )
+    skipped_last: str = Field(default="", description="The newest of them, in words.")
 
 
 class BatchProgress(_Record):
@@ -303,6 +337,7 @@ class Totals(_Record):
     rows_quarantined: int = 0
     rows_duplicate: int = 0
     late_rows: int = 0
+    commits_skipped: int = Field(default=0, description="See :class:`SourceProgress`.")
 
 
 class Exit(_Record):
@@ -476,12 +511,18 @@ class Document(Generic[M]):
         What it holds.
     seldom
         Whether it is read far more often than it changes: readers of the same bytes are then given one object.
+    derived
+        Whether it is made anew by itself: then a damaged one counts as one that is not there. Any other decides what
+        runs, and is an error until ``streamwarden repair`` has restored it.
     """
 
-    def __init__(self, storage: Storage, key: str, model: type[M], *, seldom: bool = False) -> None:
+    def __init__(
+        self, storage: Storage, key: str, model: type[M], *, seldom: bool = False, derived: bool = False
+    ) -> None:
         self.storage = storage
         self.key = key
         self.model = model
+        self.derived = derived
         self._parse = _parsed if seldom else _parse
 
     def read(self) -> M | None:
@@ -492,18 +533,26 @@ class Document(Generic[M]):
         StreamwardenError
             ``DOCUMENT_INVALID``.
         """
-        found = self.read_versioned()
-        return found[0] if found else None
+        return self._read()[0]
 
     def read_versioned(self) -> tuple[M, str] | None:
         """Return the document and its etag, or None."""
+        value, etag = self._read()
+        return (value, etag) if value is not None and etag is not None else None
+
+    def _read(self) -> tuple[M | None, str | None]:
+        """Return the document, and the etag of what stands there: of a damaged derived one the etag alone."""
         entry = self.storage.read(self.key)
         if entry is None:
-            return None
+            return None, None
         try:
             return cast(M, self._parse(self.model, entry.data)), entry.etag
         except ValidationError as error:
-            raise StreamwardenError("DOCUMENT_INVALID", f"{self.key}: {error}") from error
+            if self.derived:
+                return None, entry.etag
+            words = "; ".join(f"{'.'.join(map(str, one['loc']))} {one['msg']}".strip() for one in error.errors()[:3])
+            what = f"{self.key}: {words if entry.data else 'it is empty'}"
+            raise StreamwardenError("DOCUMENT_INVALID", what, remedy=_remedy(self.key)) from error
 
     def write(self, value: M) -> str:
         """Write whatever stands there now."""
@@ -517,6 +566,10 @@ class Document(Generic[M]):
         """Write over one version; raises :class:`~streamwarden.storage.Conflict` over any other."""
         return self.storage.replace(self.key, _encode(value), etag)
 
+    def delete(self) -> None:
+        """Remove it; no error where there is none."""
+        self.storage.delete(self.key)
+
     def update(self, change: Callable[[M | None], M], *, tries: int = 10) -> M:
         """Read, change and write back, again from the start where somebody was faster.
 
@@ -526,11 +579,11 @@ class Document(Generic[M]):
             ``DOCUMENT_CONFLICT`` after `tries` lost races.
         """
         for _ in range(tries):
-            found = self.read_versioned()
-            value = change(found[0] if found else None)
+            found, etag = self._read()
+            value = change(found)
             try:
-                if found:
-                    self.replace(value, found[1])
+                if etag is not None:
+                    self.replace(value, etag)
                 else:
                     self.create(value)
             except Conflict:
@@ -541,6 +594,15 @@ class Document(Generic[M]):
 
 def _parse(model: type[BaseModel], data: bytes) -> BaseModel:
     return model.model_validate_json(data)
+
+
+def _remedy(key: str) -> str | None:
+    """Return the remedy for a damaged document of a job; None, which is the catalogue's, for another one's."""
+    folder, _, rest = key.partition("/")
+    if folder != "control" or "/" not in rest:
+        return None
+    job = rest.split("/")[0]
+    return f"`streamwarden repair {job}` shows what it can be restored from; with --yes it does so."
 
 
 # Every look at a job reads its spec twice, wanted and launched, and that took as long as all else of the look. 256: a
@@ -566,15 +628,15 @@ class JobDocuments:
         self.desired = self._document("desired.json", Desired, seldom=True)
         self.checkpoint = self._document("checkpoint.json", CheckpointRef)
         self.lease = self._document("lease.json", Lease)
-        self.supervision = self._document("supervision.json", Supervision)
+        self.supervision = self._document("supervision.json", Supervision, derived=True)
         self.operation = self._document("operation.json", Operation)
-        self.health = self._document("health.json", HealthRecord)
+        self.health = self._document("health.json", HealthRecord, derived=True)
         self.parallelism = self._document("parallelism.json", Parallelism)
-        self.cancel = self._document("cancel.json", Cancel)
+        self.cancel = self._document("cancel.json", Cancel, derived=True)
 
     def totals(self, generation: int) -> Document[Totals]:
         """Return the totals document of a generation."""
-        return self._document(f"totals/g{generation:06}.json", Totals)
+        return self._document(f"totals/g{generation:06}.json", Totals, derived=True)
 
     def current_totals(self) -> Totals | None:
         """Return the totals of the generation that is in force; None before its first batch."""
@@ -583,31 +645,41 @@ class JobDocuments:
 
     def launch(self, incarnation: str) -> Document[Launch]:
         """Return the launch document of an incarnation."""
-        return self._document(f"incarnations/{incarnation}/launch.json", Launch, seldom=True)
+        return self._document(f"incarnations/{incarnation}/launch.json", Launch, seldom=True, derived=True)
 
     def heartbeat(self, incarnation: str) -> Document[Heartbeat]:
         """Return the heartbeat document of an incarnation."""
-        return self._document(f"incarnations/{incarnation}/heartbeat.json", Heartbeat)
+        return self._document(f"incarnations/{incarnation}/heartbeat.json", Heartbeat, derived=True)
 
     def progress(self, incarnation: str) -> Document[Progress]:
         """Return the progress document of an incarnation."""
-        return self._document(f"incarnations/{incarnation}/progress.json", Progress)
+        return self._document(f"incarnations/{incarnation}/progress.json", Progress, derived=True)
 
     def exit(self, incarnation: str) -> Document[Exit]:
         """Return the exit document of an incarnation."""
-        return self._document(f"incarnations/{incarnation}/exit.json", Exit)
+        return self._document(f"incarnations/{incarnation}/exit.json", Exit, derived=True)
 
     def request(self, incarnation: str, request: str) -> Document[Request]:
         """Return a request document."""
-        return self._document(f"requests/{incarnation}/{request}.json", Request)
+        return self._document(f"requests/{incarnation}/{request}.json", Request, derived=True)
 
     def result(self, request: str) -> Document[RequestResult]:
         """Return a request's result document."""
-        return self._document(f"results/{request}.json", RequestResult)
+        return self._document(f"results/{request}.json", RequestResult, derived=True)
+
+    def reread(self, request: str) -> Document[Reread]:
+        """Return a request to read landed files once more; gone once the driver has planned them."""
+        return self._document(f"rereads/{request}.json", Reread)
+
+    def rereads(self) -> list[Reread]:
+        """Return the open requests to read landed files once more, oldest first."""
+        keys = self.storage.list(f"{self.base}/rereads")
+        found = [request for key in keys if (request := Document(self.storage, key, Reread).read())]
+        return sorted(found, key=lambda request: (request.at, request.id))
 
     def past_operation(self, operation: str) -> Document[Operation]:
         """Return the document of an operation that has ended."""
-        return self._document(f"operations/{operation}.json", Operation)
+        return self._document(f"operations/{operation}.json", Operation, derived=True)
 
     def past_operations(self) -> list[str]:
         """Return the ids of the operations that have ended, oldest first."""
@@ -622,15 +694,15 @@ class JobDocuments:
     def requests(self, incarnation: str) -> list[Request]:
         """Return every request to an incarnation, oldest first."""
         keys = self.storage.list(f"{self.base}/requests/{incarnation}")
-        found = [request for key in keys if (request := Document(self.storage, key, Request).read())]
+        found = [request for key in keys if (request := Document(self.storage, key, Request, derived=True).read())]
         return sorted(found, key=lambda request: (request.at, request.id))
 
     def open_requests(self, incarnation: str) -> list[Request]:
         """Return the requests to an incarnation that have no result yet, oldest first."""
         return [request for request in self.requests(incarnation) if self.result(request.id).read() is None]
 
-    def _document(self, name: str, model: type[M], *, seldom: bool = False) -> Document[M]:
-        return Document(self.storage, f"{self.base}/{name}", model, seldom=seldom)
+    def _document(self, name: str, model: type[M], *, seldom: bool = False, derived: bool = False) -> Document[M]:
+        return Document(self.storage, f"{self.base}/{name}", model, seldom=seldom, derived=derived)
 
 
 def _encode(value: BaseModel) -> bytes:

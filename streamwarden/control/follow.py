@@ -28,8 +28,9 @@ def pays_to_start_ahead(now: float, interval: float, replay: float) -> bool:
 
     If it does, its start and the load of its state are over when the job is handed over. But a query looks for its
     second batch only when the clock comes to a whole multiple of the trigger interval (Spark's
-    ``ProcessingTimeExecutor.nextBatchTime``). One that is started afterwards begins a batch at once; its start takes
-    about what a replay takes, which is one, too.
+    ``ProcessingTimeExecutor.nextBatchTime``); or when it is woken, which it is as the driver takes it over, but by
+    Spark 4.2 only. One that is started afterwards begins a batch at once; its start takes about what a replay takes,
+    which is one, too.
 
     Parameters
     ----------

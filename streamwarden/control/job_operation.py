@@ -16,7 +16,7 @@ from streamwarden.control.supervision import Silence, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import OUTAGES, StreamwardenError
 
-__all__ = ["JobOperation", "is_anothers", "is_passing", "stopped_since"]
+__all__ = ["JobOperation", "is_anothers", "is_passing", "named", "stopped_since"]
 
 D = TypeVar("D", bound=Decided)
 
@@ -29,6 +29,14 @@ def is_passing(error: BaseException | None) -> bool:
 def is_anothers(error: BaseException | None) -> bool:
     """Tell whether an error says that another process performs the operation by now."""
     return isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED"
+
+
+def named(error: Exception) -> StreamwardenError:
+    """Return an error of an operation as one of the catalogue: ``OPERATION_FAILED`` where it has no name of its own."""
+    if isinstance(error, StreamwardenError):
+        return error
+    words = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return StreamwardenError("OPERATION_FAILED", words)
 
 
 def stopped_since(documents: JobDocuments) -> StreamwardenError | None:
@@ -76,14 +84,12 @@ class JobOperation:
         Raises
         ------
         StreamwardenError
-            What it failed of; ``OPERATION_FAILED`` for the system's own errors.
+            What it failed of; ``OPERATION_FAILED`` for the system's own errors, and for any other.
         """
         try:
             yield
-        except (StreamwardenError, OSError) as error:
-            failure = (
-                error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))
-            )
+        except Exception as error:
+            failure = named(error)
             # Half way it is gone on with by whoever repeats it, where repeating can help.
             left = self._half_way and failure.retryable
             if self.handle.operation.state == "running" and not is_anothers(failure) and not left:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from streamwarden.control.described import is_described
 from streamwarden.control.diagnosis import diagnose
 from streamwarden.control.documents import (
     Desired,
+    ErrorInfo,
     JobDocuments,
     Supervision,
     dump,
@@ -54,6 +56,7 @@ __all__ = [
     "status",
     "stop",
     "stop_all",
+    "unknown",
     "wait_for",
 ]
 
@@ -229,6 +232,7 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
     diagnosis = diagnose(workspace, seen)
     return {
         "job": job,
+        "described": is_described(workspace, job),
         "desired": seen.desired.state if seen.desired else None,
         "phase": seen.phase.value,
         "reason": seen.reason,
@@ -238,6 +242,7 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
         "incarnation": seen.incarnation,
         "pid": heartbeat.process.pid if heartbeat and is_alive(heartbeat.process) else None,
         "metrics": (heartbeat.metrics or None) if heartbeat and seen.phase.alive else None,
+        "notes": list(heartbeat.notes) if heartbeat and seen.phase.alive else [],
         "checkpoint": dump(documents.checkpoint.read()),
         "batch": seen.exit.batch if seen.exit else heartbeat.batch if heartbeat else None,
         "progress": dump(seen.progress.last) if seen.progress else None,
@@ -252,6 +257,15 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
     }
 
 
+def unknown(job: str, error: StreamwardenError) -> dict[str, Any]:
+    """Return :func:`status` of a job of which a document can't be read: the error, and nothing of all else."""
+    nothing = dict.fromkeys(("desired", "since", "health", "incarnation", "pid", "metrics", "checkpoint", "batch"))
+    nothing |= dict.fromkeys(("progress", "totals", "diagnosis", "operation", "changed", "logs"))
+    lists: dict[str, list[Any]] = {name: [] for name in ("findings", "restarts", "decisions")}
+    found = {"job": job, "phase": "unknown", "reason": error.what.splitlines()[0], "error": dump(ErrorInfo.of(error))}
+    return {**nothing, **lists, **found}
+
+
 def metrics_targets(workspace: Workspace) -> dict[str, str]:
     """Return by job where its driver's metrics are: of each that should run, the last known address.
 
@@ -261,7 +275,13 @@ def metrics_targets(workspace: Workspace) -> dict[str, str]:
     living: dict[str, str] = {}
     down: dict[str, str] = {}
     for job in deployed_jobs(workspace):
-        seen = observe(workspace, job)
+        try:
+            seen = observe(workspace, job)
+        except StreamwardenError as error:
+            if error.code != "DOCUMENT_INVALID":
+                raise
+            # Of a job whose documents are damaged nothing is known; the others are well.
+            continue
         address = seen.heartbeat.metrics if seen.heartbeat else ""
         if seen.phase.alive and address:
             living[job] = address

@@ -195,7 +195,8 @@ class Profile(BaseModel):
     root: str = Field(
         description="Folder that holds control/, checkpoints/, tables/, landing/, logs/, quality/ and scratch/. A"
         " relative one counts from the folder that holds config/. STREAMWARDEN_ROOT replaces it. With `s3` it holds"
-        " the last four only. scratch/ is where running drivers work on their state: as large, on a fast disk."
+        " the last four only. scratch/ is where running drivers work on their state: as large, on a fast disk. Its path"
+        " may have blanks, # and the like; what Spark or Delta would take for something else is refused."
     )
     s3: S3Spec | None = Field(default=None, description="A bucket for all that `root` does not keep.")
     master: str = Field(default="local[{cores}]", description="Spark master; {cores} is the job's resources.cores.")

@@ -124,7 +124,7 @@ class ProgressTable:
         rows = list(batches)
         return self._tried(lambda: self._append(job, incarnation, generation, rows))
 
-    def read(self, job: str, last: int | None = None) -> list[dict[str, Any]]:
+    def read(self, job: str, last: int | None = None, *, since: datetime | None = None) -> list[dict[str, Any]]:
         """Return a job's batches as the table's columns, oldest first.
 
         Does not hold what a driver has yet to write: see ``progress_table.every`` of the profile.
@@ -133,13 +133,15 @@ class ProgressTable:
         ----------
         last
             Only so many of the newest.
+        since
+            And all that were done at this time or after.
 
         Raises
         ------
         StreamwardenError
             ``PROGRESS_TABLE_MISSING`` or ``PROGRESS_TABLE_FAILED``.
         """
-        return self._tried(lambda: self._read(job, last))
+        return self._tried(lambda: self._read(job, last, since))
 
     def upkeep(self, keep: timedelta, *, now: datetime | None = None) -> dict[str, int]:
         """Delete old rows, join small files and remove those of no use any more; at most once a day (UTC).
@@ -221,7 +223,7 @@ class ProgressTable:
         )
         return len(new)
 
-    def _read(self, job: str, last: int | None) -> list[dict[str, Any]]:
+    def _read(self, job: str, last: int | None, since: datetime | None) -> list[dict[str, Any]]:
         table = self._open(make=False)
         if table is None:
             raise StreamwardenError("PROGRESS_TABLE_MISSING", self._uri)
@@ -230,6 +232,8 @@ class ProgressTable:
         if last is not None:
             # The times alone first: a quarter's rows with their operators are large, and the newest few are wanted.
             times = data.to_table(columns=["at"], filter=wanted)["at"]
+            if since is not None:
+                last = max(last, pc.sum(pc.greater_equal(times, since)).as_py() or 0)
             newest = pc.select_k_unstable(times, last, [("", "descending")]) if len(times) else []
             if len(newest):
                 wanted &= pc.field("at") >= times[newest[-1].as_py()]

@@ -17,7 +17,7 @@ from streamwarden.control.documents import (
     utc_now,
 )
 from streamwarden.control.going_back import outputs_before
-from streamwarden.control.job_operation import JobOperation, is_anothers, is_passing, stopped_since
+from streamwarden.control.job_operation import JobOperation, is_anothers, is_passing, named, stopped_since
 from streamwarden.control.operation import active_operation, begin
 from streamwarden.control.rollout_plan import Effect, RolloutPlan, changes_between, checkpoint_facts
 from streamwarden.control.savepoints import catalogue
@@ -171,6 +171,7 @@ class _Rollout(JobOperation):
                 before=seen.desired.model_dump(mode="json"),
                 effect=planned.effect.value,
                 waits=self._plan.get("waits", seen.phase is Phase.WAITING),
+                edited=planned.has_columns and seen.desired.spec.module == planned.wanted.module,
             )
             step.detail = f"{planned.effect}: {planned.fields}"
 
@@ -255,10 +256,10 @@ class _Rollout(JobOperation):
                     say=self._say,
                     may_wait=bool(self._plan.get("waits")),
                 )
-        except StreamwardenError as error:
-            if is_passing(error):
+        except Exception as error:
+            if is_passing(error) or isinstance(error, OSError):
                 raise
-            self._roll_back(error)
+            self._roll_back(named(error))
         self._release()
         return self.handle.end("done")
 
@@ -283,7 +284,9 @@ class _Rollout(JobOperation):
                 found = self._documents.desired.read()
                 # A person may have stopped it since.
                 state = "suspended" if found is not None and found.state == "suspended" else before.state
-                put_back = before.model_copy(update={"state": state, "updated_at": utc_now(), "note": note})
+                put_back = before.model_copy(
+                    update={"state": state, "updated_at": utc_now(), "note": note, "went_back": True}
+                )
                 self._decide(self._documents.desired, put_back)
             way = self._plan.get("way", "")
             desired = self._documents.desired.read()
@@ -292,9 +295,11 @@ class _Rollout(JobOperation):
         self._release()
         record_decision(self._workspace, self._job, "roll back", f"{error.code}: {error.what}")
         self.handle.end("rolled back", error)
-        raise StreamwardenError(
-            "ROLLOUT_UNHEALTHY", f"{self._job}: {error.code}: {error.what}\n  Back to the spec of before: {way}"
-        ) from error
+        what = f"{self._job}: {error.code}: {error.what}\n  Back to the spec of before: {way}"
+        if self._plan.get("edited"):
+            # The spec names it, and does not hold it.
+            what += f"\n  Its module {self._before.spec.module} is still as it was edited: bring back the one of before"
+        raise StreamwardenError("ROLLOUT_UNHEALTHY", what) from error
 
     def _put_state_back(self) -> str:
         """Make the checkpoint fit for the old spec, if the new one has changed it; return how, in words.

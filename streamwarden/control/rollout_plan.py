@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from streamwarden.control.checkpoint import CheckpointReader
+from streamwarden.control.column_changes import compared_columns, existing_tables
 from streamwarden.control.documents import Desired, JobDocuments
 from streamwarden.control.parallelism import effective_spec
 from streamwarden.control.savepoints.compat import Written, job_version, misfits, stored_backend
@@ -66,6 +67,9 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "source.path": (Effect.RESTART, _UNREAD),
     "source.table": (Effect.RESTART, _UNREAD),
     "source.max_files_per_batch": (Effect.RESTART, _PACE),
+    "source.max_batch_size": (Effect.RESTART, _PACE),
+    "source.max_file_size": (Effect.RESTART, "counts for files that are not planned yet"),
+    "source.on_change": (Effect.RESTART, "what is done at commits to come; those before were read, or passed over"),
     "source.topic": (Effect.RESTART, _UNREAD),
     "source.bootstrap_servers": (Effect.RESTART, "the same topic by another address; of another cluster it is another"),
     "source.starting_offsets": (Effect.RESTART, "counts for a job without a checkpoint only"),
@@ -169,6 +173,11 @@ class RolloutPlan:
         """The changed fields, in words."""
         return ", ".join(change.field for change in self.changes) or "nothing"
 
+    @property
+    def has_columns(self) -> bool:
+        """Whether a table gets columns that the module has newly got."""
+        return any(change.field.startswith("sinks.") and ".columns." in change.field for change in self.changes)
+
     def refuse(self) -> None:
         """Raise if a change is refused.
 
@@ -206,10 +215,10 @@ class CheckpointFacts:
 
 
 def plan(workspace: Workspace, job: str) -> RolloutPlan:
-    """Compare what is deployed of a job with what its YAML says. Writes nothing.
+    """Compare what is deployed of a job with what its YAML says, and its tables with its module. Writes nothing.
 
-    Does not look into the module's code: of that only its VERSION is compared. Nor does it know of settings that are
-    the profile's own, such as its ``spark``.
+    Does not look into the module's code: of that only its VERSION and OUTPUTS are compared. Nor does it know of
+    settings that are the profile's own, such as its ``spark``.
 
     Raises
     ------
@@ -229,7 +238,8 @@ def plan(workspace: Workspace, job: str) -> RolloutPlan:
     # What a driver reads is compared with what it runs with; what supervisors read, with what they read now.
     driver = [one for one in found if one.effect is not Effect.LIVE]
     live = [one for one in _differences(seen.desired.spec, wanted) if one.effect is Effect.LIVE]
-    return RolloutPlan(job, base, wanted, (*unknown, *driver, *live), running=seen.phase.alive)
+    found = _with_tables(workspace, (*unknown, *driver, *live), wanted, released=seen.desired.went_back)
+    return RolloutPlan(job, base, wanted, found, running=seen.phase.alive)
 
 
 def changed_fields(deployed: JobSpec, wanted: JobSpec) -> list[str]:
@@ -301,6 +311,31 @@ def checkpoint_facts(workspace: Workspace, job: str, spec: JobSpec) -> Checkpoin
         settings=offsets.conf,
         partitions=int(partitions) if partitions is not None else None,
     )
+
+
+def _with_tables(
+    workspace: Workspace, found: tuple[Change, ...], wanted: JobSpec, *, released: bool
+) -> tuple[Change, ...]:
+    """Return changes with what the tables that are there add, or have against them."""
+    tables = existing_tables(workspace, wanted)
+    changes = {change.field: change for change in found}
+    for sink in wanted.sinks:
+        name = f"sinks.{sink.table}.partition_by"
+        if name in changes and sink.table in tables:
+            made_by = tables[sink.table].metadata().partition_columns
+            if made_by != list(sink.partition_by):
+                why = f"the table is there, partitioned by {', '.join(made_by) or 'nothing'}"
+                remedy = "Set it back, or give the job another table (`table` of its sink)."
+                changes[name] = replace(changes[name], effect=Effect.REFUSED, why=why, remedy=remedy)
+    for sink, columns in compared_columns(workspace, wanted, tables, released=released):
+        for one in columns.added:
+            name = f"sinks.{sink.table}.columns.{one.name}"
+            why = "the module has it, the table does not: it is added, null in the rows that are there"
+            changes[name] = Change(name, None, one.type, Effect.SAVEPOINT, why)
+        for misfit in columns.misfits:
+            name = f"sinks.{sink.table}.columns.{misfit.column}"
+            changes[name] = Change(name, misfit.before, misfit.after, Effect.REFUSED, misfit.why, misfit.remedy)
+    return tuple(changes.values())
 
 
 def _running_spec(seen: Observation, desired: Desired) -> JobSpec | None:

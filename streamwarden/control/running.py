@@ -230,7 +230,7 @@ def stop_all(
     """
     deadline = time.monotonic() + timeout
     names = deployed_jobs(workspace) if jobs is None else jobs
-    asked = [job for job in names if JobDocuments(workspace.storage, job).desired.read() is not None]
+    asked = [job for job in names if _was_deployed(workspace, job)]
     ended: dict[str, Observation] = {}
     failed: dict[str, StreamwardenError] = {}
     for job in asked:
@@ -253,11 +253,12 @@ def stop_all(
 
 def deployed_jobs(workspace: Workspace) -> list[str]:
     """Return the names of all jobs that were ever deployed here, sorted: also of those whose YAML was removed since."""
-    return [
-        job
-        for job in workspace.files.folders("control")
-        if JobDocuments(workspace.storage, job).desired.read() is not None
-    ]
+    return [job for job in workspace.files.folders("control") if _was_deployed(workspace, job)]
+
+
+def _was_deployed(workspace: Workspace, job: str) -> bool:
+    # A damaged document of one job is an error of that job alone.
+    return workspace.storage.read(JobDocuments(workspace.storage, job).desired.key) is not None
 
 
 def await_stop(workspace: Workspace, job: str, timeout: float) -> Observation:

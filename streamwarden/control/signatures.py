@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 __all__ = ["Places", "Recognised", "fatal_in_log", "recognise"]
 
@@ -75,11 +76,13 @@ _SIGNATURES = (
         "CHECKPOINT_DAMAGED",
         r"\[CANNOT_LOAD_STATE_STORE\.",
         r"does not exist|Stream is corrupted|Stream ended prematurely|ChecksumException|ZipException"
-        r"|RocksDBException: .*[Cc]orrupt|CANNOT_READ_\w+|UNEXPECTED_FILE_SIZE|INVALID_CHANGE_LOG_READER_VERSION",
+        r"|RocksDBException: .*[Cc]orrupt|CANNOT_READ_\w+|UNEXPECTED_FILE_SIZE|INVALID_CHANGE_LOG_READER_VERSION"
+        # Of a file of 0 bytes; without words of its own, which it has where a connection ends.
+        r"|(?m:java\.io\.EOFException$)",
     ),
     _signature(
         "CHECKPOINT_DAMAGED",
-        r"Failed to read log file \S+/(?:offsets|commits)/"
+        r"Failed to read log file .+/(?:offsets|commits|sources/\d+)/"
         r"|\[(?:CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED|STATE_STORE_ROW_CHECKSUM_VERIFICATION_FAILED"
         r"|STREAMING_CHECKPOINT_MISSING_METADATA_FILE|STREAMING_STATEFUL_OPERATOR_MISSING_STATE_DIRECTORY)\]",
     ),
@@ -105,6 +108,8 @@ _SIGNATURES = (
         r"\[(?:DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE|DELTA_MISSING_FILES_UNEXPECTED_VERSION"
         r"|DELTA_STREAMING_TRAILING_COMMIT_MISSING)\]",
     ),
+    # In the traceback of the Python worker in which the job opens landed files.
+    _signature("SOURCE_DATA_GONE", r"\bLandedFileGone: "),
     _signature(
         # Spark's connector leaves the condition's name out.
         "SOURCE_DATA_GONE",
@@ -119,7 +124,7 @@ _SIGNATURES = (
     ),
 )
 
-_FILE_GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\].* reading file (\S+)\. File does not exist")
+_FILE_GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\].* reading file (.+?)\. File does not exist")
 _LOG_GONE = re.compile(
     r"\[(?:DELTA_TRUNCATED_TRANSACTION_LOG|DELTA_VERSIONS_NOT_CONTIGUOUS|DELTA_LOG_FILE_NOT_FOUND)\]"
 )
@@ -191,12 +196,13 @@ def _within(path: str, folder: str) -> bool:
 
 
 def _plain(path: str) -> str:
-    """Leave out a local file's scheme, which Hadoop writes with one slash or three."""
-    return re.sub(r"\bfile:/+", "/", path)
+    """Leave out a local file's scheme, which Hadoop writes with one slash or three, and what Spark may have escaped."""
+    return unquote(re.sub(r"\bfile:/+", "/", path))
 
 
 def _line(text: str, at: int) -> str:
     begin = text.rfind("\n", 0, at) + 1
     end = text.find("\n", at)
     line = text[begin : end if end >= 0 else len(text)].strip()
-    return _PREFIX.sub("", line)[:_LENGTH]
+    # What follows names options of a query that somebody writes by hand; a job's YAML has none of them.
+    return _PREFIX.sub("", line).partition(" This is currently not supported. If ")[0][:_LENGTH]

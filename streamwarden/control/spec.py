@@ -40,7 +40,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _ADDRESS = re.compile(r"(?:[^\s:,\[\]]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
 _MEMORY = re.compile(r"[1-9]\d*[mg]")
-_SIZES = {"m": 2**20, "g": 2**30}
+_SIZE = re.compile(r"[1-9]\d*[kmg]")
+_SIZES = {"k": 2**10, "m": 2**20, "g": 2**30}
 # What was doubled 64 times is above every longest wait, and a float yet.
 _MOST_DOUBLINGS = 64
 # Spark's UnifiedMemoryManager wants one and a half times the 300 MiB that it reserves, as the JVM counts: with the
@@ -73,26 +74,73 @@ def _check_name(value: str) -> str:
     return value
 
 
-class FileSource(_Strict):
-    """Files that appear in a folder, each read once, whole.
+def _bytes(size: str) -> int:
+    return int(size[:-1]) * _SIZES[size[-1]]
 
-    Folders within it are not read, as with Spark, unless all its files lie in folders named ``key=value``. A file is
-    handed to the job as bytes, so that a corrupt one is the job's to judge and not the query's end.
+
+class FileSource(_Strict):
+    """Files that appear in a folder, on disk or on S3, each read once.
+
+    The job gets names, and opens the files itself: a corrupt one is the job's to judge and not the query's end. Hidden
+    files (``.x``, ``_x``) are not read, and neither are folders, unless they are named ``key=value``.
     """
 
     kind: Literal["files"]
-    path: str = Field(description="Folder, relative to the profile's root, or absolute, or a URI.")
+    path: str = Field(description="Folder, relative to the profile's root, or absolute, or s3a://BUCKET/PREFIX.")
     max_files_per_batch: int = Field(
-        default=64, ge=1, description="64: at a few hundred kB a file, a first batch over a backlog stays in memory."
+        default=64, ge=1, description="64: of files of minutes of trips, a batch stays well under a minute on one core."
     )
+    max_batch_size: str = Field(
+        default="512m",
+        description="Bytes of a batch's files, as 512m or 2g; a larger file is a batch by itself. 512m: on one core"
+        " some minutes, less than trigger.timeout.",
+    )
+    max_file_size: str = Field(
+        default="4g",
+        description="A larger file is quarantined by its name, unread. 4g: a year of the densest trips; at some MB a"
+        " second a larger one would hold all others up for hours.",
+    )
+
+    @field_validator("max_batch_size", "max_file_size")
+    @classmethod
+    def _size(cls, value: str) -> str:
+        if not _SIZE.fullmatch(value):
+            raise ValueError(f"{value!r} is not a size: write a whole number and k, m or g, like 512m")
+        return value
+
+    @field_validator("path")
+    @classmethod
+    def _readable(cls, value: str) -> str:
+        scheme, is_address, _ = value.partition("://")
+        if not value or (is_address and scheme not in ("file", "s3a")):
+            raise ValueError(
+                f"{value!r} is no folder: files are read from a folder on disk, or from s3a://BUCKET/PREFIX"
+            )
+        return value
+
+    @property
+    def max_batch_bytes(self) -> int:
+        """`max_batch_size` as a number."""
+        return _bytes(self.max_batch_size)
+
+    @property
+    def max_file_bytes(self) -> int:
+        """`max_file_size` as a number."""
+        return _bytes(self.max_file_size)
 
 
 class DeltaSource(_Strict):
-    """Rows appended to a Delta table. Tables with updates or deletes are refused by Delta's streaming source."""
+    """Rows appended to a Delta table. Rows that were changed or deleted later can't be taken back from the outputs."""
 
     kind: Literal["delta"]
     table: str = Field(description="A table name; it stands in the profile's tables folder.")
     max_files_per_batch: int = Field(default=256, ge=1, description="256: small files from frequent commits add up.")
+    on_change: Literal["fail", "skip"] = Field(
+        default="fail",
+        description="What the job does at a commit that deletes, updates or overwrites rows. fail: it ends with"
+        " SOURCE_ROWS_CHANGED; what it has not read yet is read when it goes on. skip: it passes over the whole commit,"
+        " says so, and goes on. Rows that come with such a commit, as by MERGE or an overwrite, are then not read.",
+    )
 
     _name = field_validator("table")(_check_name)
 
@@ -196,12 +244,14 @@ class TriggerSpec(_Strict):
 
     interval: Duration = Field(
         default=timedelta(seconds=60),
-        description="60s: Flink users' usual order of magnitude; a batch to Delta costs seconds and leaves files.",
+        description="Where little comes, a batch begins at each whole multiple of it. A batch that the source's limit"
+        " has cut is followed at once, so that a backlog is worked off at full speed. 60s: Flink users' usual order of"
+        " magnitude; a batch to Delta costs seconds and leaves files.",
     )
     min_pause: Duration = Field(
         default=timedelta(0),
         description="Least time between the end of a batch and the work of the next, for jobs whose batches overrun"
-        " the interval. 0s, as Flink's execution.checkpointing.min-pause.",
+        " the interval or work off a backlog. 0s, as Flink's execution.checkpointing.min-pause.",
     )
 
     timeout: Duration = Field(
@@ -375,14 +425,14 @@ class ResourceSpec(_Strict):
     def _memory(cls, value: str) -> str:
         if not _MEMORY.fullmatch(value):
             raise ValueError(f"{value!r} is not a JVM memory size: write like 512m or 2g")
-        if int(value[:-1]) * _SIZES[value[-1]] < _LEAST_MEMORY:
+        if _bytes(value) < _LEAST_MEMORY:
             raise ValueError(f"{value} is too little: Spark does not start with less than 466m")
         return value
 
     @property
     def memory_bytes(self) -> int:
         """The heap in bytes."""
-        return int(self.memory[:-1]) * _SIZES[self.memory[-1]]
+        return _bytes(self.memory)
 
 
 class JobSpec(_Strict):

@@ -640,7 +640,9 @@ def _is_here(seen: Observation) -> bool:
 
 
 def _claim_document(workspace: Workspace, job: str) -> Document[Claim]:
-    return Document(workspace.storage, f"{JobDocuments(workspace.storage, job).base}/supervisor.json", Claim)
+    return Document(
+        workspace.storage, f"{JobDocuments(workspace.storage, job).base}/supervisor.json", Claim, derived=True
+    )
 
 
 def _current_incarnation(documents: JobDocuments) -> str | None:

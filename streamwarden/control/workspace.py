@@ -8,6 +8,7 @@ from pathlib import Path
 
 from streamwarden.control.config import config_dir, load_job, load_profile
 from streamwarden.control.profile import Profile, S3Spec
+from streamwarden.control.root import checked_root
 from streamwarden.control.spec import JobSpec
 from streamwarden.storage import FileStore, LocalFiles, LocalStorage, S3Files, S3Location, S3Storage, Storage
 
@@ -122,7 +123,7 @@ def open_workspace(
     folder = (config or config_dir()).resolve()
     loaded = load_profile(profile or os.environ.get(PROFILE_ENV) or "local", config=folder)
     chosen = Path(root or os.environ.get(ROOT_ENV) or loaded.root)
-    resolved = chosen if chosen.is_absolute() else (folder.parent / chosen).resolve()
+    resolved = checked_root(chosen if chosen.is_absolute() else (folder.parent / chosen).resolve(), loaded.name)
     if loaded.s3 is not None:
         location = _location(loaded.s3)
         return Workspace(

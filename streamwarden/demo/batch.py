@@ -6,16 +6,18 @@ to be made twice. Equality is exact. Money is summed in whole cents, which no or
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
+from pyarrow import csv
 
 __all__ = [
     "TRIP_KEY",
@@ -70,7 +72,19 @@ _COLUMNS: Final = {
     "card_id": "VARCHAR",
 }
 _NOT_MONEY: Final = {"trip_distance"}
-_REQUIRED: Final = ("lpep_pickup_datetime", "PULocationID")
+_MAY_MISS: Final = {
+    "store_and_fwd_flag",
+    "RatecodeID",
+    "passenger_count",
+    "trip_distance",
+    "ehail_fee",
+    "improvement_surcharge",
+    "payment_type",
+    "trip_type",
+    "congestion_surcharge",
+    "cbd_congestion_fee",
+    "card_id",
+}
 _EXAMPLES: Final = 5
 
 
@@ -142,18 +156,18 @@ def read_landed(files: Iterable[Path], *, earliest: datetime, latest: datetime) 
     Parameters
     ----------
     files
-        The files, of any kind. Hidden (``.``, ``_``) and empty ones are left out, as Spark leaves them out.
+        Parquet, CSV, or anything that is quarantined whole. Hidden ones (``.``, ``_``) are left out, as the source
+        leaves them out. Their times without a zone are UTC, as the job takes them by default.
     earliest, latest
         Bounds of the pickup, the second exclusive; UTC where they have no zone.
     """
-    seen = sorted(path for path in files if not path.name.startswith((".", "_")) and path.stat().st_size)
+    seen = sorted(path for path in files if not path.name.startswith((".", "_")))
     quarantine: Counter[Reasons] = Counter()
     with _duckdb() as db:
         columns = ", ".join(f'"{name}" {kind}' for name, kind in _COLUMNS.items())
         db.execute(f"CREATE TABLE landed ({columns}, source_file VARCHAR, source_row BIGINT, reasons VARCHAR[])")
         for path in seen:
-            if (reason := _load(db, path, _naive(earliest), _naive(latest))) is not None:
-                quarantine[(reason,)] += 1
+            quarantine += _load(db, path, _naive(earliest), _naive(latest))
         bad = db.execute("SELECT reasons, count(*) FROM landed WHERE len(reasons) > 0 GROUP BY reasons").fetchall()
         quarantine.update({tuple(reasons): count for reasons, count in bad})
         key = ", ".join(f'"{name}"' for name in TRIP_KEY)
@@ -288,19 +302,25 @@ def compare_quarantine(expected: Mapping[Reasons, int], actual: pa.Table) -> Dif
     )
 
 
-def _load(db: duckdb.DuckDBPyConnection, path: Path, earliest: datetime, latest: datetime) -> str | None:
-    """Judge a file's rows into ``landed``, or say why the whole file is quarantined."""
-    source = f"read_parquet({_text(str(path))}, file_row_number = true)"
+def _load(db: duckdb.DuckDBPyConnection, path: Path, earliest: datetime, latest: datetime) -> Counter[Reasons]:
+    """Judge a file's rows into ``landed``; return what else is quarantined: the whole file, or what is no row."""
     try:
-        kinds = {str(row[0]): str(row[1]) for row in db.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
-        if any(name not in kinds for name in _REQUIRED):
-            return "FILE_FOREIGN"
+        source, names, lost = _open(db, path)
+        described = db.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()
+        # DuckDB numbers columns whose names differ in capitals only.
+        shown, kinds = ([str(row[part]) for row in described] for part in (0, 1))
+        if refused := _refused(names):
+            return Counter([(refused,)])
+        places = {name.strip().lower(): place for place, name in enumerate(names)}
+        found = {name: places[name.lower()] for name in _COLUMNS if name.lower() in places}
         typed = {
-            name: _typed(f'"{name}"', kinds[name], kind) if name in kinds else f"CAST(NULL AS {kind})"
+            name: _typed(_name(shown[found[name]]), kinds[found[name]], kind)
+            if name in found
+            else f"CAST(NULL AS {kind})"
             for name, kind in _COLUMNS.items()
         }
         # "was_NAME": whether the file has a value, which may not have survived the conversion.
-        had = {name: f'"{name}" IS NOT NULL' if name in kinds else "false" for name in _COLUMNS}
+        had = {name: f"{_name(shown[found[name]])} IS NOT NULL" if name in found else "false" for name in _COLUMNS}
         select = ", ".join(f'{typed[name]} AS "{name}", {had[name]} AS "was_{name}"' for name in _COLUMNS)
         columns = ", ".join(f'"{name}"' for name in _COLUMNS)
         db.execute(
@@ -310,9 +330,79 @@ def _load(db: duckdb.DuckDBPyConnection, path: Path, earliest: datetime, latest:
             SELECT {columns}, {_text(path.name)}, source_row, {_reasons(earliest, latest)} FROM typed
             """
         )
-    except duckdb.Error:
-        return "FILE_UNREADABLE"
+    except (duckdb.Error, pa.ArrowException, OSError):
+        return Counter([("FILE_UNREADABLE",)])
+    return Counter({("WRONG_FIELD_COUNT",): lost} if lost else {})
+
+
+def _open(db: duckdb.DuckDBPyConnection, path: Path) -> tuple[str, list[str], int]:
+    """Return SQL for a file's rows, its columns' names, and how many rows have too few or too many fields."""
+    with path.open("rb") as file:
+        begin = file.read(4)
+    if begin == b"PAR1":
+        elements = db.execute(f"SELECT name, num_children FROM parquet_schema({_text(str(path))})").fetchall()
+        return f"read_parquet({_text(str(path))}, file_row_number = true)", _top_level(elements), 0
+    name = path.name.lower().removesuffix(".gz")
+    if name.endswith((".json", ".jsonl", ".ndjson")):
+        raise NotImplementedError(f"{path.name}: JSON lines are not compared")
+    if not name.endswith(".csv") or not begin:
+        raise pa.ArrowInvalid("no known format")
+    rows, lost = _read_csv(path, "gzip" if begin.startswith(b"\x1f\x8b") else None)
+    numbers = pa.array(range(rows.num_rows), pa.int64())
+    shown = [f"column_{place}" for place in range(rows.num_columns)]
+    db.register("csv_rows", pa.Table.from_arrays([*rows.columns, numbers], [*shown, "file_row_number"]))
+    return "csv_rows", rows.schema.names, lost
+
+
+def _top_level(elements: list[tuple[str, int | None]]) -> list[str]:
+    """Return the top-level columns of a Parquet schema, which names each element before its children."""
+    names: list[str] = []
+    inner = 0
+    for name, children in elements[1:]:
+        if not inner:
+            names.append(name)
+        inner = max(inner - 1, 0) + (children or 0)
+    return names
+
+
+def _read_csv(path: Path, compression: str | None) -> tuple[pa.Table, int]:
+    """Read CSV as text, by arrow: the job reads it by Python's own parser."""
+    lost = 0
+
+    def count(_: object) -> str:
+        nonlocal lost
+        lost += 1
+        return "skip"
+
+    def opened() -> Any:
+        return pa.input_stream(str(path), compression=compression)
+
+    parse = csv.ParseOptions(newlines_in_values=True, invalid_row_handler=count)
+    names = csv.open_csv(opened(), parse_options=parse).schema.names
+    lost = 0
+    convert = csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.string()),
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=True,
+    )
+    rows = csv.read_csv(opened(), csv.ReadOptions(use_threads=False), parse_options=parse, convert_options=convert)
+    return rows, lost
+
+
+def _refused(names: list[str]) -> str | None:
+    own = Counter(name.strip().lower() for name in names)
+    if any(own[name.lower()] > 1 for name in _COLUMNS):
+        return "FILE_AMBIGUOUS"
+    missing = [name for name in _COLUMNS if not own[name.lower()]]
+    spelled = {re.sub(r"[^a-z0-9]", "", name.lower()) for name in names}
+    if set(missing) - _MAY_MISS or spelled & {re.sub("_", "", name.lower()) for name in missing}:
+        return "FILE_FOREIGN"
     return None
+
+
+def _name(column: str) -> str:
+    return '"' + column.replace('"', '""') + '"'
 
 
 def _reasons(earliest: datetime, latest: datetime) -> str:

@@ -146,6 +146,8 @@ class QueryAhead:
         signed = _Signed(writer, author)
         self._query.write_by(signed)
         self._held.give(signed)
+        # What has come since it looked last.
+        self._query.wake()
         _log.info("the query that was started ahead writes from now on")
         return self._query
 

@@ -19,6 +19,8 @@ from streamwarden.driver.sink import DeltaSink, Written
 __all__ = ["BatchCounts", "BatchWriter", "release"]
 
 _KEPT = 100
+_TOLD = 1_000
+"""Refused files of one batch that are told by name; the quarantine table has all of them."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class BatchWriter:
         Where the query's batches are logged.
     guard
         Raises if this driver may not write any more.
+    refused
+        Told which landed files a job has quarantined whole, and why, by label; see ``refused_files`` of a job.
     """
 
     def __init__(
@@ -64,7 +68,10 @@ class BatchWriter:
         sinks: Mapping[str, DeltaSink],
         checkpoint: CheckpointReader,
         guard: Callable[[], None],
+        *,
+        refused: Callable[[Mapping[str, str]], None] | None = None,
     ) -> None:
+        self._refused = refused
         self._spec = spec
         self._job = job
         self._sinks = sinks
@@ -133,6 +140,7 @@ class BatchWriter:
                 sink.check_keys(rows, arrived, batch_id)
             for output, sink, rows, arrived in parts:
                 written[output] = sink.write(rows, batch_id, watermark_ms, guard=guard, measured=arrived)
+            self._tell_refused(kept, written)
             # Again, before Spark commits the batch in the checkpoint: a driver that woke in its write was passed over.
             self._guard()
             sink_ms = round((time.monotonic() - commits_from[0]) * 1000) if commits_from else 0
@@ -147,6 +155,19 @@ class BatchWriter:
             sink_ms=sink_ms,
         )
         self._counts.pop(batch_id - _KEPT, None)
+
+    def _tell_refused(self, kept: DataFrame, written: Mapping[str, Written]) -> None:
+        find = getattr(self._job, "refused_files", None)
+        main = self._spec.sinks[0].output
+        if (
+            find is None
+            or self._refused is None
+            or not any(done.arrived for name, done in written.items() if name != main)
+        ):
+            return
+        found = {row["source_file"]: row["reason"] for row in find(kept).limit(_TOLD).collect()}
+        if found:
+            self._refused(found)
 
 
 def release(kept: DataFrame) -> None:

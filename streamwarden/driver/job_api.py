@@ -12,6 +12,12 @@ A job module is DataFrame in, DataFrame out. It has
     The streaming query. An upserted output may carry a boolean column ``_deleted``: true removes the row of its keys.
 ``outputs(batch) -> Mapping[str, DataFrame]``
     Optional. Splits one batch of `transform`'s rows into the outputs; without it the batch is ``main``.
+``refused_files(batch) -> DataFrame``
+    Optional, of a job that reads ``files``. The files of one batch of `transform`'s rows that were refused whole:
+    columns ``source_file`` (:attr:`LandedFile.label`) and ``reason``.
+
+A source of kind ``files`` hands over one column ``file``: lines of JSON, which :meth:`LandedFile.from_json` reads. The
+job opens each file itself, and lets :class:`LandedFileGone` through.
 """
 
 from __future__ import annotations
@@ -26,7 +32,19 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-__all__ = ["DELETED", "EVENT_ENDS", "JobOptions", "JobSettings", "StreamingJob", "observe_event_ends"]
+from streamwarden.control.landing.file import LandedFile, LandedFileChanged, LandedFileGone
+
+__all__ = [
+    "DELETED",
+    "EVENT_ENDS",
+    "JobOptions",
+    "JobSettings",
+    "LandedFile",
+    "LandedFileChanged",
+    "LandedFileGone",
+    "StreamingJob",
+    "observe_event_ends",
+]
 
 DELETED = "_deleted"
 """Column of an upserted output: true removes the row that has these keys."""

@@ -10,6 +10,7 @@ from streamwarden.control.profile import Profile
 from streamwarden.control.spec import JobSpec, KafkaSource
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.logs import write_log4j
+from streamwarden.spark.java_options import quoted
 from streamwarden.spark.session import build_session
 
 __all__ = ["PROVIDERS", "start_session", "temporary"]
@@ -70,7 +71,7 @@ def temporary(scratch: Path) -> str:
     Spark's own, state in work included, is there too, unless a profile sets ``spark.local.dir``: executors of a cluster
     would take that for theirs.
     """
-    return f'"-Djava.io.tmpdir={scratch}"'
+    return quoted(f"-Djava.io.tmpdir={scratch}")
 
 
 def _ends_itself(logs: Path) -> str:
@@ -78,5 +79,6 @@ def _ends_itself(logs: Path) -> str:
 
     One that has once run out of heap may have lost any of its threads: it may look alive, and do nothing.
     """
-    # Quoted: a folder's name may have blanks, and Spark splits options at them.
-    return f'-XX:+ExitOnOutOfMemoryError "-XX:ErrorFile={logs}/hs_err_%p.log"'
+    # The JVM puts its process id where it finds %p, in a folder's name, too.
+    folder = str(logs).replace("%", "%%")
+    return f"-XX:+ExitOnOutOfMemoryError {quoted(f'-XX:ErrorFile={folder}/hs_err_%p.log')}"

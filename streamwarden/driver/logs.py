@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import structlog
 
 from streamwarden.control.profile import LogSpec
+from streamwarden.spark.java_options import quoted
 
 __all__ = ["RecordContext", "configure_logging", "rotate_console", "write_log4j"]
 
@@ -26,7 +28,7 @@ rootLogger.appenderRef.file.ref = file
 appender.file.type = RollingFile
 appender.file.name = file
 appender.file.fileName = {folder}/spark.log
-appender.file.filePattern = {folder}/spark.log.%i
+appender.file.filePattern = {pattern}/spark.log.%i
 appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d{{yyyy-MM-dd'T'HH:mm:ss.SSS}}{{UTC}}Z %p %c{{1}}: %m%n%ex
 appender.file.policies.type = Policies
@@ -185,5 +187,8 @@ def rotate_console(folder: Path, spec: LogSpec) -> None:
 def write_log4j(folder: Path, spec: LogSpec) -> str:
     """Write the JVM's log configuration beside the logs, and return the JVM option that names it."""
     path = folder / "log4j2.properties"
-    path.write_text(_LOG4J.format(folder=folder, max_bytes=spec.max_bytes, backups=spec.backups), encoding="utf-8")
-    return f"-Dlog4j2.configurationFile={path.as_uri()}"
+    # Java reads a properties file as Latin-1, with escapes as those of JSON; and a % of the pattern begins a field.
+    name = json.dumps(str(folder))[1:-1]
+    text = _LOG4J.format(folder=name, pattern=name.replace("%", "%%"), max_bytes=spec.max_bytes, backups=spec.backups)
+    path.write_text(text, encoding="ascii")
+    return quoted(f"-Dlog4j2.configurationFile={path.as_uri()}")

@@ -20,6 +20,7 @@ from streamwarden.control.documents import CheckpointRef, JobDocuments, OutputSt
 from streamwarden.control.fence import fence
 from streamwarden.control.put_back import put_back
 from streamwarden.control.workspace import Workspace
+from streamwarden.driver.output_table import copy_record
 from streamwarden.errors import StreamwardenError
 
 __all__ = ["AUTHOR", "clear_unborn", "start_outputs"]
@@ -170,6 +171,8 @@ def _start(
             .option("txnVersion", number)
             .save(path)
         )
+        may_write()
+        copy_record(session, source, path, rows.columns)
     else:
         _log.info("%s: put back to version %d", output.table, output.version)
         author = session.conf.get(AUTHOR, "") or ""

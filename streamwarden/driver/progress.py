@@ -323,6 +323,11 @@ class ProgressListener(StreamingQueryListener):
             done.watermark.isoformat() if done.watermark else "-",
             done.state_rows,
         )
+        source = done.source
+        if source is not None and source.skipped:
+            _log.warning(
+                "batch %d passed over %d commits, the last: %s", done.batch, source.skipped, source.skipped_last
+            )
 
     def _write(self) -> None:
         if not self._written:
@@ -360,6 +365,7 @@ def _added(was: Totals | None, done: BatchProgress, generation: int) -> Totals:
         rows_quarantined=was.rows_quarantined + done.rows_quarantined,
         rows_duplicate=was.rows_duplicate + done.rows_duplicate,
         late_rows=was.late_rows + done.late_rows,
+        commits_skipped=was.commits_skipped + (done.source.skipped if done.source else 0),
     )
 
 

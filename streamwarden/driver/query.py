@@ -15,6 +15,7 @@ from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.durations import format_duration
 from streamwarden.control.spec import JobSpec
 from streamwarden.driver.causes import Failure
+from streamwarden.driver.pace import Alarm
 from streamwarden.errors import OUTAGES, StreamwardenError
 
 __all__ = ["BatchError", "RunningQuery", "Writer"]
@@ -76,10 +77,16 @@ class RunningQuery:
         self._checkpoint_path = checkpoint_path
         self._checkpoint = checkpoint
         self._failure: Failure | None = None
+        self._stopping = False
+        is_begun = checkpoint.last_offset() != checkpoint.last_commit()
         # Without a space Spark reads "500ms" as well as "500 milliseconds"; days and hours it reads too.
         interval = f"{round(spec.trigger.interval.total_seconds() * 1000)} milliseconds"
         _log.info("query starts, a batch every %s", format_duration(spec.trigger.interval))
         self._query = self._start(processingTime=interval)
+        self._alarm = Alarm(self._query)
+        if is_begun:
+            # That batch was chosen some time ago: what has come since is looked for right after it.
+            self.wake()
 
     def failure(self) -> Failure | None:
         """Return what ended the query, or None while it runs: what a batch raised, else what Spark says."""
@@ -92,6 +99,11 @@ class RunningQuery:
     def write_by(self, writer: Writer) -> None:
         """Let another one write the batches that come."""
         self._writer = writer
+
+    def wake(self) -> None:
+        """Look for the next batch now, or right after the one in flight, and not at the interval only."""
+        if not self._stopping:
+            self._alarm.wake()
 
     def state_rows(self, batch_id: int) -> list[int] | None:
         """Return the rows of each operator's state after a batch; None if Spark has not told of it, or not any more."""
@@ -115,6 +127,8 @@ class RunningQuery:
         StreamwardenError
             ``STOP_UNCLEAN`` if it ended otherwise.
         """
+        # A query that nobody wakes waits after its batch: it is stopped there.
+        self._stopping = True
         self._writer.hurry.set()
         self._wait_until_between()
         self._query.stop()

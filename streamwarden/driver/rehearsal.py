@@ -12,7 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.delta_log import DeltaLog
-from streamwarden.control.spec import DeltaSource, JobSpec, KafkaSource, Source
+from streamwarden.control.landing.folder import landing_folder
+from streamwarden.control.landing.plans import Plans
+from streamwarden.control.spec import DeltaSource, FileSource, JobSpec, KafkaSource, Source
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.batches import BatchWriter
 from streamwarden.driver.job_api import StreamingJob
@@ -20,7 +22,7 @@ from streamwarden.driver.module import settings_for
 from streamwarden.driver.query import RunningQuery
 from streamwarden.driver.repartition import repartition
 from streamwarden.driver.sink import DeltaSink
-from streamwarden.driver.source import missing_source, open_source
+from streamwarden.driver.source import missing_source, open_plans, open_source
 from streamwarden.driver.state_digest import state_digests
 from streamwarden.spark.session import BASE
 from streamwarden.storage import LocalStorage
@@ -98,7 +100,7 @@ def _run(session: SparkSession, workspace: Workspace, spec: JobSpec, module: Str
             "trigger": spec.trigger.model_copy(update={"interval": _INTERVAL}),
         }
     )
-    rows = module.transform(_some(session, workspace, small), settings_for(spec, module))
+    rows = module.transform(_some(session, workspace, small, folder), settings_for(spec, module))
     query = RunningQuery(small, rows, writer, str(folder / _CHECKPOINT), checkpoint)
     deadline = time.monotonic() + _SECONDS
     while not _is_enough(session):
@@ -117,7 +119,15 @@ def _little(source: Source) -> dict[str, int]:
     return {"max_offsets_per_batch": _RECORDS} if isinstance(source, KafkaSource) else {"max_files_per_batch": 1}
 
 
-def _some(session: SparkSession, workspace: Workspace, spec: JobSpec) -> DataFrame:
+def _some(session: SparkSession, workspace: Workspace, spec: JobSpec, folder: Path) -> DataFrame:
+    if isinstance(spec.source, FileSource):
+        # Of the newest files: older ones may be archived by now.
+        files = sorted(landing_folder(workspace, spec.source).look().files.values(), key=lambda file: file.modified_ms)
+        plans = Plans(LocalStorage(folder), "plans")
+        plans.make_folder()
+        for number, file in enumerate(files[-_BATCHES:]):
+            plans.create(number, [file])
+        return open_plans(session, str(folder / "plans"), spec.resources.cores)
     if not isinstance(spec.source, DeltaSource):
         return open_source(session, workspace, spec)
     latest = DeltaLog(workspace.files, f"tables/{spec.source.table}").latest or 0

@@ -33,15 +33,19 @@ from streamwarden.control.documents import (
     utc_now,
 )
 from streamwarden.control.health.rules import Health
+from streamwarden.control.landing.planner import Planner
 from streamwarden.control.lease import LeaseHolder
 from streamwarden.control.no_data_batch import begin_no_data_batch
 from streamwarden.control.parallelism import widened, width_of
 from streamwarden.control.processes import current_process
+from streamwarden.control.savepoints.closure import check_described
 from streamwarden.control.signatures import Places
 from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
 from streamwarden.control.supervision import assess, decide, observe
+from streamwarden.control.table_damage import check_output, check_source, forget_damaged_checkpoints
 from streamwarden.control.workspace import Workspace
-from streamwarden.driver.backlog import backlog_of
+from streamwarden.driver.arrivals import Arrivals
+from streamwarden.driver.backlog import Backlog, backlog_of
 from streamwarden.driver.batches import BatchWriter
 from streamwarden.driver.causes import Cause, Failure, explain, headline, shortened
 from streamwarden.driver.export import Export, open_export
@@ -125,7 +129,10 @@ class Driver:
         self._idle_at: datetime | None = None
         self._query_ended = False
         self._versions: dict[str, str] = {}
+        self._notes: list[str] = []
         self._failures = 0
+        # The batch after which the source was read again for its columns; none yet.
+        self._read_again: tuple[int | None] | None = None
         self._stop = threading.Event()
         self._stop_requests: list[str] = []
         self._fatal: StreamwardenError | None = None
@@ -139,6 +146,9 @@ class Driver:
         self._export: Export | None = None
         self._metrics: DriverMetrics | None = None
         self._recorder: BatchRecorder | None = None
+        self._planner: Planner | None = None
+        self._arrivals: Arrivals | None = None
+        self._query: RunningQuery | None = None
 
     def run(self) -> int:
         """Run, and return the process's exit code: 0 stopped, 1 failed."""
@@ -190,6 +200,9 @@ class Driver:
         # Refused before Spark starts.
         settings_for(spec, module)
         checkpoint = CheckpointReader(self._workspace.storage, reference.path)
+        checkpoint.check()
+        check_described(self._workspace.storage, reference.path)
+        _check_tables(self._workspace, spec)
         _check_fixed(spec, checkpoint)
         self._batch = checkpoint.last_commit()
         session = self._open_session(spec)
@@ -203,11 +216,27 @@ class Driver:
         application = application_id(spec.name, reference.generation)
         sinks = {
             sink.output: DeltaSink(
-                session, self._workspace.table(sink.table), sink, module.OUTPUTS[sink.output], application
+                session,
+                self._workspace.table(sink.table),
+                sink,
+                module.OUTPUTS[sink.output],
+                application,
+                released=desired.went_back,
+                guard=self._guard,
             )
             for sink in spec.sinks
         }
-        writer = BatchWriter(spec, module, sinks, checkpoint, self._guard)
+        self._notes = [note for sink in sinks.values() for note in sink.notes]
+        if isinstance(spec.source, FileSource):
+            self._planner = Planner(self._workspace, spec.name, spec.source, reference, self._guard)
+            self._arrivals = Arrivals(self._planner, spec.trigger.interval.total_seconds(), self._wake)
+            self._arrivals.start()
+            backlog: Backlog = self._planner
+        else:
+            backlog = backlog_of(self._workspace, spec.source)
+        writer = BatchWriter(
+            spec, module, sinks, checkpoint, self._guard, refused=self._planner.refused if self._planner else None
+        )
         self._records.batch = lambda: writer.in_flight
         listener = ProgressListener(
             self._documents,
@@ -218,7 +247,7 @@ class Driver:
             self._committed,
             self._idled,
             lambda: self._failures + 1,
-            backlog_of(self._workspace, spec, reference.path),
+            backlog,
             after=reference.base_batch,
             files=isinstance(spec.source, FileSource),
         )
@@ -239,6 +268,7 @@ class Driver:
                 # The store of the source or the checkpoint is away, as a rule; that is a failed try like any other.
                 failure = Failure.of(error)
             else:
+                self._query = query
                 self._say(DriverState.RUNNING, "batches every trigger interval")
                 failure = self._watch(query)
             if failure is None:
@@ -303,12 +333,15 @@ class Driver:
         cause = self._explain(failure)
         _log.error("try %d of the batch after %s failed: %s", self._failures, self._batch, cause.trace)
         hopeless = cause.code is not None and not CATALOGUE[cause.code].retryable
-        if cause.code in _READ_AGAIN and self._failures == 1:
+        # Whatever failed before, and however few failures the job takes: it is no failure of the job's.
+        again = cause.code in _READ_AGAIN and self._read_again != (self._batch,)
+        if again:
+            self._read_again = (self._batch,)
             hopeless = False
         if hopeless or cause.code in _NOT_HERE:
             self._trace = cause.trace
             raise StreamwardenError(cause.code or "BATCH_FAILED", f"{spec.name}: {cause.line}", remedy=cause.remedy)
-        if self._failures > spec.failures.tolerable_consecutive:
+        if self._failures > spec.failures.tolerable_consecutive and not again:
             self._trace = cause.trace
             what = f"{spec.name}: {self._failures} tries in a row; the last: {cause.line}"
             raise StreamwardenError(cause.code or "BATCH_FAILED", what, remedy=cause.remedy)
@@ -427,10 +460,14 @@ class Driver:
             raise
 
     def _committed(self, done: BatchProgress) -> None:
+        if done.source is not None and done.source.cut and self._query is not None:
+            self._query.wake()
         if self._metrics is not None:
             self._metrics.batch(done)
         if self._recorder is not None:
             self._recorder.add(done)
+        if self._arrivals is not None:
+            self._arrivals.batch_ended(done)
         # Last: the heartbeat, which is written beside this, tells of what is on record.
         first, self._writes = not self._writes, True
         self._batch = done.batch
@@ -442,6 +479,10 @@ class Driver:
         if first:
             # Whoever started this driver waits for this batch, and not for the next heartbeat.
             self._say(self._state, self._reason)
+
+    def _wake(self) -> None:
+        if self._query is not None:
+            self._query.wake()
 
     def _idled(self) -> None:
         self._idle = True
@@ -524,11 +565,15 @@ class Driver:
                 idle_at=self._idle_at,
                 query_ended=self._query_ended,
                 versions=self._versions,
+                notes=self._notes,
                 metrics=self._export.address if self._export else "",
+                landing=self._planner.state() if self._planner else None,
             )
         )
 
     def _finish(self, error: ErrorInfo | None) -> None:
+        if self._arrivals is not None:
+            self._arrivals.close()
         if self._ahead is not None:
             self._ahead.drop()
         if self._session is not None:
@@ -557,6 +602,15 @@ class Driver:
             # and starts the next.
             _log.error("its end could not be written down: %s", unsaid)
         _log.info("%s after batch %s", outcome, self._batch)
+
+
+def _check_tables(workspace: Workspace, spec: JobSpec) -> None:
+    """Refuse tables whose logs are damaged: Delta would read them as younger ones, and rows be lost in silence."""
+    for sink in spec.sinks:
+        forget_damaged_checkpoints(workspace, sink.table)
+        check_output(workspace, spec.name, sink.table)
+    if isinstance(spec.source, DeltaSource):
+        check_source(workspace, spec.source.table)
 
 
 def _check_fixed(spec: JobSpec, checkpoint: CheckpointReader) -> None:

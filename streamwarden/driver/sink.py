@@ -13,14 +13,13 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DataType, DateType, StructField, StructType, TimestampType
 
+from streamwarden.control.output_columns import IS_FINAL
 from streamwarden.control.spec import SinkSpec
 from streamwarden.driver.job_api import DELETED
+from streamwarden.driver.output_table import ensure_table
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["IS_FINAL", "DeltaSink", "Measured", "Written"]
-
-IS_FINAL = "is_final"
-"""Column that says that a row can't change any more; kept by the sink, see ``final_when_passed``."""
+__all__ = ["DeltaSink", "Measured", "Written"]
 
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
@@ -99,9 +98,28 @@ class DeltaSink:
         The columns that the job declares for it.
     application
         The transaction's application id.
+    released
+        Whether columns that another version of the job added are nobody's: it went back from that one.
+    guard
+        Called before an existing table gets new columns; raises if this driver may not write any more.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SINK_SCHEMA_MISMATCH``.
     """
 
-    def __init__(self, session: SparkSession, path: str, spec: SinkSpec, schema: StructType, application: str) -> None:
+    def __init__(
+        self,
+        session: SparkSession,
+        path: str,
+        spec: SinkSpec,
+        schema: StructType,
+        application: str,
+        *,
+        released: bool = False,
+        guard: Callable[[], None] = lambda: None,
+    ) -> None:
         self._path = path
         self._spec = spec
         self._application = application
@@ -112,7 +130,16 @@ class DeltaSink:
         self._timed = {key: kind for key, kind in kinds.items() if kind in _AS_INTEGER}
         self._finalised_ms = -1
         self._columns_of_source: dict[str, str | Column] = {}
-        self._ensure_table(session)
+        self.notes = ensure_table(
+            session,
+            path,
+            spec.table,
+            self._columns,
+            partition_by=spec.partition_by,
+            released=released,
+            guard=guard,
+        )
+        """What a person should know of the table's columns."""
 
     def write(
         self,
@@ -253,7 +280,8 @@ class DeltaSink:
                 merge = merge.whenMatchedUpdate(set=values).whenNotMatchedInsert(values=values)
             if self._spec.final_when_passed and watermark_ms > self._finalised_ms:
                 end = F.col(f"t.{self._spec.final_when_passed}")
-                passed = ~F.col(f"t.{IS_FINAL}") & (end <= _timestamp(watermark_ms))
+                # A null is of a row that is older than the column.
+                passed = ~F.coalesce(F.col(f"t.{IS_FINAL}"), F.lit(False)) & (end <= _timestamp(watermark_ms))
                 if self._finalised_ms > 0:
                     # What the watermark had passed before is final already: the bound lets Delta leave old files out.
                     passed &= end > _timestamp(self._finalised_ms)
@@ -296,28 +324,6 @@ class DeltaSink:
             kinds=self._timed,
             nulls=frozenset(key for key in self._spec.keys if found[f"count_{key}"] < found["rows"]),
         )
-
-    def _ensure_table(self, session: SparkSession) -> None:
-        if not DeltaTable.isDeltaTable(session, self._path):
-            builder = DeltaTable.createIfNotExists(session).location(self._path)
-            # Nullable throughout: a constraint belongs to the expectations, where breaking it does not stop the job.
-            for column in self._columns.fields:
-                builder = builder.addColumn(column.name, column.dataType)
-            if self._spec.partition_by:
-                builder = builder.partitionedBy(*self._spec.partition_by)
-            builder.execute()
-            return
-        found = session.read.format("delta").load(self._path).schema
-        have = {column.name: column.dataType.simpleString() for column in found.fields}
-        want = {column.name: column.dataType.simpleString() for column in self._columns.fields}
-        if have != want:
-            missing = sorted(f"{name} {kind}" for name, kind in want.items() if have.get(name) != kind)
-            extra = sorted(f"{name} {kind}" for name, kind in have.items() if want.get(name) != kind)
-            raise StreamwardenError(
-                "SINK_SCHEMA_MISMATCH",
-                f"{self._spec.table}: the job writes {', '.join(missing) or 'nothing else'};"
-                f" the table has {', '.join(extra) or 'nothing else'}",
-            )
 
 
 def _timestamp(milliseconds: int) -> Column:

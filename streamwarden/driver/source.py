@@ -7,14 +7,15 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from streamwarden.control.delta_log import DeltaLog
+from streamwarden.control.landing.plans import plans_of
 from streamwarden.control.spec import DeltaSource, FileSource, JobSpec, KafkaSource
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver.kafka import client_properties, missing_topic
 
-__all__ = ["missing_source", "open_source"]
+__all__ = ["missing_source", "open_plans", "open_source"]
 
-# The columns of Spark's binaryFile format, given because a stream's schema isn't inferred.
-_BINARY_FILE = "path string, modificationTime timestamp, length bigint, content binary"
+# Spark passes over files that are older than the newest by more than this: never, whatever the clock once said.
+_NO_AGE = "36500d"
 
 
 def missing_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -> str | None:
@@ -30,35 +31,50 @@ def missing_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -
         if DeltaLog(workspace.files, f"tables/{spec.source.table}").latest is None:
             return f"source table {spec.source.table} does not exist yet"
         return None
-    path_text = workspace.source_path(spec.source.path)
-    if "://" not in path_text:
-        Path(path_text).mkdir(parents=True, exist_ok=True)
+    folder = workspace.source_path(spec.source.path).removeprefix("file://")
+    if "://" not in folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
     return None
 
 
 def open_source(
     session: SparkSession, workspace: Workspace, spec: JobSpec, *, since_version: int | None = None
 ) -> DataFrame:
-    """Open the source: files as rows of Spark's ``binaryFile`` format, rows appended to a Delta table, Kafka's records.
+    """Open the source: descriptions of landed files, rows appended to a Delta table, Kafka's records.
+
+    A landed file is a row with one column, ``file``: what :meth:`LandedFile.from_json` reads.
 
     Parameters
     ----------
+    spec
+        Its name is the job's whose plans are read.
     since_version
         Of a Delta table: only what was committed from this version on; default all of it.
     """
     if isinstance(spec.source, FileSource):
-        return (
-            session.readStream.format("binaryFile")
-            .schema(_BINARY_FILE)
-            .option("maxFilesPerTrigger", spec.source.max_files_per_batch)
-            .load(workspace.source_path(spec.source.path))
-        )
+        return open_plans(session, workspace.uri(plans_of(workspace, spec.name).folder), spec.resources.cores)
     if isinstance(spec.source, KafkaSource):
         return _open_topic(session, spec.name, spec.source)
     reader = session.readStream.format("delta").option("maxFilesPerTrigger", spec.source.max_files_per_batch)
+    if spec.source.on_change == "skip":
+        reader = reader.option("skipChangeCommits", "true")
     if since_version is not None:
         reader = reader.option("startingVersion", since_version)
     return reader.load(workspace.table(spec.source.table))
+
+
+def open_plans(session: SparkSession, folder: str, cores: int) -> DataFrame:
+    """Open a folder of plans; see :mod:`streamwarden.control.landing.plans`."""
+    plans = (
+        session.readStream.format("text")
+        # A plan is a batch.
+        .option("maxFilesPerTrigger", 1)
+        .option("maxFileAge", _NO_AGE)
+        .load(folder)
+        .toDF("file")
+    )
+    # A plan is too small for Spark to read it by more than one task.
+    return plans.repartition(cores) if cores > 1 else plans
 
 
 def _open_topic(session: SparkSession, job: str, source: KafkaSource) -> DataFrame:

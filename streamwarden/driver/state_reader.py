@@ -22,6 +22,7 @@ from streamwarden.control.state_reader import SCRATCH
 from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.driver.causes import headline
 from streamwarden.driver.job_session import temporary
+from streamwarden.driver.jvm import is_unanswered
 from streamwarden.driver.state_digest import state_digests
 from streamwarden.driver.state_rows import count_state_rows
 from streamwarden.spark.java_options import SHORT_LIVED
@@ -62,6 +63,9 @@ def _answer(workspace: Workspace, own: Path, asked: list[str]) -> None:
         try:
             answer = _read(session, workspace, what)
         except Exception as error:
+            if is_unanswered(error):
+                # Not Spark's word on the state.
+                raise
             # Whatever it is: that this state can't be read is the answer, and the next one is still looked at.
             answer = {"error": headline(error)}
         sys.stdout.write(json.dumps({"name": name, **answer}) + "\n")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from urllib.parse import quote
 
 from pyspark.sql import SparkSession
@@ -70,12 +71,26 @@ def _count(session: SparkSession, checkpoint: str, batch: int) -> dict[int, int]
 def plain_path(checkpoint: str) -> Iterator[str]:
     """Give a path that reads the same as a URI: Spark's reader of state looks for ``a%20b`` where ``a b`` is.
 
-    Of a folder on this machine; elsewhere the path is left as it is.
+    Of a folder on this machine; elsewhere the path is left as it is. The link that is given lies outside of the root,
+    whose own path may be the odd one: a driver's folder for what is temporary is below it.
+
+    Raises
+    ------
+    OSError
+        If there is no folder for such a link.
     """
     if quote(checkpoint) == checkpoint or "://" in checkpoint:
         yield checkpoint
         return
-    with TemporaryDirectory(prefix="streamwarden-") as folder:
+    with TemporaryDirectory(prefix="streamwarden-", dir=_plain_folder()) as folder:
         link = Path(folder) / "checkpoint"
         link.symlink_to(checkpoint.removeprefix("file:"), target_is_directory=True)
         yield str(link)
+
+
+def _plain_folder() -> str:
+    given = gettempdir()
+    for folder in (given, "/tmp", "/var/tmp"):
+        if quote(folder) == folder and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    raise OSError(f"no folder for a link whose path has no odd character: not {given}, /tmp, nor /var/tmp")

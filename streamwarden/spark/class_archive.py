@@ -20,6 +20,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from streamwarden.spark.jars import jar_dir
+from streamwarden.spark.java_options import quoted
 
 __all__ = ["archive_path", "build", "java_options"]
 
@@ -46,7 +47,7 @@ def archive_path(use: str = "") -> Path:
 def java_options(use: str = "") -> str:
     """Return the JVM's options that use the archive; none if it was not made."""
     path = archive_path(use)
-    return f"-XX:SharedArchiveFile={path} {_QUIET}" if path.is_file() else ""
+    return f"{quoted(f'-XX:SharedArchiveFile={path}')} {_QUIET}" if path.is_file() else ""
 
 
 def build(use: str = "") -> Path:
@@ -85,7 +86,7 @@ def _record(archive: Path, use: str) -> None:
             # S3's own refuses the local folders that are written here.
             files: BASE[files],
         },
-        java_options=f"-XX:ArchiveClassesAtExit={archive} {_QUIET}",
+        java_options=f"{quoted(f'-XX:ArchiveClassesAtExit={archive}')} {_QUIET}",
         s3=_NoServer() if use == "s3" else None,
         archived=False,
     )

@@ -5,9 +5,12 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 
 from streamwarden.airflow.describe import periodic_savepoints
 from streamwarden.control import operations
@@ -23,6 +26,14 @@ OTHERS = {
     *("stop", "restore", "rescale", "cancel_rescale", "watch", "advise", "quality"),
     *("savepoint", "verify_savepoints", "housekeeping"),
 }
+
+
+@dataclass
+class Triggered:
+    """A run, as far as its conf goes."""
+
+    dag_id: str
+    conf: dict[str, Any] | None
 
 
 def load(path: Path):  # type: ignore[no-untyped-def]
@@ -41,6 +52,17 @@ def test_all_files_load(airflow_database: None) -> None:
         assert dag.doc_md and dag.description and "streamwarden" in dag.tags
         scheduled = dag.dag_id in periodic or dag.dag_id in ("housekeeping", "watch")
         assert (dag.schedule is not None) is scheduled and not dag.catchup
+
+
+def test_what_stops_a_job_offers_one_whose_yaml_was_removed(place: Place, airflow_database: None) -> None:
+    place.write_job("other")
+    place.deploy()
+    (place.config / "jobs" / "lamp.yaml").unlink()
+    for name, others in (("operations", ["all"]), ("savepoints", [])):
+        dag = load(DAGS / f"{name}.py").dags["stop" if others else "savepoint"]
+        assert dag.params.get_param("job").schema["enum"] == ["other", "lamp", *others]
+    operations.stop(place.workspace, "lamp", by="test")
+    assert load(DAGS / "operations.py").dags["stop"].params.get_param("job").schema["enum"] == ["other", "all"]
 
 
 def test_job_dags_are_wired_alike(airflow_database: None) -> None:
@@ -144,3 +166,38 @@ def test_broken_yaml_fails_its_deploy_task(place: Place, airflow_database: None)
 def test_standalone_and_client_import_no_airflow() -> None:
     script = "import sys, streamwarden.airflow.standalone; assert 'airflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ}, timeout=60)
+
+
+KNOWN = {"stop": {"job": "all", "reason": "over"}, "rescale": {"job": "lamp", "cores": 2, "advised": True}}
+
+
+def test_a_key_that_a_dag_does_not_know_is_refused_by_name_in_every_dag(place: Place, airflow_database: None) -> None:
+    place.write_job("second", savepoints={"every": "1h"})
+    for file in DAGS.glob("*.py"):
+        for dag in load(file).dags.values():
+            roots = [task for task in dag.tasks if not task.upstream_task_ids]
+            assert roots
+            for task in roots:
+                check = task.partial_kwargs["pre_execute"] if task.is_mapped else task._pre_execute_hook
+                given = {**KNOWN.get(dag.dag_id, dict.fromkeys(dag.params)), "approve": True, "Jobs": 1}
+                with pytest.raises(AirflowFailException) as refused:
+                    check({"dag": dag, "dag_run": Triggered(dag.dag_id, given)})
+                said = str(refused.value)
+                assert said.startswith("[RUN_CONF_UNKNOWN]") and f": {dag.dag_id}: Jobs, approve; known: " in said
+                assert all(name in said for name in dag.params)
+                for conf in (None, {}, KNOWN.get(dag.dag_id, dict.fromkeys(dag.params))):
+                    check({"dag": dag, "dag_run": Triggered(dag.dag_id, conf)})
+
+
+def test_a_run_with_an_unknown_key_fails_in_airflow_before_it_does_anything(
+    place: Place, airflow_database: None
+) -> None:
+    place.deploy()
+    stop = load(DAGS / "operations.py").dags["stop"]
+    run = stop.test(run_conf={"job": "lamp", "time_out": 3})
+    assert str(run.state) == "failed"
+    assert place.seen().phase is Phase.RUNNING
+    operations.stop(place.workspace, "lamp", by="test")
+    # What a run says that takes over from another: its own, and no param.
+    check = load(DAGS / "jobs.py").dags["job_lamp"].get_task("deploy")._pre_execute_hook
+    check({"dag": load(DAGS / "jobs.py").dags["job_lamp"], "dag_run": Triggered("job_lamp", {"relieves": "manual__1"})})

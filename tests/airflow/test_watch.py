@@ -133,6 +133,21 @@ def test_a_job_that_is_not_to_run_or_was_given_up_is_left_alone(place: Place) ->
     assert watch(place) == ["lamp"] and not told(place).rules
 
 
+def test_a_job_whose_yaml_was_removed_is_told_of_until_it_is_stopped(place: Place) -> None:
+    paths = notify(place, "mail", level="critical")
+    place.deploy()
+    (place.config / "jobs" / "lamp.yaml").unlink()
+    # Its run is there yet, and so is its trigger; but Airflow starts no task of a DAG that is gone.
+    with pytest.raises(AirflowFailException, match="it is running, and not described any more: config/jobs/lamp"):
+        watch(place, runs_of_job=1)
+    first = said(paths["mail"])
+    assert first.startswith("critical|Streamwarden: lamp: critical (unwatched)")
+    assert place.seen().phase is Phase.RUNNING, "no word, and no act"
+    operations.stop(place.workspace, "lamp", by="test")
+    assert watch(place, attempt=1) == ["lamp"]
+    assert said(paths["mail"]).removeprefix(first).startswith("ok|Streamwarden: lamp: well again (unwatched)")
+
+
 def test_one_whose_documents_cannot_be_read_does_not_hide_another(place: Place) -> None:
     place.deploy()
     (place.workspace.root / "control" / "torn").mkdir()

@@ -19,6 +19,8 @@ from streamwarden.demo.verify import read_table
 
 REPOSITORY = Path(__file__).parents[2]
 BY = "test"
+# What a file system allows, and an address, a shell, a pattern or Java's options read as something else.
+ROOT = "My Streams (v1) #2 100%"
 
 
 class Place:
@@ -33,7 +35,7 @@ class Place:
     def profile(self, **fields: Any) -> Workspace:
         content = {
             "name": "test",
-            "root": "root",
+            "root": ROOT,
             "heartbeat": "500ms",
             "lease": "30s",
             "jobs": {"interval": "500ms", "partitions": 2, "options": {"card_sessions": {"close_after": "5s"}}},
@@ -102,7 +104,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     made = Place(tmp_path)
     yield made
     made.kill_all()
-    for log in tmp_path.glob("root/logs/*/*/driver.log"):
+    for log in (tmp_path / ROOT).glob("logs/*/*/driver.log"):
         # pytest shows it with a test that failed.
         sys.stdout.write(f"--- {log}\n{log.read_text()[-4000:]}\n")
 

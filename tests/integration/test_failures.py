@@ -19,24 +19,26 @@ from deltalake.exceptions import DeltaError
 
 from streamwarden.airflow.logtail import describe_error
 from streamwarden.control import operations
+from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.diagnosis import Diagnosis, diagnose
 from streamwarden.control.documents import ErrorInfo, Supervision
+from streamwarden.control.rollout_plan import Effect, plan
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.manifest import Origin
 from streamwarden.control.savepoints.restore import restore
 from streamwarden.control.savepoints.take import take
 from streamwarden.control.savepoints.verify import verify
 from streamwarden.control.supervision import Action, Observation, Phase, decide, observe
-from tests.integration.conftest import BY, REPOSITORY, Place, log_of
+from tests.integration.conftest import BY, REPOSITORY, ROOT, Place, log_of
 
 pytestmark = pytest.mark.integration
 
 JOB = "failing"
 
 
-def _configure(place: Place, how: str = "", **fields: Any) -> None:
+def _configure(place: Place, how: str = "", *, job: str = JOB, **fields: Any) -> None:
     place.job(
-        JOB,
+        job,
         **{
             "module": "tests.integration.jobs.failing",
             "source": {"kind": "delta", "table": "facts", "max_files_per_batch": 1},
@@ -61,6 +63,17 @@ def _committed(place: Place, batch: int) -> None:
         return bool(seen.heartbeat and (seen.heartbeat.batch or -1) >= batch)
 
     place.wait(JOB, reached, f"batch {batch}", timeout=400)
+
+
+def _counted(place: Place, expected: dict[int, int], *, job: str = JOB, table: str = "counted") -> None:
+    """Wait until the rows that the job has counted by key are these."""
+
+    def reached(seen: Observation) -> bool:
+        assert seen.phase.alive, seen.error
+        begun = DeltaLog(place.workspace.files, f"tables/{table}").latest is not None
+        return begun and {row["key"]: row["rows"] for row in place.rows(table)} == expected
+
+    place.wait(job, reached, f"{expected} counted", timeout=400)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +102,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def again(ran: Path, place: Place) -> Place:
     """The same job in a place of its own, with a fourth file to be read."""
     # By bytes: the savepoint's files are hard links of the checkpoint's, and must not be damaged with it.
-    shutil.copytree(ran / "root", place.workspace.root)
+    shutil.copytree(ran / ROOT, place.workspace.root)
     _configure(place)
     _append(place)
     return place
@@ -178,8 +191,9 @@ def test_a_column_that_is_added_is_followed_and_one_of_another_type_is_not(again
 @pytest.mark.parametrize("what", ["data", "log"])
 def test_source_data_that_is_gone(again: Place, what: str) -> None:
     table = Path(again.workspace.table("facts"))
+    newest = max(table.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
     if what == "data":
-        max(table.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns).unlink()
+        newest.rename(newest.with_suffix(".aside"))
     else:
         _append(again)
         DeltaTable(table).create_checkpoint()
@@ -189,6 +203,16 @@ def test_source_data_that_is_gone(again: Place, what: str) -> None:
     _, found = _fails(again, "SOURCE_DATA_GONE", retryable=False)
     assert "table facts" in found.act
     assert (".parquet" if what == "data" else "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE") in found.evidence
+    # What it says, one of each: the file is brought back, or another job begins with what the table has.
+    if what == "data":
+        newest.with_suffix(".aside").rename(newest)
+        operations.deploy(again.workspace, JOB, by=BY)
+        _counted(again, {1: 4, 2: 4, 3: 4})
+    else:
+        assert "a job of another name, with tables of its own, begins with the whole table" in found.act
+        _configure(again, job="anew", sinks=[{"table": "anew", "mode": "upsert", "keys": ["key"]}])
+        operations.deploy(again.workspace, "anew", by=BY)
+        _counted(again, {1: 5, 2: 5, 3: 5}, job="anew", table="anew")
 
 
 def test_output_data_that_is_gone(again: Place) -> None:
@@ -199,9 +223,43 @@ def test_output_data_that_is_gone(again: Place) -> None:
 
 
 def test_rows_of_the_source_that_were_changed(again: Place) -> None:
-    DeltaTable(again.workspace.table("facts")).delete("key = 1")
+    facts = DeltaTable(again.workspace.table("facts"))
+    facts.delete("key = 1")
+    _append(again)
     _, found = _fails(again, "SOURCE_ROWS_CHANGED", retryable=False)
-    assert "DELTA_SOURCE_TABLE_IGNORE_CHANGES" in found.evidence
+    assert "DELTA_SOURCE_TABLE_IGNORE_CHANGES" in found.evidence and "skipChangeCommits" not in found.evidence
+    assert "the commit of version 4, DELETE, set source.on_change: skip in config/jobs/failing.yaml" in found.act
+    # What it says: the job goes on behind that commit, and reads all others once.
+    skipping = {"kind": "delta", "table": "facts", "max_files_per_batch": 1, "on_change": "skip"}
+    _configure(again, source=skipping)
+    planned = plan(again.workspace, JOB)
+    assert [(one.field, one.effect) for one in planned.changes] == [("source.on_change", Effect.RESTART)]
+    operations.deploy(again.workspace, JOB, by=BY)
+    _counted(again, {1: 5, 2: 5, 3: 5})
+    status = operations.status(again.workspace, JOB)
+    words = "version 4 of facts deleted or updated rows (DELETE); the job passed over it"
+    assert [(one["rule"], one["level"], one["what"]) for one in status["findings"]] == [("passed_over", "warn", words)]
+    # Of a commit that does both, the new rows aren't read either; of one that rearranges files nothing is said.
+    facts.update_incremental()
+    merge = facts.merge(pa.table({"key": [2, 9], "x": [0.0, 0.0]}), "s.key = t.key", "s", "t")
+    merge.when_matched_update_all().when_not_matched_insert_all().execute()
+    facts.optimize.compact()
+    _append(again, key=[7], x=[0.5])
+    _counted(again, {1: 5, 2: 5, 3: 5, 7: 1})
+    again.wait(JOB, lambda seen: bool(seen.heartbeat and seen.heartbeat.idle), "an idle query")
+    (finding,) = operations.status(again.workspace, JOB)["findings"]
+    assert finding["what"].startswith("2 commits of its source, the last: version 6 of facts")
+    assert finding["what"].endswith("(MERGE); the job passed over it, and read none of the rows that came with it")
+    totals = again.documents(JOB).current_totals()
+    assert totals is not None and totals.commits_skipped == 2
+    # Nor does a savepoint of before, or the change back, stand in the way of a job that is to pass over it.
+    made = catalogue.savepoints(again.workspace, JOB)[0]
+    restore(again.workspace, JOB, savepoint=made.manifest.id, by=BY)
+    _counted(again, {1: 5, 2: 5, 3: 5, 7: 1})
+    _configure(again)
+    assert operations.deploy(again.workspace, JOB, by=BY).effect is Effect.RESTART
+    _append(again, key=[7], x=[0.5])
+    _counted(again, {1: 5, 2: 5, 3: 5, 7: 2})
 
 
 @pytest.mark.parametrize(("how", "said"), [("outputs", "KeyError: 'night'"), ("worker", "KeyError: 'weekend'")])

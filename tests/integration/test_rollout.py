@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import PrimitiveType
 
 from streamwarden.control import operations, rollout
 from streamwarden.control.checkpoint import CheckpointReader
@@ -62,6 +63,10 @@ def test_what_changes_decides_what_becomes_of_the_driver(place: Place) -> None:
     assert seen.desired is not None and seen.desired.spec.restarts.max == 7
     assert plan(place.workspace, "numbers").changes == ()
 
+    # Somebody's column: the job runs on, and starts again.
+    alter = DeltaTable(place.workspace.table("numbers")).alter
+    alter.add_columns([Field("theirs", PrimitiveType("string"), nullable=True)])
+
     # Restart: another process on the same checkpoint; each file once.
     place.profile(jobs={"interval": "300ms", "partitions": 2})
     place.land("c.txt")
@@ -73,6 +78,8 @@ def test_what_changes_decides_what_becomes_of_the_driver(place: Place) -> None:
     assert seen.launch is not None and seen.launch.spec is not None
     assert seen.launch.spec.trigger.interval.total_seconds() == 0.3
     assert files(place, "numbers") == ["a.txt", "b.txt", "c.txt", "d.txt"]
+    (note,) = operations.status(place.workspace, "numbers")["notes"]
+    assert "table numbers: columns that are not the job's: theirs string" in note
 
     # An option that the module refuses: the old spec goes on where it was.
     place.job("numbers", options={"slwo": 1})
@@ -99,7 +106,11 @@ def test_a_batch_that_a_broken_spec_wrote_in_part_is_undone(place: Place, monkey
     place.land("a.txt")
     operations.deploy(place.workspace, "pairs", by=BY)
     batch(place, "pairs", 0)
-    place.job("pairs", options={"mark": "new", "broken": True})
+    # With a column more, besides.
+    place.job("pairs", module="tests.integration.jobs.pairs_more", options={"mark": "new", "broken": True})
+    assert [one.field for one in plan(place.workspace, "pairs").changes if one.after == "bigint"] == [
+        "sinks.first.columns.size"
+    ]
     switch = rollout._Rollout._switch
 
     def switch_and_land(work: rollout._Rollout, wanted: JobSpec) -> None:
@@ -128,6 +139,25 @@ def test_a_batch_that_a_broken_spec_wrote_in_part_is_undone(place: Place, monkey
         ("c.txt", "old"),
     ]
     assert files(place, "second") == ["a.txt", "b.txt", "c.txt"]
+    (note,) = operations.status(place.workspace, "pairs")["notes"]
+    assert "table first: columns that are not the job's: size bigint" in note
+
+    place.job("pairs", options={"mark": "new"})
+    done = operations.deploy(place.workspace, "pairs", by=BY)
+    assert done.effect is Effect.SAVEPOINT
+    precheck = operation(place, "pairs").steps[0]
+    assert precheck.name == "precheck" and "module" in precheck.detail
+    place.land("d.txt", b"four")
+    batch(place, "pairs", 3)
+    sizes = {row["file"]: row["size"] for row in place.rows("first")}
+    assert sizes == {"a.txt": None, "b.txt": None, "c.txt": None, "d.txt": 4}
+    assert operations.status(place.workspace, "pairs")["notes"] == []
+    # What the table can't follow is refused, and the driver goes on.
+    place.job("pairs", module="tests.integration.jobs.pairs")
+    with pytest.raises(StreamwardenError, match="ROLLOUT_REFUSED") as raised:
+        operations.deploy(place.workspace, "pairs", by=BY)
+    assert "sinks.first.columns.size" in raised.value.what and "Keep size" in raised.value.remedy
+    assert observe(place.workspace, "pairs").incarnation == done.incarnation
 
 
 @pytest.mark.long

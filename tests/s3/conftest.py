@@ -13,7 +13,7 @@ import pytest
 
 from streamwarden.storage import S3Location
 from streamwarden.storage.s3_client import make_client
-from tests.integration.conftest import REPOSITORY
+from tests.integration.conftest import REPOSITORY, ROOT
 from tests.integration.conftest import Place as Jobs
 from tests.s3.proxy import Proxy
 from tests.s3.server import PROGRAM, REGION, S3Server
@@ -113,5 +113,5 @@ def place(tmp_path: Path, s3: Place, monkeypatch: pytest.MonkeyPatch) -> Iterato
     )
     yield made
     made.kill_all()
-    for log in tmp_path.glob("root/logs/*/*/driver.log"):
+    for log in (tmp_path / ROOT).glob("logs/*/*/driver.log"):
         sys.stdout.write(f"--- {log}\n{log.read_text()[-6000:]}\n")

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from streamwarden.control.checkpoint import CheckpointReader
@@ -108,9 +109,16 @@ def stream_delta(spark: SparkSession, path: str, *, files: int = 1) -> DataFrame
 
 
 def stream_files(spark: SparkSession, path: Path, *, files: int) -> DataFrame:
-    """Read whole files, as the driver does."""
+    """Name files, as the driver does."""
     reader = spark.readStream.format("binaryFile").schema(BINARY_FILE)
-    return reader.option("maxFilesPerTrigger", files).load(str(path))
+    found = reader.option("maxFilesPerTrigger", files).load(str(path))
+    described = F.struct(
+        F.regexp_extract("path", "[^/]+$", 0).alias("name"),
+        F.lit(str(path)).alias("folder"),
+        "length",
+        F.unix_millis("modificationTime").alias("modified_ms"),
+    )
+    return found.select(F.to_json(described).alias("file"))
 
 
 def run(rows: DataFrame, sink: Callable[[DataFrame, int], None], checkpoint: Path, **trigger: Any) -> StreamingQuery:

@@ -83,7 +83,7 @@ def test_files_of_all_kinds(spark: SparkSession, tmp_path: Path, make_trips: Tri
         ("some.parquet", 0): ["ZONE_OUT_OF_RANGE"],
         ("some.parquet", 2): ["ZONE_OUT_OF_RANGE"],
         ("some.parquet", 3): ["NO_PICKUP_ZONE"],
-        ("text.csv", None): ["FILE_UNREADABLE"],
+        ("text.csv", None): ["FILE_FOREIGN"],
         ("cut.parquet", None): ["FILE_UNREADABLE"],
     }
     times = {batch_time(checkpoint, batch) for batch, _ in sink.tries}

@@ -359,9 +359,14 @@ def _wait(query: StreamingQuery, condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def place(spark: SparkSession, tmp_path: Path) -> Place:
+def place(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     # A blank in it, as people's folders have: Spark writes some paths with it and some with %20.
-    return Place(spark, tmp_path / "a place")
+    folder = tmp_path / "a place #2 100%"
+    temporary = folder / "scratch"
+    temporary.mkdir(parents=True)
+    # As in a driver, whose temporary files lie below its root.
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    return Place(spark, folder)
 
 
 @pytest.mark.parametrize(

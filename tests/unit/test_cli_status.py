@@ -10,7 +10,17 @@ import pytest
 from streamwarden.airflow.logtail import describe_error
 from streamwarden.cli import jobs
 from streamwarden.control import running
-from streamwarden.control.documents import ErrorInfo, Exit, JobDocuments, Launch, Restart, Supervision, utc_now
+from streamwarden.control.documents import (
+    DriverState,
+    ErrorInfo,
+    Exit,
+    Heartbeat,
+    JobDocuments,
+    Launch,
+    Restart,
+    Supervision,
+    utc_now,
+)
 from streamwarden.control.processes import current_process, process_of
 from streamwarden.control.supervision import Action, Verdict, decide, observe
 from streamwarden.control.workspace import Workspace
@@ -126,3 +136,37 @@ def test_stop_kills_a_driver_that_hangs_and_says_what_becomes_of_its_batch(faile
     text = run("stop", JOB, "--timeout", "0.2", "--kill")
     assert child.wait(timeout=10) == -signal.SIGKILL
     assert "DRIVER_KILLED" in text and "the next start finishes the batch" in text.replace("\n", " ")
+
+
+def test_a_job_whose_yaml_was_removed_while_it_is_to_run_is_shown_and_can_be_stopped(failed: Workspace) -> None:
+    (failed.config / "jobs" / f"{JOB}.yaml").unlink()
+    for words in (["status"], ["status", JOB]):
+        text = run(*words, code=1)
+        assert f"{JOB}: not described any more: config/jobs/{JOB}.yaml is gone" in text
+        assert f"`streamwarden stop {JOB}`" in text and "[OUT_OF_MEMORY]" in text
+    shown = {one["job"]: one for one in json.loads(run("status", "--json", code=1))}
+    assert [job for job, one in shown.items() if not one["described"]] == [JOB] and len(shown) > 1
+    assert json.loads(run("status", JOB, "--json", code=1))["described"] is False
+    assert "no operation yet" not in run("operations", JOB, code=2), "none was ever done to it"
+    assert "[JOB_UNKNOWN]" in run("status", "never_was", code=2)
+    assert f"{JOB}: failed" in run("stop", JOB)
+    # It is to be at rest, and is: of no concern to who asks for all jobs.
+    assert JOB not in run("status") and JOB in run("status", JOB, code=1)
+
+
+def test_status_tells_what_a_person_should_know_of_a_driver_that_is_well(failed: Workspace) -> None:
+    documents, process = JobDocuments(failed.storage, JOB), current_process()
+    documents.launch("i2").write(
+        Launch(incarnation="i2", at=utc_now(), by="test", reason="", digest="", process=process)
+    )
+    beat = Heartbeat(
+        incarnation="i2",
+        at=utc_now(),
+        started_at=utc_now(),
+        state=DriverState.RUNNING,
+        process=process,
+        notes=["table t: columns that are not the job's: note string"],
+    )
+    documents.heartbeat("i2").write(beat)
+    assert f"{JOB}: table t: columns that are not the job's: note string" in run("status", JOB)
+    assert json.loads(run("status", JOB, "--json"))["notes"] == beat.notes

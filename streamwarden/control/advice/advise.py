@@ -25,8 +25,7 @@ from streamwarden.errors import OUTAGES, StreamwardenError
 __all__ = ["Advice", "advise", "batches_seen", "holds_back"]
 
 _MORE_BATCHES = 50
-"""Read beyond those of the time that is looked at: an interval is the least time between two batches, but for those
-that overran it, which are followed at once."""
+"""Read beyond those of the time that is looked at: where little was to do in it, they tell what a batch costs."""
 
 _DAY = timedelta(days=1)
 
@@ -128,7 +127,7 @@ def advise(workspace: Workspace, job: str, *, now: datetime | None = None) -> Ad
         return Advice(job, at, Recommendation(width, width, (why,)))
     stateful = facts is not None and facts.partitions is not None
     said = recommend(
-        batches_seen(workspace, job, spec, seen),
+        batches_seen(workspace, job, spec, seen, now=at),
         at,
         width,
         _since(workspace, job, spec, at),
@@ -165,7 +164,9 @@ def holds_back(
     return tuple(_holds(workspace, job, desired.spec.advisor, changes, now or utc_now()))
 
 
-def batches_seen(workspace: Workspace, job: str, spec: JobSpec, seen: Observation) -> list[BatchSeen]:
+def batches_seen(
+    workspace: Workspace, job: str, spec: JobSpec, seen: Observation, *, now: datetime | None = None
+) -> list[BatchSeen]:
     """Return a job's batches as the advisor sees them, oldest first: of the time that it looks at, and some before.
 
     Parameters
@@ -174,6 +175,8 @@ def batches_seen(workspace: Workspace, job: str, spec: JobSpec, seen: Observatio
         In force.
     seen
         The job, as observed: its progress document has batches that are not in the table yet.
+    now
+        The time; default the real one.
 
     Raises
     ------
@@ -188,7 +191,8 @@ def batches_seen(workspace: Workspace, job: str, spec: JobSpec, seen: Observatio
 
         last = math.ceil(looked_at / spec.trigger.interval) + _MORE_BATCHES
         try:
-            rows = ProgressTable(workspace).read(job, last)
+            # More than one an interval where a backlog is worked off, or a batch takes longer.
+            rows = ProgressTable(workspace).read(job, last, since=(now or utc_now()) - looked_at)
         except StreamwardenError as error:
             if error.code != "PROGRESS_TABLE_MISSING":
                 raise

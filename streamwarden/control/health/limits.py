@@ -108,9 +108,9 @@ class HealthSpec(_Strict):
     )
     backlog: DurationLimit = Field(
         default=DurationLimit(warn=timedelta(minutes=10), critical=timedelta(hours=1)),
-        description="How long the job would take for the input that waits, at its pace in the window, in which a batch"
-        " that left some behind took trigger.interval at least. 10m and 1h: what an operator can still wait for, and"
-        " what users have noticed.",
+        description="How long the job would take for the input that waits, at its batches' pace in the window: they"
+        " follow each other at once until it is worked off. 10m and 1h: what an operator can still wait for, and what"
+        " users have noticed.",
     )
     falling_behind: ShareLimit = Field(
         default=ShareLimit(warn=1.1, critical=1.5),
@@ -129,6 +129,11 @@ class HealthSpec(_Strict):
     checkpoint_time: DurationLimit = Field(
         default=DurationLimit(warn=timedelta(seconds=5), critical=timedelta(minutes=1)),
         description="Of that, Spark's offset and commit logs, the median. Two small files: 5s is a store in trouble.",
+    )
+    landing: CountLimit = Field(
+        default=CountLimit(warn=1),
+        description="Landed files that somebody should look at: replaced after they were read, or quarantined whole; or"
+        " the folder can't be read. 1: each is input that no table has. `streamwarden landing list JOB` names them.",
     )
     state_rows: CountLimit = Field(
         default=CountLimit(),

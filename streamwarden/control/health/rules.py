@@ -16,7 +16,10 @@ from streamwarden.control.durations import format_duration
 from streamwarden.control.health.limits import DurationLimit
 from streamwarden.control.spec import JobSpec
 
-__all__ = ["RULES", "Facts", "Finding", "Health", "Level", "judge", "stuck_for"]
+__all__ = ["PASSED_OVER", "RULES", "Facts", "Finding", "Health", "Level", "judge", "stuck_for"]
+
+PASSED_OVER = "passed_over"
+"""The rule of commits that a job was told to pass over. It has no limits."""
 
 _ENOUGH = 3
 """Batches that an average needs. 3: the first one of a JVM is slow, and one alone says nothing."""
@@ -26,6 +29,9 @@ _FILLED = timedelta(hours=1)
 
 _GROWTH = 10.0
 """A tenfold state within the hour is no load that grows, but keys that never repeat."""
+
+_NAMED = 3
+"""Landed files that an alarm names."""
 
 _ROWS = 100
 _KEYS = 10_000
@@ -170,6 +176,7 @@ def judge(facts: Facts) -> Health:
     if facts.down:
         level = Level.CRITICAL if facts.final else Level.WARN
         findings.append(Finding("driver", level, facts.down, 1, 1))
+    findings += _passed_over(facts)
     for name, rule in RULES.items():
         measure = rule(facts)
         if measure is None:
@@ -199,6 +206,17 @@ def _of_a_stop(facts: Facts) -> Health:
         return Health()
     what = f"the driver was asked to stop and lives: {_duration(lasts)} ({Level.WARN} at {_duration(limit)})"
     return Health((Finding("driver", Level.WARN, what, lasts, limit),))
+
+
+def _passed_over(facts: Facts) -> list[Finding]:
+    """Warn of commits that the job was told to pass over, for as long as their batches are among the newest 50."""
+    recent = facts.progress.recent if facts.progress else []
+    sources = [done.source for done in recent if done.source is not None and done.source.skipped]
+    if not sources:
+        return []
+    number, last = sum(source.skipped for source in sources), sources[-1].skipped_last
+    what = last if number == 1 else f"{number} commits of its source, the last: {last}"
+    return [Finding(PASSED_OVER, Level.WARN, what, number, 1)]
 
 
 def stuck_for(facts: Facts) -> timedelta | None:
@@ -265,23 +283,15 @@ def _watermark_lag(facts: Facts) -> _Measure | None:
 
 
 def _backlog(facts: Facts) -> _Measure | None:
-    sources = [(done.source, _spent_s(facts, done)) for done in facts.batches if done.source is not None]
-    taken = sum(source.taken for source, _ in sources)
-    if len(sources) < _ENOUGH or not taken or sources[-1][0].pending is None:
+    measured = [(done.source, done.duration_ms / 1000) for done in facts.batches if done.source is not None]
+    taken = sum(source.taken for source, _ in measured)
+    if len(measured) < _ENOUGH or not taken or measured[-1][0].pending is None:
         return None
-    pending, unit = sources[-1][0].pending, sources[-1][0].unit
-    seconds = pending * sum(took for _, took in sources) / taken
+    pending, unit = measured[-1][0].pending, measured[-1][0].unit
+    # The batches' own time, as those of a backlog follow each other at once.
+    seconds = pending * sum(took for _, took in measured) / taken
     limit = facts.spec.health.backlog
     return _seconds(seconds, f"{pending} {unit} wait, worth", limit.warn, limit.critical)
-
-
-def _spent_s(facts: Facts, done: BatchProgress) -> float:
-    """Return the seconds from a batch's start to that of the next, which waits for the trigger.
-
-    Of a batch that left nothing only its own time: it was followed by a wait for input, and could have taken more.
-    """
-    least = facts.spec.trigger.interval.total_seconds() if done.source is not None and done.source.pending else 0.0
-    return max(done.duration_ms / 1000, least)
 
 
 def _falling_behind(facts: Facts) -> _Measure | None:
@@ -317,6 +327,15 @@ def _commit_time(facts: Facts) -> _Measure | None:
 def _checkpoint_time(facts: Facts) -> _Measure | None:
     limit = facts.spec.health.checkpoint_time
     return _median((done.checkpoint_ms for done in facts.batches), "Spark's offset and commit logs take", limit)
+
+
+def _landing(facts: Facts) -> _Measure | None:
+    state = facts.heartbeat.landing if facts.heartbeat else None
+    if state is None or not state.told:
+        return None
+    limit, more = facts.spec.health.landing, state.told - _NAMED
+    names = "; ".join(state.first[:_NAMED]) + (f"; and {more} more" if more > 0 else "")
+    return _Measure(state.told, f"landed files that need a look ({names})", limit.warn, limit.critical, _count)
 
 
 # An alarm says what was done besides, since nothing more is told of a suspended job.
@@ -397,6 +416,7 @@ RULES: dict[str, Rule] = {
     "late_rows": _late_rows,
     "commit_time": _commit_time,
     "checkpoint_time": _checkpoint_time,
+    "landing": _landing,
     "state_rows": _state_rows,
     "state_bytes": _state_bytes,
     "state_growth": _state_growth,
@@ -404,7 +424,7 @@ RULES: dict[str, Rule] = {
     "write_stall": _write_stall,
     "cache_hits": _cache_hits,
 }
-"""Every rule but ``driver``, by the name of its limits in the spec."""
+"""Every rule but ``driver`` and ``passed_over``, which have no limits, by the name of its limits in the spec."""
 
 
 def _seconds(value: float, what: str, warn: timedelta | None, critical: timedelta | None) -> _Measure:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from streamwarden.storage import S3Location
 
-__all__ = ["LandedFile", "LandedFileChanged", "LandedFileGone"]
+__all__ = ["LandedFile", "LandedFileChanged", "LandedFileGone", "shown"]
 
 
 class LandedFileGone(Exception):
@@ -19,6 +20,18 @@ class LandedFileGone(Exception):
 
 class LandedFileChanged(Exception):
     """A file was replaced after it was planned: a batch that is repeated would read other rows than the first time."""
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def shown(name: str) -> str:
+    r"""Return a file's name as tables, documents and terminals can have it: always UTF-8, and no two alike.
+
+    Bytes that aren't UTF-8, and control characters, are written as ``\xNN``, and ``\`` as ``\\``.
+    """
+    plain = os.fsencode(name.replace("\\", r"\\")).decode("utf-8", "backslashreplace")
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", plain)
 
 
 @dataclass(frozen=True)
@@ -57,9 +70,9 @@ class LandedFile:
     def label(self) -> str:
         """What identifies this reading in tables (``source_file``): the name, and ``#2`` behind it for a second one.
 
-        Always valid UTF-8: other bytes are written as ``\\xNN``. Two readings never share a label.
+        The name is as :func:`shown` writes it. Two readings never share a label.
         """
-        name = os.fsencode(self.name).decode("utf-8", "backslashreplace")
+        name = shown(self.name)
         own = name.rpartition("#")[2]
         # A file whose own name ends like a second reading's label says its number always.
         return f"{name}#{self.reading}" if self.reading > 1 or (own.isdigit() and "#" in name) else name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +26,7 @@ __all__ = [
     "Savepoint",
     "delete",
     "describe",
+    "drop",
     "find",
     "housekeeping",
     "label",
@@ -35,6 +37,11 @@ __all__ = [
 
 LATEST = "latest"
 """Stands for the newest verified savepoint of a job."""
+
+_log = logging.getLogger(__name__)
+
+_LOST = "record lost"
+"""The label of a savepoint whose record is damaged: it may have had one, which kept it from retention."""
 
 _WORDS = (LATEST, "all")
 """What a label can't be: commands read it as something else."""
@@ -57,7 +64,14 @@ def savepoints(workspace: Workspace, job: str) -> list[Savepoint]:
     """Return a job's savepoints, newest first: those that have a manifest and aren't being deleted."""
     found = []
     for name in workspace.files.folders(f"savepoints/{job}"):
-        one = _load(workspace, job, name)
+        try:
+            one = _load(workspace, job, name)
+        except StreamwardenError as error:
+            if error.code != "SAVEPOINT_DAMAGED":
+                raise
+            # One is no reason not to show the others.
+            _log.warning("%s", error)
+            continue
         if one is not None:
             found.append(one)
     return sorted(found, key=lambda one: one.manifest.id, reverse=True)
@@ -170,6 +184,13 @@ def delete(workspace: Workspace, job: str, savepoint: str, *, force: bool = Fals
     _finish_delete(workspace, _update(workspace, found, mark))
 
 
+def drop(workspace: Workspace, job: str, savepoint: str) -> None:
+    """Remove a savepoint, whatever is left of it, its manifest first; asks nothing: see :func:`delete`."""
+    workspace.storage.delete(manifest_document(workspace, job, savepoint).key)
+    workspace.files.delete_tree(folder_key(job, savepoint))
+    workspace.storage.delete(record_document(workspace, job, savepoint).key)
+
+
 def housekeeping(
     workspace: Workspace, job: str, retention: RetentionSpec, *, now: datetime | None = None
 ) -> dict[str, list[str]]:
@@ -186,7 +207,7 @@ def housekeeping(
     interrupted, deleting = [], []
     for record in _records(workspace, job):
         if record.interrupted():
-            if manifest_document(workspace, job, record.id).read() is not None:
+            if _is_whole(workspace, job, record.id):
                 # Killed after the manifest: the savepoint exists.
                 done: dict[str, Any] = {"state": "complete", "process": None, "done": {}}
                 record_document(workspace, job, record.id).write(record.model_copy(update=done))
@@ -253,7 +274,13 @@ def _release_ended(workspace: Workspace, job: str) -> None:
     unfinished = set()
     # The operation may be that of a clone.
     for other in workspace.files.folders("control"):
-        operation = JobDocuments(workspace.storage, other).operation.read()
+        try:
+            operation = JobDocuments(workspace.storage, other).operation.read()
+        except StreamwardenError as error:
+            if error.code != "DOCUMENT_INVALID":
+                raise
+            # Of a job whose document is damaged: whatever is in use may be in its use.
+            return
         if operation is not None and operation.state == "running":
             unfinished.add(operation.id)
     for one in used:
@@ -283,18 +310,44 @@ def _read_back(record: Record) -> int | None:
 
 
 def _load(workspace: Workspace, job: str, name: str) -> Savepoint | None:
-    manifest = manifest_document(workspace, job, name).read()
+    try:
+        manifest = manifest_document(workspace, job, name).read()
+    except StreamwardenError as error:
+        if error.code != "DOCUMENT_INVALID":
+            raise
+        remedy = f"Use another one; `streamwarden repair {job} --yes` removes this one, which nothing can start from."
+        raise StreamwardenError(
+            "SAVEPOINT_DAMAGED", f"{job} {name}: its manifest can't be read", remedy=remedy
+        ) from error
     if manifest is None:
         return None
-    record = record_document(workspace, job, name).read()
+    document = record_document(workspace, job, name)
+    record = document.read()
     if record is not None and record.state == "deleting":
         return None
     if record is None:
-        # Brought here from another root: the manifest is what makes a savepoint.
+        # Brought here from another root, or damaged: the manifest is what makes a savepoint.
+        lost = workspace.storage.read(document.key) is not None
         record = Record(
-            id=name, job=job, state="complete", origin=manifest.origin, by=manifest.by, at=manifest.taken_at
+            id=name,
+            job=job,
+            state="complete",
+            origin=manifest.origin,
+            by=manifest.by,
+            at=manifest.taken_at,
+            label=_LOST if lost else "",
         )
     return Savepoint(manifest, record)
+
+
+def _is_whole(workspace: Workspace, job: str, name: str) -> bool:
+    """Tell whether there is a manifest that can be read: whoever wrote it may have died with the machine."""
+    try:
+        return manifest_document(workspace, job, name).read() is not None
+    except StreamwardenError as error:
+        if error.code != "DOCUMENT_INVALID":
+            raise
+        return False
 
 
 def _records(workspace: Workspace, job: str) -> Iterable[Record]:
@@ -317,9 +370,7 @@ def _update(workspace: Workspace, found: Savepoint, change: Callable[[Record], R
 
 
 def _finish_delete(workspace: Workspace, record: Record) -> None:
-    workspace.storage.delete(manifest_document(workspace, record.job, record.id).key)
-    workspace.files.delete_tree(folder_key(record.job, record.id))
-    workspace.storage.delete(record_document(workspace, record.job, record.id).key)
+    drop(workspace, record.job, record.id)
 
 
 def _protected(found: list[Savepoint]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamwarden.control.checkpoint import BatchOffsets, CheckpointReader
+from streamwarden.control.damage import checkpoint_damaged
 from streamwarden.errors import StreamwardenError
 from streamwarden.storage import FileStore, Storage
 
@@ -25,6 +26,7 @@ __all__ = [
     "Closure",
     "OperatorFiles",
     "StateFileMissing",
+    "check_described",
     "closure",
     "newest_closure",
     "relocated",
@@ -33,13 +35,17 @@ __all__ = [
 ]
 
 _VERSIONED = re.compile(r"(\d+)(_[0-9a-f-]{36})?\.(zip|changelog|snapshot|delta)")
+_SCHEMA = re.compile(r"(^|/)(_stateSchema/|_metadata/schema$)")
 _SNAPSHOTS = {"zip": "changelog", "snapshot": "delta"}
+_UNREADABLE = (ValueError, KeyError, TypeError, IndexError, EOFError)
+"""What reading a file raises that is empty, cut, or another's."""
+
 _RESERVED = ("_metadata", "_stateSchema")
 _TRIES = 5
 
 
 class StateFileMissing(Exception):
-    """A file that the batch needs is not there: deleted meanwhile by Spark's maintenance, or lost."""
+    """A file that the batch needs is not there: deleted meanwhile by Spark's maintenance, or lost. Or it is damaged."""
 
 
 @dataclass
@@ -105,7 +111,7 @@ def closure(store: FileStore, checkpoint: str, offsets: BatchOffsets) -> Closure
     Raises
     ------
     StateFileMissing
-        If one of them isn't there.
+        If one of them isn't there, or is empty or cut.
     StreamwardenError
         ``SAVEPOINT_UNSUPPORTED`` for a checkpoint in a format that this does not know.
     """
@@ -122,12 +128,46 @@ def closure(store: FileStore, checkpoint: str, offsets: BatchOffsets) -> Closure
     operators = []
     metadata = []
     for operator in sorted({path.split("/")[1] for path in found if path.startswith("state/")}, key=int):
-        files, described = _operator(store, checkpoint, found, int(operator), offsets)
+        try:
+            files, described = _operator(store, checkpoint, found, int(operator), offsets)
+        except _UNREADABLE as error:
+            raise StateFileMissing(f"state/{operator}: its metadata or schema is empty or cut: {error}") from error
         operators.append(files)
         chosen.update(files.files)
         if described is not None:
             metadata.append(described)
+    for path in sorted(chosen):
+        # Older entries are kept for their own sake; RocksDB's own log may be empty.
+        if not found[path] and "/logs/" not in path and (_log_entry(path) or batch) >= batch - 1:
+            raise StateFileMissing(f"{path} (it is empty)")
     return Closure({path: found[path] for path in sorted(chosen)}, metadata, operators)
+
+
+def check_described(documents: Storage, checkpoint: str) -> None:
+    """See that what describes a checkpoint's state can be read: of an empty or cut schema Spark says nothing usable.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CHECKPOINT_DAMAGED``, naming the file.
+    """
+    for key in documents.list(f"{checkpoint}/state"):
+        path = key[len(checkpoint) + 1 :]
+        described = re.fullmatch(r"state/\d+/_metadata/(metadata|v2/\d+)", path)
+        if described is None and not _SCHEMA.search(path):
+            continue
+        entry = documents.read(key)
+        if entry is None:
+            continue
+        try:
+            if described is not None:
+                json.loads(entry.data.decode().partition("\n")[2])
+            elif not entry.data:
+                raise EOFError
+            else:
+                _has_keys(entry.data)
+        except _UNREADABLE as error:
+            raise checkpoint_damaged(documents, checkpoint, f"{path}: it is empty or cut") from error
 
 
 def newest_closure(store: FileStore, documents: Storage, checkpoint: str) -> Closure | None:
@@ -149,7 +189,7 @@ def newest_closure(store: FileStore, documents: Storage, checkpoint: str) -> Clo
         except StateFileMissing as error:
             # Removed by Spark's maintenance meanwhile: the newest batch is another by now.
             if not left:
-                raise StreamwardenError("CHECKPOINT_DAMAGED", f"{checkpoint}: {error}") from error
+                raise checkpoint_damaged(documents, checkpoint, str(error)) from error
     raise AssertionError
 
 
@@ -224,9 +264,7 @@ def _operator(
     declared = max(int(one["numPartitions"]) for one in stores)
     partitions = int(offsets.conf.get("spark.sql.shuffle.partitions", declared))
     others = {str(partition) for partition in range(1, max(partitions, declared))}
-    schemas = sorted(
-        path for path in below if path.startswith("_stateSchema/") or re.search(r"(^|/)_metadata/schema$", path)
-    )
+    schemas = sorted(path for path in below if _SCHEMA.search(path))
     written = [_read(store, f"{checkpoint}/{base}/{path}") for path in schemas]
     # An aggregation without keys and a limit have one partition, whatever their metadata say. So has an operator that
     # was rescaled to one, but with keys, by which its state can be spread again.
@@ -326,8 +364,11 @@ def _store(store: FileStore, base: str, below: dict[str, int], folder: str, vers
 
 def _tables_of(store: FileStore, snapshot: str) -> list[str]:
     """Return the files that a RocksDB snapshot refers to, relative to its store's folder."""
-    with zipfile.ZipFile(io.BytesIO(_read(store, snapshot))) as content:
-        described = json.loads(content.read("metadata").decode().partition("\n")[2])
+    try:
+        with zipfile.ZipFile(io.BytesIO(_read(store, snapshot))) as content:
+            described = json.loads(content.read("metadata").decode().partition("\n")[2])
+    except (*_UNREADABLE, zipfile.BadZipFile) as error:
+        raise StateFileMissing(f"{snapshot} (it is empty or cut: {error})") from error
     tables = [f"SSTs/{one['dfsSstFileName']}" for one in described.get("sstFiles") or ()]
     return tables + [f"logs/{one['dfsLogFileName']}" for one in described.get("logFiles") or ()]
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import unquote, urlparse
+from urllib.parse import unquote
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -17,6 +17,9 @@ from deltalake.exceptions import DeltaError
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.delta_log import DeltaLog
 from streamwarden.control.documents import CheckpointRef, JobDocuments, OutputStart
+from streamwarden.control.landing.folder import landing_folder
+from streamwarden.control.landing.planner import is_same
+from streamwarden.control.landing.plans import Plans, read_plans
 from streamwarden.control.savepoints.closure import StateFileMissing, closure
 from streamwarden.control.savepoints.manifest import Manifest
 from streamwarden.control.spec import DeltaSource, FileSource, JobSpec, KafkaSource, Source
@@ -233,15 +236,19 @@ def _settings(written: Written, spec: JobSpec) -> Iterator[StreamwardenError]:
 
 
 def _operators(workspace: Workspace, manifest: Manifest, current: CheckpointRef | None) -> Iterator[StreamwardenError]:
-    reader = CheckpointReader(workspace.storage, current.path) if current else None
-    batch = reader.last_commit() if reader else None
-    offsets = reader.offsets(batch) if reader and batch is not None else None
-    if current is None or offsets is None:
+    if current is None:
         return
     try:
+        reader = CheckpointReader(workspace.storage, current.path)
+        batch = reader.last_commit()
+        offsets = reader.offsets(batch) if batch is not None else None
+        if offsets is None:
+            return
         now = closure(workspace.files, current.path, offsets).operators
-    except StateFileMissing:
+    except (StateFileMissing, StreamwardenError) as error:
         # A damaged checkpoint is what one restores from; Spark checks when the query starts.
+        if isinstance(error, StreamwardenError) and error.code != "CHECKPOINT_DAMAGED":
+            raise
         return
     have = [(one.id, one.name) for one in manifest.operators]
     want = [(one.id, one.name) for one in now]
@@ -285,11 +292,12 @@ def _source(
         return
     elif current is not None and manifest.sources and manifest.sources[0]:
         position = json.loads(manifest.sources[0])
-        gone = [path for path in _files_after(workspace, current, int(position["logOffset"])) if not _exists(path)]
+        gone = _gone_after(workspace, spec.source, current, int(position["logOffset"]))
         if gone:
             more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
             yield StreamwardenError(
-                "RESTORE_SOURCE_GONE", f"{len(gone)} files that came later: {', '.join(gone[:_SHOWN])}{more}"
+                "RESTORE_SOURCE_GONE",
+                f"{len(gone)} files that came later are gone, or were replaced: {', '.join(gone[:_SHOWN])}{more}",
             )
 
 
@@ -311,21 +319,33 @@ def _delta_source(log: DeltaLog, offset: str) -> Iterator[StreamwardenError]:
         )
 
 
-def _files_after(workspace: Workspace, current: CheckpointRef, position: int) -> list[str]:
-    """Return the files that the job has read after a position of its source's log."""
-    paths = []
-    for info in workspace.files.walk(f"{current.path}/sources/0"):
-        name = info.key.rsplit("/", 1)[1]
-        number = name.removesuffix(".compact")
-        if number.isdigit() and int(number) > position:
-            for line in workspace.files.read(info.key).decode().splitlines()[1:]:
-                entry = json.loads(line)
-                if int(entry["batchId"]) > position:
-                    paths.append(entry["path"])
-    return sorted(set(paths))
+def _gone_after(workspace: Workspace, source: FileSource, current: CheckpointRef, position: int) -> list[str]:
+    """Return what the job has read after a position of its source's log, and could not read again as it was."""
+    try:
+        reads = list(read_plans(workspace, current.path, first=position + 1))
+        there = landing_folder(workspace, source).look().files if reads else {}
+    except FileNotFoundError:
+        there = {}
+    except StreamwardenError as error:
+        if error.code != "CHECKPOINT_DAMAGED":
+            raise
+        # That is what one restores from.
+        return []
+    gone: set[str] = set()
+    for read in reads:
+        plan = read.plan_of()
+        if plan is None:
+            gone |= set() if _exists(read.path) else {read.path}
+        else:
+            files = [file for file in Plans(workspace.storage, plan[0]).read(plan[1]) if file.refused is None]
+            changed = [file for file in files if not is_same(file, there.get(file.name))]
+            # One that was read again in its new version will be so once more.
+            newest = Plans(workspace.storage, plan[0]).known()[0] if changed else {}
+            gone |= {file.label for file in changed if not is_same(newest[file.name], there.get(file.name))}
+    return sorted(gone)
 
 
 def _exists(path: str) -> bool:
-    url = urlparse(path)
     # Files elsewhere than on this machine are taken on trust: nobody else cleans them up under a job's feet unseen.
-    return url.scheme not in ("", "file") or Path(unquote(url.path)).exists()
+    scheme, is_address, rest = path.partition("://")
+    return (is_address != "" and scheme != "file") or Path(rest or path).exists()

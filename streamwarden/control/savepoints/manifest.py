@@ -180,6 +180,5 @@ def manifest_document(workspace: Workspace, job: str, savepoint: str) -> Documen
 
 def record_document(workspace: Workspace, job: str, savepoint: str) -> Document[Record]:
     """Return a savepoint's record document."""
-    return Document(
-        workspace.storage, f"{JobDocuments(workspace.storage, job).base}/savepoints/{savepoint}.json", Record
-    )
+    key = f"{JobDocuments(workspace.storage, job).base}/savepoints/{savepoint}.json"
+    return Document(workspace.storage, key, Record, derived=True)

@@ -17,7 +17,7 @@ from streamwarden.control.documents import (
     utc_now,
 )
 from streamwarden.control.going_back import with_pending
-from streamwarden.control.job_operation import JobOperation, is_anothers, is_passing, stopped_since
+from streamwarden.control.job_operation import JobOperation, is_anothers, is_passing, named, stopped_since
 from streamwarden.control.operation import begin
 from streamwarden.control.parallelism import as_before, decide, effective_spec, widened, width_of
 from streamwarden.control.savepoints import catalogue
@@ -28,6 +28,7 @@ from streamwarden.control.savepoints.manifest import FORMAT, Manifest, Origin
 from streamwarden.control.savepoints.take import Report
 from streamwarden.control.spec import JobSpec
 from streamwarden.control.supervision import observe
+from streamwarden.control.table_damage import cut_off, damaged_outputs, forget_damaged_checkpoints, unfit
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
 
@@ -118,7 +119,7 @@ class _Restore(JobOperation):
             self._stop()
             self._save(current)
             reference = self._make_checkpoint(found, outputs, spec)
-            self._switch(reference, spec)
+            self._switch(found.manifest, reference, spec)
         except BaseException as error:
             if not is_anothers(error):
                 catalogue.release(self._workspace, found, self.handle.id)
@@ -154,12 +155,16 @@ class _Restore(JobOperation):
             raise StreamwardenError(
                 "SAVEPOINT_UNSUPPORTED", f"{of} {found.manifest.id}: manifest {found.manifest.format}"
             )
+        for sink in found.manifest.sinks:
+            forget_damaged_checkpoints(self._workspace, sink.table)
         reasons = incompatibilities(self._workspace, found.manifest, spec, current)
         starts = _starts(found.manifest, spec, outputs)
         reasons += missing_outputs(self._workspace, with_pending(starts, current))
         rewound = [start.table for start in starts if start.source is None]
         if of != self._job:
             reasons += taken_outputs(self._workspace, spec, ran_before=current is not None)
+        else:
+            reasons += unfit(self._workspace, self._job, found.manifest, damaged_outputs(self._workspace, spec))
         for table, jobs in readers_of(self._workspace, rewound, but=self._job).items():
             reasons.append(StreamwardenError("RESTORE_BREAKS_READERS", f"{table} is read by {', '.join(jobs)}"))
         if reasons:
@@ -182,7 +187,7 @@ class _Restore(JobOperation):
                 step.detail = f"{made.id} at batch {made.batch}"
             except StreamwardenError as error:
                 # A job is often restored because its checkpoint is broken. That one is kept in any case.
-                if error.code not in ("SAVEPOINT_NOTHING", "CHECKPOINT_DAMAGED"):
+                if error.code not in ("SAVEPOINT_NOTHING", "CHECKPOINT_DAMAGED", "TABLE_DAMAGED"):
                     raise
                 step.detail = f"none: {error.code}: {error.what}"
 
@@ -203,7 +208,7 @@ class _Restore(JobOperation):
             step.detail = f"{made.path}: {len(manifest.files)} files, {manifest.bytes} bytes"
         return made
 
-    def _switch(self, reference: CheckpointRef, spec: JobSpec) -> None:
+    def _switch(self, found: Manifest, reference: CheckpointRef, spec: JobSpec) -> None:
         with self.handle.step("switch") as step:
             before = self._documents.checkpoint.read()
             # Also of tables that are left as they are: what no driver has put back since holds rows that were undone.
@@ -212,6 +217,8 @@ class _Restore(JobOperation):
             parallelism = self._documents.parallelism.read()
             # What it takes to go back, kept before there is anything to go back from.
             self.handle.plan(
+                # A clone's tables are written over in any case.
+                cut=damaged_outputs(self._workspace, spec) if spec.name == found.job else {},
                 parallelism=parallelism.model_dump(mode="json") if parallelism else None,
                 savepoint=reference.savepoint,
                 after=reference.model_dump(mode="json"),
@@ -260,6 +267,12 @@ class _Restore(JobOperation):
 
     def _start_and_judge(self, reference: CheckpointRef) -> None:
         try:
+            for table, version in self._plan.get("cut", {}).items():
+                # Only now that the savepoint is in force: the old checkpoint counts as written what goes with it.
+                with self.handle.step("cut the log") as step:
+                    self.handle.check()
+                    cut_off(self._workspace, table, version)
+                    step.detail = f"{table}: from version {version} on, which is damaged"
             with self.handle.step("start") as step:
                 seen = observe(self._workspace, self._job)
                 if seen.phase.alive and seen.heartbeat and seen.heartbeat.generation == reference.generation:
@@ -275,10 +288,10 @@ class _Restore(JobOperation):
                     timeout=self._health_timeout,
                     say=self._say,
                 )
-        except StreamwardenError as error:
-            if is_passing(error):
+        except Exception as error:
+            if is_passing(error) or isinstance(error, OSError):
                 raise
-            self._roll_back(reference, error)
+            self._roll_back(reference, named(error))
 
     def _roll_back(self, reference: CheckpointRef, error: StreamwardenError) -> NoReturn:
         """Put what ran before in force again, and raise. Can be repeated.
@@ -297,9 +310,10 @@ class _Restore(JobOperation):
             mine = current is not None and current.operation == self.handle.id
             if mine:
                 running.end_driver(self._workspace, self._job, by=self._by, reason=f"restore failed: {error.code}")
-            before = CheckpointRef.model_validate(plan["before"]) if plan["before"] else None
+            before = CheckpointRef.model_validate(plan["before"]) if plan["before"] and not plan.get("cut") else None
             if before is None:
-                # A clone, or a job that never ran: there is nothing to go back to.
+                # A clone, a job that never ran, or tables that no longer have what the old checkpoint has written:
+                # there is nothing to go back to.
                 self._suspend(reference, error)
                 step.detail = "suspended: there was nothing to go back to"
             else:

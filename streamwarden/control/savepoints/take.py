@@ -9,6 +9,7 @@ from typing import Protocol
 
 from streamwarden.control import running
 from streamwarden.control.checkpoint import BatchOffsets, CheckpointReader
+from streamwarden.control.damage import checkpoint_damaged
 from streamwarden.control.delta_log import DeltaLog, TableState, application_id
 from streamwarden.control.documents import (
     BatchProgress,
@@ -273,7 +274,9 @@ class _Take:
                 path = str(error.filename if isinstance(error, FileNotFoundError) else error)
                 if (batch, path) in missing:
                     # Missing again, though no newer batch came that could have made it superfluous.
-                    raise StreamwardenError("CHECKPOINT_DAMAGED", f"{self._job}: batch {batch} needs {path}") from None
+                    raise checkpoint_damaged(
+                        self._workspace.storage, self._reference.path, f"batch {batch} needs {path}"
+                    ) from None
                 missing.append((batch, path))
                 continue
             return offsets, needed

@@ -30,7 +30,8 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
     global _options
     assert isinstance(settings.options, Options)
     _options = settings.options
-    return source.select(F.element_at(F.split("path", "/"), -1).alias("file"), F.col("length").alias("bytes"))
+    name, length = F.get_json_object("file", "$.name"), F.get_json_object("file", "$.length")
+    return source.select(name.alias("file"), length.cast("long").alias("bytes"))
 
 
 def outputs(batch: DataFrame) -> dict[str, DataFrame]:

@@ -20,11 +20,11 @@ Load = Callable[[float], float]
 
 @dataclass
 class SimulatedJob:
-    """A job whose batches start every `interval`, or at once where the last one overran it.
+    """A job whose batches start every `interval`, or at once where the last one overran it or was cut by its limit.
 
     A batch takes ``fixed`` seconds, and ``row`` core-seconds for each row, spread over the cores that have a partition;
     a share `noise` more or less. A rescale takes `downtime` seconds. Every `every` seconds the advisor is asked, and
-    what it says is done under its own cool-down. A file lands each second, and a batch takes 64 of them at most.
+    what it says is done under its own cool-down. A file lands each second, and a batch takes `limit` of them at most.
     """
 
     load: Load
@@ -39,6 +39,7 @@ class SimulatedJob:
     seed: int = 1
     acts: bool = True
     largest: float | None = None
+    limit: int = 64
 
     def __post_init__(self) -> None:
         self.clock = 0.0
@@ -86,7 +87,7 @@ class SimulatedJob:
         return (round(whole * self.largest), *[rest] * (self.width.partitions - 1))
 
     def _batch(self) -> None:
-        taken = min(len(self.files), 64)
+        taken = min(len(self.files), self.limit)
         rows = round(sum(self.files.popleft() for _ in range(taken)))
         share = max(1 / min(self.width.cores, self.width.partitions), self.largest or 0.0)
         took = (self.fixed + self.row * rows * share) * self._chance.uniform(1 - self.noise, 1 + self.noise)
@@ -104,8 +105,9 @@ class SimulatedJob:
             )
         )
         self.busiest.append((self.clock, took / self.interval))
-        # What is left over is taken at once.
-        self._pass(max(self.interval - took, 0.0))
+        # What its limit has left is taken at once.
+        if taken < self.limit or not self.files:
+            self._pass(max(self.interval - took, 0.0))
 
     def _rescale(self, said: Recommendation) -> None:
         self.width = said.to

@@ -135,6 +135,16 @@ def test_where_the_fixed_time_fills_the_interval_it_says_to_make_that_longer() -
     assert "trigger.interval longer than" in said.why[0]
 
 
+def test_batches_of_a_backlog_are_no_load_that_asks_for_more_cores() -> None:
+    """What has come in an hour is worked off in some minutes, by a job that the usual load leaves idle."""
+    job = SimulatedJob(lambda _: 100, settings(), interval=60.0)
+    job.run(2 * HOUR)
+    job._pass(HOUR)
+    job.run(2 * HOUR)
+    assert max(share for _, share in job.busiest) < 0.5
+    assert job.changes == [] and len(job.files) <= 60
+
+
 def test_the_limit_is_named_where_it_binds() -> None:
     job = SimulatedJob(lambda _: 5000, settings(max_cores=2))
     job.run(3 * HOUR)

@@ -106,7 +106,9 @@ def test_the_newest_are_read_in_order_of_time(table: ProgressTable) -> None:
     table.append("other", "i3", 1, [made_batch(99, at=START + timedelta(hours=2))])
     assert [row["batch"] for row in table.read("lamp", 3)] == [28, 29, 5]
     assert len(table.read("lamp", 500)) == 31
-    assert table.read("nobody") == table.read("nobody", 3) == []
+    assert [row["batch"] for row in table.read("lamp", 3, since=table.read("lamp")[-5]["at"])] == [26, 27, 28, 29, 5]
+    assert len(table.read("lamp", 3, since=START + timedelta(days=9))) == 3
+    assert table.read("nobody") == table.read("nobody", 3, since=START) == []
 
 
 def test_without_a_table_reading_says_so_and_upkeep_makes_none(workspace: Workspace, table: ProgressTable) -> None:

@@ -15,7 +15,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 from typer.testing import CliRunner
 
 from streamwarden.cli import app
-from streamwarden.control import job_operation, operations, parallelism, rollout, running
+from streamwarden.control import job_operation, operations, parallelism, rollout, rollout_plan, running
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.delta_log import application_id
 from streamwarden.control.documents import (
@@ -35,7 +35,7 @@ from streamwarden.control.documents import (
 )
 from streamwarden.control.operation import active_operation, begin
 from streamwarden.control.processes import current_process, kill
-from streamwarden.control.rollout_plan import Effect
+from streamwarden.control.rollout_plan import Change, Effect
 from streamwarden.control.savepoints import catalogue
 from streamwarden.control.savepoints.manifest import Origin
 from streamwarden.control.spec import JobSpec
@@ -266,6 +266,23 @@ def unhealthy_after_a_batch(
     monkeypatch.setattr(running, "await_health", wait)
 
 
+def test_a_column_of_a_module_that_was_edited_is_rolled_out_and_the_way_back_says_what_it_lacks(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else differs: the spec names the module, and does not hold it."""
+    first = place.runs()
+    added = Change("sinks.lamp.columns.z", None, "bigint", Effect.SAVEPOINT, "for the test")
+    monkeypatch.setattr(rollout_plan, "_with_tables", lambda workspace, found, *_, **__: (*found, added))
+    done = place.deploy()
+    assert (done.effect, done.changes) == (Effect.SAVEPOINT, (added,)) and done.incarnation != first.incarnation
+    assert "sinks.lamp.columns.z" in place.operation.steps[0].detail and not place.desired.went_back
+    unhealthy_after_a_batch(place, monkeypatch)
+    with pytest.raises(StreamwardenError, match="ROLLOUT_UNHEALTHY") as raised:
+        place.deploy()
+    assert "Its module spark_jobs.none is still as it was edited: bring back the one of before" in raised.value.what
+    assert place.desired.went_back and place.goes_on().desired == place.desired
+
+
 def test_batches_under_another_meaning_are_undone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.runs()
     place.write(options={"size": 2})
@@ -344,6 +361,8 @@ def test_tables_that_the_new_spec_wrote_are_put_back_where_nobody_reads_them(
     words: str,
 ) -> None:
     sinks = [{"table": JOB, **sink}]
+    # There is no module that could say what it has.
+    monkeypatch.setattr(rollout_plan, "compared_columns", lambda *_, **__: [])
 
     def write(batch: int) -> None:
         uri, options = place.workspace.delta_rs(JOB)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import typing
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import pyarrow as pa
 import pytest
 import yaml
+from deltalake import DeltaTable, write_deltalake
 from pydantic import BaseModel
 
-from streamwarden.control import rollout_plan
+from streamwarden.control import column_changes, rollout_plan
 from streamwarden.control.documents import (
     CheckpointRef,
     Desired,
@@ -23,6 +26,7 @@ from streamwarden.control.documents import (
     Launch,
     utc_now,
 )
+from streamwarden.control.output_columns import RECORD
 from streamwarden.control.processes import current_process
 from streamwarden.control.rollout_plan import (
     Change,
@@ -129,6 +133,7 @@ EFFECTS = [
     ({"state": {"partitions": 4, "min_batches_to_retain": 5}}, {"state.min_batches_to_retain": Effect.RESTART}),
     ({"state": {"partitions": 4, "changelog": False}}, {"state.changelog": Effect.RESTART}),
     ({"source": {**FIELDS["source"], "max_files_per_batch": 3}}, {"source.max_files_per_batch": Effect.RESTART}),
+    ({"source": {**FIELDS["source"], "on_change": "skip"}}, {"source.on_change": Effect.RESTART}),
     ({"sinks": sinks(partition_by=["k"])}, {"sinks.b.partition_by": Effect.RESTART}),
     ({"sinks": FIELDS["sinks"][::-1]}, {"sinks": Effect.RESTART}),
     ({"spark": {"spark.eventLog.enabled": True}}, {"spark.spark.eventLog.enabled": Effect.RESTART}),
@@ -158,6 +163,9 @@ EFFECTS = [
             "source.table": Effect.REFUSED,
             "source.path": Effect.REFUSED,
             "source.max_files_per_batch": Effect.RESTART,
+            "source.max_batch_size": Effect.RESTART,
+            "source.max_file_size": Effect.RESTART,
+            "source.on_change": Effect.RESTART,
         },
     ),
 ]
@@ -364,3 +372,100 @@ def test_a_checkpoint_s_partitions_are_read_from_it(workspace: Workspace) -> Non
     workspace.files.write(f"{path}/state/0/0/1.changelog", b"x")
     found = plan(workspace, JOB)
     assert found.effect is Effect.REFUSED and found.changes[0].before == 4
+
+
+# -- against the tables ------------------------------------------------------------------------------------------------
+
+
+def made(workspace: Workspace, table: str = "a", *, record: list[str] | None = None, **values: Any) -> None:
+    """Make a table with columns x (string) and y (bigint), of which the record says that they are the job's."""
+    rows = pa.table({"x": pa.array(["1"]), "y": pa.array([1], pa.int64())})
+    write_deltalake(workspace.table(table), rows, **values)
+    properties = {RECORD: json.dumps(["x", "y"] if record is None else record)}
+    DeltaTable(workspace.table(table)).alter.set_table_properties(properties, raise_if_not_exists=False)
+
+
+def declares(monkeypatch: pytest.MonkeyPatch, **columns: str) -> None:
+    """Let the module's main output have these columns."""
+    fields = [{"name": name, "type": kind, "nullable": True} for name, kind in columns.items()]
+    monkeypatch.setattr(column_changes, "_declared", lambda *_: {"main": fields})
+
+
+def test_a_column_that_the_module_has_newly_got_is_rolled_out(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed(workspace, spec())
+    made(workspace)
+    declares(monkeypatch, x="string", y="long")
+    assert plan(workspace, JOB).changes == ()
+    declares(monkeypatch, x="string", y="long", z="double")
+    found = plan(workspace, JOB)
+    (change,) = found.changes
+    assert (change.field, change.before, change.after) == ("sinks.a.columns.z", None, "double")
+    assert found.effect is Effect.SAVEPOINT and found.has_columns
+
+
+@pytest.mark.parametrize(
+    ("columns", "field", "before", "after"),
+    [
+        ({"x": "string", "y": "string"}, "y", "bigint", "string"),
+        ({"x": "string", "Y": "long"}, "Y", "y bigint", "bigint"),
+        ({"x": "string"}, "y", "bigint", None),
+        ({"x": "string", "z": "long"}, "y", "bigint", None),
+    ],
+    ids=["type", "case", "removed", "renamed"],
+)
+def test_another_change_of_columns_is_refused(
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: dict[str, str],
+    field: str,
+    before: str,
+    after: str | None,
+) -> None:
+    deployed(workspace, spec())
+    made(workspace)
+    declares(monkeypatch, **columns)
+    found = plan(workspace, JOB)
+    assert found.effect is Effect.REFUSED
+    refused = next(one for one in found.changes if one.effect is Effect.REFUSED)
+    assert (refused.field, refused.before, refused.after) == (f"sinks.a.columns.{field}", before, after)
+    with pytest.raises(StreamwardenError, match="ROLLOUT_REFUSED") as raised:
+        found.refuse()
+    assert raised.value.remedy == refused.remedy != ""
+
+
+def test_columns_of_others_are_no_change_nor_are_those_of_a_spec_that_was_given_up(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    was = deployed(workspace, spec())
+    made(workspace, record=["x"])
+    declares(monkeypatch, x="string")
+    assert plan(workspace, JOB).changes == ()
+    made(workspace, record=["x", "y"], mode="overwrite")
+    assert plan(workspace, JOB).effect is Effect.REFUSED
+    JobDocuments(workspace.storage, JOB).desired.write(was.model_copy(update={"went_back": True}))
+    assert plan(workspace, JOB).changes == ()
+
+
+def test_a_table_that_is_there_keeps_its_partitioning(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployed(workspace, spec())
+    declares(monkeypatch, x="string", y="long")
+    write(workspace.config, sinks=[{**FIELDS["sinks"][0], "partition_by": ["x"]}, FIELDS["sinks"][1]])
+    assert plan(workspace, JOB).effect is Effect.RESTART, "no table is there yet"
+    made(workspace)
+    found = plan(workspace, JOB)
+    (change,) = found.changes
+    assert change.field == "sinks.a.partition_by" and change.effect is Effect.REFUSED
+    assert "partitioned by nothing" in change.why and "another table" in change.remedy
+    # As it is, whatever was deployed: back to that is no harm.
+    made(workspace, mode="overwrite", schema_mode="overwrite", partition_by=["x"])
+    assert plan(workspace, JOB).effect is Effect.RESTART
+
+
+def test_a_module_that_no_driver_could_use_is_found_before_anything_is_touched(workspace: Workspace) -> None:
+    deployed(workspace, spec())
+    made(workspace)
+    with pytest.raises(StreamwardenError, match="JOB_MODULE_INVALID") as raised:
+        plan(workspace, JOB)
+    assert "No module named 'tests_rollout_job'" in raised.value.what

@@ -29,6 +29,8 @@ Caused by: net.jpountz.lz4.LZ4Exception: Error decoding offset 30 of input buffe
 """
 CUT = CORRUPT.split("Caused by")[0] + "Caused by: java.io.EOFException: Stream ended prematurely\n"
 STORE_AWAY = CORRUPT.split("Caused by")[0] + "Caused by: java.net.ConnectException: Connection refused\n"
+EMPTY = CORRUPT.split("Caused by")[0] + "Caused by: java.io.EOFException\n\tat java.base/java.io.DataInputStream"
+CONNECTION_ENDS = CORRUPT.split("Caused by")[0] + "Caused by: java.io.EOFException: End of connection\n"
 OFFSETS = """[STREAM_FAILED] Query [id = f5, runId = d2] terminated with exception: Failed to read log file \
 file:/ck/offsets/2. Incomplete log file SQLSTATE: XXKST
 === Streaming Query ==="""
@@ -44,7 +46,8 @@ streaming source schema: root
  |-- key: string (nullable = true)"""
 CHANGED = """[STREAM_FAILED] Query [id = 1b, runId = 3f] terminated with exception: \
 [DELTA_SOURCE_TABLE_IGNORE_CHANGES] Detected a data update (for example DELETE (Map(predicate -> "key = 1"))) in the \
-source table at version 4."""
+source table at version 4. This is currently not supported. If this is going to happen regularly and you are okay to \
+skip changes, set the option 'skipChangeCommits' to 'true'."""
 OTHER_TABLE = """[STREAM_FAILED] Query [id = 9e, runId = 83] terminated with exception: \
 [DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE] The streaming query was reading from an unexpected Delta table."""
 OTHER_KIND = """[STREAM_FAILED] Query [id = f5, runId = 56] terminated with exception: No usable value for logOffset
@@ -91,7 +94,9 @@ Please make sure only one streaming job runs on a specific checkpoint location a
         (MISSING, "CHECKPOINT_DAMAGED", "3.changelog does not exist"),
         (CORRUPT, "CHECKPOINT_DAMAGED", "java.io.IOException: Stream is corrupted"),
         (CUT, "CHECKPOINT_DAMAGED", "java.io.EOFException: Stream ended prematurely"),
+        (EMPTY, "CHECKPOINT_DAMAGED", "java.io.EOFException"),
         (OFFSETS, "CHECKPOINT_DAMAGED", "offsets/2. Incomplete log file"),
+        (OFFSETS.replace("offsets/2", "sources/0/2"), "CHECKPOINT_DAMAGED", "sources/0/2. Incomplete log file"),
         (VALUE_SCHEMA, "STATE_SCHEMA_CHANGED", "[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE]"),
         (OPERATORS, "STATE_SCHEMA_CHANGED", "operator in state metadata"),
         (COLUMNS, "SOURCE_SCHEMA_CHANGED", "in version 3"),
@@ -115,6 +120,7 @@ def test_a_known_failure_is_named_with_the_line_that_says_so(text: str, code: st
     assert found is not None and found.code == code
     assert evidence in found.evidence and "\n" not in found.evidence
     assert not found.evidence.startswith((":", "Caused by"))
+    assert "set the option" not in found.evidence, "no job's YAML has it"
 
 
 @pytest.mark.parametrize(

@@ -81,3 +81,34 @@ def test_what_is_no_place_on_s3_is_refused(tmp_path: Path, s3: dict[str, str]) -
     with pytest.raises(StreamwardenError) as caught:
         opened(tmp_path, s3=s3)
     assert caught.value.code == "CONFIG_INVALID" and "s3" in caught.value.what
+
+
+@pytest.mark.parametrize(
+    "name", ["My Streams (v1) #2 100%", "a:b", "a;b@c&d=e+f~g!h'i\"j<k>$l", "zürich 日本", "50%d", "%zz"]
+)
+def test_a_root_may_have_any_name_that_spark_and_delta_rs_can_take(tmp_path: Path, name: str) -> None:
+    assert opened(tmp_path, root=name).root == tmp_path / name
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        *((f"a{one}b", f"has {one!r}, which Spark reads as a pattern") for one in "[]{}*?"),
+        *((f"a{one}b", f"has {one!r}, which delta-rs refuses") for one in "|^\\"),
+        ("a,b", "has ','"),
+        ("a`b", "has '`'"),
+        ("a%20b", "has '%20', which delta-rs reads as one escaped character"),
+        ("a%2fb", "has '%2f'"),
+        ("a\nb", "a control character"),
+        ("a\udcffb", "bytes that are not UTF-8"),
+    ],
+)
+def test_a_root_that_one_of_them_would_look_for_elsewhere_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    opened(tmp_path)
+    with pytest.raises(StreamwardenError, match="profile here: root: ") as raised:
+        open_workspace("here", config=tmp_path / "config", root=name)
+    assert raised.value.code == "CONFIG_INVALID" and said in raised.value.what
+    assert "--root" in raised.value.remedy
+    assert not list(tmp_path.glob("a*"))

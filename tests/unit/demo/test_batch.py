@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -12,7 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jobs.ingest_trips import Options, Rules, read_file
+from spark_jobs.ingest_trips import Options, rules_of
+from spark_jobs.trip_files import read_file
 from streamwarden.demo.batch import (
     compare_card_sessions,
     compare_quarantine,
@@ -25,15 +27,16 @@ from streamwarden.demo.batch import (
     read_landed,
 )
 from tests.conftest import TripMaker
+from tests.landed import describe
 
 pytestmark = pytest.mark.unit
 
 EARLIEST, LATEST = datetime(2023, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
-RULES = Rules.of(Options(earliest=EARLIEST, latest=LATEST))
+RULES = rules_of(Options(earliest=EARLIEST, latest=LATEST))
 
 
 def by_the_job(files: list[Path]) -> tuple[pa.Table, pa.Table]:
-    parts = [batch for path in files for batch in read_file(path.name, path.read_bytes(), RULES)]
+    parts = [batch for path in files for batch in read_file(describe(path), RULES)]
     rows = pa.Table.from_batches(parts)
     return rows.filter(pc.is_null(rows["reasons"])), rows.filter(pc.is_valid(rows["reasons"]))
 
@@ -66,8 +69,25 @@ def landing(tmp_path: Path, make_trips: TripMaker) -> list[Path]:
     for name, table in tables.items():
         paths.append(tmp_path / f"{name}.parquet")
         pq.write_table(table, paths[-1])
+    trips = [*make_trips(20, seed=5).to_pylist(), *make_trips(20, seed=7).to_pylist()]
+    lines = [",".join("" if value is None else str(value) for value in row.values()) for row in trips]
+    said, more = lines[:20], lines[20:]
+    header = ",".join(name.title() for name in trips[0])
+    old = make_trips(7, seed=6).rename_columns([f"{name.upper()} " for name in trips[0]])
+    pq.write_table(old, tmp_path / "old.parquet")
+    paths.append(tmp_path / "old.parquet")
+    doubled = make_trips(7, seed=6).append_column("EXTRA", pa.array(range(7)))
+    pq.write_table(doubled, tmp_path / "doubled.parquet")
+    paths.append(tmp_path / "doubled.parquet")
+    spelled = make_trips(7, seed=6).rename_columns([name.replace("trip_type", "Trip Type") for name in trips[0]])
+    pq.write_table(spelled, tmp_path / "spelled.parquet")
+    paths.append(tmp_path / "spelled.parquet")
     for name, content in {
         "text.csv": b"a,b\n1,2\n",
+        "trips.csv": "\n".join([header, *said[:10], "1,2", "", *said[10:], said[0] + ",3"]).encode(),
+        "trips.csv.gz": gzip.compress("\n".join([header, *more]).replace(",7,", ",x,").encode()),
+        "empty.csv": b"",
+        "readme.txt": b"a,b\n1,2\n",
         "cut.parquet": (tmp_path / "a.parquet").read_bytes()[:-20],
     }.items():
         paths.append(tmp_path / name)
@@ -94,8 +114,7 @@ def test_it_agrees_with_the_job_on_real_months(data_dir: Path) -> None:
     assert landed.duplicates == 0
 
 
-def test_hidden_and_empty_files_are_no_files(tmp_path: Path, make_trips: TripMaker) -> None:
-    (tmp_path / "empty.parquet").touch()
+def test_hidden_files_are_no_files(tmp_path: Path, make_trips: TripMaker) -> None:
     for name in (".a.parquet", "_a.parquet"):
         pq.write_table(make_trips(3), tmp_path / name)
     landed = read_landed(tmp_path.iterdir(), earliest=EARLIEST, latest=LATEST)

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 
-from streamwarden.control.documents import BatchProgress, DriverState, ErrorInfo, JobDocuments, utc_now
+from streamwarden.control.documents import BatchProgress, DriverState, ErrorInfo, JobDocuments, SourceProgress, utc_now
 from streamwarden.control.workspace import Workspace
 from streamwarden.driver import runner
+from streamwarden.driver.causes import Failure
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.runner import Driver
 from streamwarden.errors import StreamwardenError
@@ -164,3 +165,40 @@ def test_a_late_report_leaves_the_next_batchs_failed_tries(driver: Driver) -> No
     assert driver._failures == 2
     driver._committed(BatchProgress(batch=5, at=utc_now(), duration_ms=1, rows_in=1, tries=3))
     assert driver._failures == 0
+
+
+def test_a_batch_that_its_limit_cut_is_followed_at_once(driver: Driver) -> None:
+    class Query:
+        woken = 0
+
+        def wake(self) -> None:
+            self.woken += 1
+
+    def committed(cut: bool) -> None:
+        source = SourceProgress(unit="files", taken=1, pending=1, cut=cut)
+        driver._committed(BatchProgress(batch=4, at=utc_now(), duration_ms=1, rows_in=1, source=source))
+
+    query: Any = Query()
+    # Of a query before its first: nothing to wake.
+    committed(True)
+    driver._query = query
+    committed(False)
+    assert query.woken == 0
+    committed(True)
+    assert query.woken == 1
+
+
+def test_a_source_whose_columns_changed_is_read_again_once_after_each_batch(driver: Driver) -> None:
+    """Also by a job that takes no failure, and by one that has just had another."""
+    spec = desired().spec
+    no_wait = {"tolerable_consecutive": 0, "backoff": timedelta(0), "backoff_max": timedelta(0)}
+    spec = spec.model_copy(update={"failures": spec.failures.model_copy(update=no_wait)})
+    changed = Failure.of(ValueError("[DELTA_SCHEMA_CHANGED_WITH_VERSION] Detected schema change in version 4"))
+    driver._survive(spec, changed)
+    with pytest.raises(StreamwardenError, match="SOURCE_SCHEMA_CHANGED"):
+        driver._survive(spec, changed)
+    driver._committed(BatchProgress(batch=0, at=utc_now(), duration_ms=1, rows_in=1, tries=2))
+    assert driver._failures == 1, "of a batch before"
+    driver._survive(spec, changed)
+    with pytest.raises(StreamwardenError, match="SOURCE_SCHEMA_CHANGED"):
+        driver._survive(spec, changed)

@@ -7,6 +7,7 @@ import math
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -15,16 +16,20 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from spark_jobs import ingest_trips
-from spark_jobs.ingest_trips import Options, Rules, read_file
+from spark_jobs import ingest_trips, trip_files
+from spark_jobs.ingest_trips import Options, rules_of
 from spark_jobs.schemas import AMOUNTS, TRIP_COLUMNS
+from spark_jobs.trip_columns import REQUIRED
+from spark_jobs.trip_files import read_file
+from spark_jobs.trip_rules import PARSED
 from streamwarden.driver.job_api import JobSettings
 from streamwarden.errors import StreamwardenError
 from tests.conftest import TripMaker
+from tests.landed import describe
 
 pytestmark = pytest.mark.unit
 
-RULES = Rules.of(Options(earliest="2023-01-01", latest="2024-01-01"))
+RULES = rules_of(Options(earliest="2023-01-01", latest="2024-01-01"))
 
 
 def write(table: pa.Table, **options: Any) -> bytes:
@@ -34,7 +39,10 @@ def write(table: pa.Table, **options: Any) -> bytes:
 
 
 def read(content: bytes, name: str = "f.parquet") -> pa.Table:
-    return pa.Table.from_batches(read_file(name, content, RULES))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(content)
+        return pa.Table.from_batches(read_file(describe(path), RULES), PARSED)
 
 
 def judge(table: pa.Table) -> list[list[str] | None]:
@@ -318,20 +326,19 @@ def test_damaged_files_are_quarantined_whole(make_trips: TripMaker) -> None:
 
 
 def test_parquet_that_is_not_of_trips(make_trips: TripMaker) -> None:
-    assert _whole(write(pa.table({"a": [1, 2]}))) == "FILE_FOREIGN: no column lpep_pickup_datetime, PULocationID"
+    assert _whole(write(pa.table({"a": [1, 2]}))) == f"FILE_FOREIGN: no column {', '.join(REQUIRED)}"
     yellow = make_trips(3).rename_columns([name.replace("lpep", "tpep") for name in make_trips(3).schema.names])
-    assert _whole(write(yellow)) == "FILE_FOREIGN: no column lpep_pickup_datetime"
+    assert _whole(write(yellow)) == "FILE_FOREIGN: no column lpep_pickup_datetime, lpep_dropoff_datetime"
 
 
 def test_a_file_without_rows_is_nothing(make_trips: TripMaker) -> None:
-    assert list(read_file("f", write(make_trips(1).slice(0, 0)), RULES)) == []
+    assert read(write(make_trips(1).slice(0, 0))).num_rows == 0
 
 
 def test_a_file_too_large_to_keep_is_read_twice(make_trips: TripMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     content = write(make_trips(30_000, hours=100), row_group_size=10_000, write_page_checksum=True)
     small = read(content)
-    monkeypatch.setattr(ingest_trips, "_KEEP_BYTES", 1)
-    assert not isinstance(read_file("f.parquet", content, RULES), list)
+    monkeypatch.setattr(trip_files, "_KEEP_BYTES", 1)
     assert read(content) == small
     damaged = bytearray(content)
     damaged[pq.ParquetFile(pa.BufferReader(content)).metadata.row_group(2).column(9).data_page_offset + 100] ^= 0xFF
@@ -343,8 +350,8 @@ def test_real_months_keep_every_row_and_amount(data_dir: Path, month: str) -> No
     path = data_dir / f"green_tripdata_{month}.parquet"
     if not path.exists():
         pytest.skip(f"no {path.name}")
-    rules = Rules.of(Options(earliest="2000-01-01", latest="2030-01-01"))
-    found = pa.Table.from_batches(read_file(path.name, path.read_bytes(), rules))
+    rules = rules_of(Options(earliest="2000-01-01", latest="2030-01-01"))
+    found = pa.Table.from_batches(read_file(describe(path), rules))
     landed = pq.read_table(path)
     assert found.num_rows == landed.num_rows
     assert {tuple(reasons) for reasons in found["reasons"].to_pylist() if reasons} <= {("DROPOFF_BEFORE_PICKUP",)}

@@ -10,7 +10,7 @@ import pytest
 from streamwarden.airflow.describe import dag_id_of, periodic_dag_id
 from streamwarden.control.documents import Document, JobDocuments
 from streamwarden.control.health.record import UNWATCHED
-from streamwarden.control.health.rules import RULES
+from streamwarden.control.health.rules import PASSED_OVER, RULES
 from streamwarden.control.rollout_plan import _RULES, Effect
 from streamwarden.storage import LocalStorage
 
@@ -44,7 +44,9 @@ def test_every_document_is_listed(tmp_path: Path) -> None:
 
 
 def test_every_alarm_is_listed() -> None:
-    assert sorted(quoted([row[0] for row in rows("operations.md", "rule")])) == sorted([*RULES, "driver", UNWATCHED])
+    assert sorted(quoted([row[0] for row in rows("operations.md", "rule")])) == sorted(
+        [*RULES, "driver", PASSED_OVER, UNWATCHED]
+    )
 
 
 def test_live_fields_are_those_that_a_driver_does_not_read() -> None:

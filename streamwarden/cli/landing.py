@@ -1,0 +1,102 @@
+"""Commands for landed files: what became of each, and reading one again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.table import Table
+
+from streamwarden.cli.terminal import JsonOption, ProfileOption, RootOption, out, print_json, reported, who
+from streamwarden.control.config import job_names
+from streamwarden.control.landing.inspect import FileState, Landed, ask_reread, landed_files
+from streamwarden.control.spec import FileSource, JobSpec
+from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["landing_app"]
+
+landing_app = typer.Typer(help="Landed files: list, reread.", no_args_is_help=True)
+
+_JobOption = Annotated[
+    str | None, typer.Option("--job", help="The job that reads them; default: the only one that reads files.")
+]
+
+
+@landing_app.command("list")
+@reported
+def list_files(
+    job: _JobOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also files that were read, and are as they were.")] = False,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what became of landed files. Exits with status 1 if one needs a look: replaced, quarantined or gone."""
+    workspace = open_workspace(profile, root=root)
+    spec = _spec(workspace, job)
+    found = landed_files(workspace, spec)
+    wanted = [one for one in found if everything or one.state is not FileState.READ]
+    if as_json:
+        print_json([asdict(one) for one in wanted])
+    else:
+        if wanted:
+            out.print(_table(wanted))
+        counts = Counter(one.state for one in found)
+        out.print(", ".join(f"{counts[state]:,} {state}" for state in FileState if counts[state]) or "no files")
+    if any(one.state.needs_a_look for one in found):
+        raise typer.Exit(1)
+
+
+@landing_app.command()
+@reported
+def reread(
+    files: Annotated[list[str], typer.Argument(help="Names, as `landing list` shows them.", show_default=False)],
+    job: _JobOption = None,
+    double: Annotated[
+        bool, typer.Option("--double", help="Even where rows that were read before will be there twice.")
+    ] = False,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read landed files once more, such as one that was replaced. Rows that a table has already are dropped by keys."""
+    workspace = open_workspace(profile, root=root)
+    spec = _spec(workspace, job)
+    request = ask_reread(workspace, spec, files, by=who(), doubling=double)
+    if as_json:
+        print_json(request.model_dump(mode="json"))
+    else:
+        out.print(f"{spec.name}: asked for {len(request.files)} files; the driver plans them at its next look")
+
+
+def _spec(workspace: Workspace, job: str | None) -> JobSpec:
+    if job is not None:
+        return workspace.job(job)
+    specs = [workspace.job(name) for name in job_names(workspace.config)]
+    reading = [spec for spec in specs if isinstance(spec.source, FileSource)]
+    if len(reading) != 1:
+        names = ", ".join(spec.name for spec in reading) or "none"
+        raise StreamwardenError("LANDING_NONE", f"which job is meant? These read files: {names}")
+    return reading[0]
+
+
+def _table(found: list[Landed]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("file", "state", "bytes", "modified (UTC)", "batch", "reading", "why"):
+        table.add_column(name, justify="right" if name in ("bytes", "batch", "reading") else "left")
+    for one in found:
+        table.add_row(
+            escape(one.name),
+            one.state,
+            "" if one.length is None else decimal(one.length),
+            f"{one.modified:%Y-%m-%d %H:%M:%S}" if one.modified else "",
+            "" if one.batch is None else str(one.batch),
+            str(one.reading or ""),
+            escape(one.detail),
+        )
+    return table

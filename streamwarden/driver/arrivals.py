@@ -1,0 +1,105 @@
+"""Keeping a file source supplied: a thread that looks into the landing folder in time for each batch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from streamwarden.control.documents import BatchProgress
+from streamwarden.control.landing.planner import Planner
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["Arrivals"]
+
+_log = logging.getLogger(__name__)
+
+_LEAD_S = 1.5
+"""How long before a trigger the files that don't fill a batch are planned: a listing takes less, as a rule."""
+
+_LOOK_S = 1.0
+_SHARE = 20
+"""A folder on disk is looked at every second, or as seldom as makes looking a twentieth of the time. On S3, where each
+look is paid for, it is looked at once a batch."""
+
+_SETTLE_S = 1.0
+
+
+class Arrivals:
+    """Plans landed files ahead of a job's batches, until it is closed.
+
+    Parameters
+    ----------
+    planner
+        Of the job.
+    interval_s
+        The trigger's interval, seconds. Spark starts batches at its multiples, by the clock on the wall.
+    wake
+        Lets the query look for input now, and not at its next trigger.
+    """
+
+    def __init__(self, planner: Planner, interval_s: float, wake: Callable[[], None]) -> None:
+        self._planner = planner
+        self._interval_s = interval_s
+        self._wake = wake
+        self._hurry = threading.Event()
+        self._ended = threading.Event()
+        self._took_s = 0.0
+        self._trouble = ""
+
+    def start(self) -> None:
+        """Plan what is there, then go on in a thread."""
+        self._planner.open()
+        self._look(rest=True)
+        if self._planner.unsettled:
+            # Just landed, as a rule: the first batch need not wait for the next trigger.
+            time.sleep(_SETTLE_S)
+            self._look(rest=True)
+        threading.Thread(target=self._run, name="arrivals", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread, after the look that it is at."""
+        self._ended.set()
+        self._hurry.set()
+
+    def batch_ended(self, done: BatchProgress) -> None:
+        """Plan at once what came during a batch that overran the interval: its trigger is over, and found nothing."""
+        if done.duration_ms >= self._interval_s * 1000:
+            self._hurry.set()
+
+    def _run(self) -> None:
+        while True:
+            hurried = self._hurry.wait(self._pause_s())
+            self._hurry.clear()
+            if self._ended.is_set():
+                return
+            until_trigger_s = self._interval_s - time.time() % self._interval_s
+            if self._look(rest=hurried or until_trigger_s <= max(_LEAD_S, 2 * self._took_s) + _LOOK_S) and hurried:
+                self._wake()
+
+    def _pause_s(self) -> float:
+        until_trigger_s = self._interval_s - time.time() % self._interval_s
+        if not self._planner.looks_often:
+            lead_s = min(_LEAD_S + self._took_s, self._interval_s / 2)
+            return until_trigger_s - lead_s if until_trigger_s > lead_s else until_trigger_s + self._interval_s - lead_s
+        return max(min(_LOOK_S, self._interval_s / 2), _SHARE * self._took_s)
+
+    def _look(self, *, rest: bool) -> int:
+        began = time.monotonic()
+        try:
+            written = self._planner.look(rest=rest)
+        except (OSError, StreamwardenError) as error:
+            # The next look may find it better; said once, and shown in the heartbeat all the time.
+            if str(error) != self._trouble:
+                _log.warning("landed files can't be planned: %s", error)
+            self._trouble = str(error)
+            return 0
+        except Exception:
+            # Whatever it is, it must not end this thread: nothing would be read any more, in silence.
+            _log.exception("landed files can't be planned")
+            return 0
+        finally:
+            self._took_s = time.monotonic() - began
+        self._trouble = ""
+        return written

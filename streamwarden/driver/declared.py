@@ -1,0 +1,35 @@
+"""What a job's module declares of its outputs, for those who can't import it: a spec in, JSON out.
+
+``python -m streamwarden.driver.declared < SPEC.json`` prints ``{"outputs": {OUTPUT: FIELDS}}``, the fields as in
+Spark's JSON of a schema, or ``{"error": …}`` for a module that no driver could use. Starts no Spark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+
+from streamwarden.control.documents import ErrorInfo
+from streamwarden.control.spec import JobSpec
+from streamwarden.driver.module import load_module
+from streamwarden.errors import StreamwardenError
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Answer on standard output."""
+    spec = JobSpec.model_validate_json(sys.stdin.read())
+    try:
+        # What a module prints is no answer.
+        with contextlib.redirect_stdout(sys.stderr):
+            outputs = load_module(spec).OUTPUTS
+        answer = {"outputs": {name: schema.jsonValue()["fields"] for name, schema in outputs.items()}}
+    except StreamwardenError as error:
+        answer = {"error": ErrorInfo.of(error).model_dump(mode="json")}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
