@@ -301,7 +301,7 @@ def test_a_reader_of_the_table_goes_on_with_nothing_lost_or_doubled(
         rows = stream_delta(spark, table.path).select("id")
 
         def write(batch: DataFrame, batch_id: int) -> None:
-            sink.write(batch, batch_id, 0, guard=lambda: None, measured=sink.measured(batch))
+            sink.write(batch, batch_id, 0, guard=lambda: None)
 
         return run(rows, write, read, processingTime="100 milliseconds")
 
