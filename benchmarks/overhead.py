@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -95,7 +95,8 @@ def make_input(table: Path, rows: int, files: int) -> int:
         pickup = F.col("lpep_pickup_datetime").cast("timestamp")
         frame = frame.withColumn("lpep_pickup_datetime", pickup)
         for number in range(files):
-            low, high = start + timedelta(days=4 * number), start + timedelta(days=4 * (number + 1))
+            # With a zone: a literal without one is by this machine's clock.
+            low, high = ((start + timedelta(days=4 * n)).replace(tzinfo=UTC) for n in (number, number + 1))
             part = frame.where((pickup >= F.lit(low)) & (pickup < F.lit(high))).coalesce(1)
             part.write.format("delta").mode("append").save(str(table))
     session.stop()

@@ -148,7 +148,7 @@ class DeltaSink:
         watermark_ms: int,
         *,
         guard: Callable[[], None],
-        measured: Measured,
+        measured: Measured | None = None,
     ) -> Written:
         """Write one batch.
 
@@ -163,8 +163,9 @@ class DeltaSink:
         guard
             Called right before the commit; raises if this driver may not write any more.
         measured
-            What :meth:`measured` said of it.
+            What :meth:`measured` said of it, where it was asked already.
         """
+        measured = measured or self.measured(batch)
         if self._spec.mode == "append":
             return self._append(batch, measured, batch_id, guard)
         return self._upsert(batch, measured, batch_id, watermark_ms, guard)
