@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ValidationError
@@ -38,6 +39,7 @@ from streamwarden.control.savepoints.manifest import Manifest, Record
 from streamwarden.control.supervision import Claim
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.storage import Conflict
 
 __all__ = ["Mend", "repair"]
 
@@ -103,11 +105,10 @@ def repair(workspace: Workspace, job: str, *, by: str, dry_run: bool = False) ->
         ``LEASE_HELD`` or ``OPERATION_RUNNING`` while somebody works with a document that decides;
         ``REPAIR_IMPOSSIBLE`` where nothing says what was in force. Nothing is changed then.
     """
-    return [
-        Mend(key, how, done=not dry_run)
-        for key, how, do in _Repair(workspace, job, by).plan()
-        if dry_run or do() is None
-    ]
+    planned = _Repair(workspace, job, by).plan()
+    for _, _, do in planned if not dry_run else ():
+        do()
+    return [Mend(key, how, done=not dry_run) for key, how, _ in planned]
 
 
 class _Repair:
@@ -155,11 +156,18 @@ class _Repair:
         return False
 
     def _writer(self, key: str, value: BaseModel | None) -> Callable[[], None]:
+        damaged = self._storage.read(key)
+
         def write() -> None:
+            now = self._storage.read(key)
+            if damaged is None or now is None or now.etag != damaged.etag:
+                # Somebody has written it since.
+                return
             if value is None:
                 self._storage.delete(key)
-            else:
-                self._storage.write(key, value.model_dump_json(indent=1).encode())
+                return
+            with suppress(Conflict):
+                self._storage.replace(key, value.model_dump_json(indent=1).encode(), damaged.etag)
 
         return write
 
@@ -186,8 +194,11 @@ class _Repair:
             anew = Launch(incarnation=launch[1], at=utc_now(), by=self._by, reason="repaired", digest="")
             return key, "made anew, without what it was launched with", self._writer(key, anew)
         if name.startswith("savepoints/"):
-            how = "removed: made anew from the manifest, unverified; a label that it had is lost"
-            return key, how, self._writer(key, None)
+            there = {one.manifest.id: one.record for one in catalogue.savepoints(self._workspace, self._job)}
+            record = there.get(name.removeprefix("savepoints/").removesuffix(".json"))
+            if record is not None:
+                how = f"made anew from its manifest, unverified, with the label {record.label!r} in place of its own"
+                return key, how, self._writer(key, record)
         return key, "removed: made anew when it is needed", self._writer(key, None)
 
 

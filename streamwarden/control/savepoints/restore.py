@@ -119,7 +119,7 @@ class _Restore(JobOperation):
             self._stop()
             self._save(current)
             reference = self._make_checkpoint(found, outputs, spec)
-            self._switch(found.manifest, reference, spec)
+            self._switch(reference, spec)
         except BaseException as error:
             if not is_anothers(error):
                 catalogue.release(self._workspace, found, self.handle.id)
@@ -208,7 +208,7 @@ class _Restore(JobOperation):
             step.detail = f"{made.path}: {len(manifest.files)} files, {manifest.bytes} bytes"
         return made
 
-    def _switch(self, found: Manifest, reference: CheckpointRef, spec: JobSpec) -> None:
+    def _switch(self, reference: CheckpointRef, spec: JobSpec) -> None:
         with self.handle.step("switch") as step:
             before = self._documents.checkpoint.read()
             # Also of tables that are left as they are: what no driver has put back since holds rows that were undone.
@@ -218,7 +218,7 @@ class _Restore(JobOperation):
             # What it takes to go back, kept before there is anything to go back from.
             self.handle.plan(
                 # A clone's tables are written over in any case.
-                cut=damaged_outputs(self._workspace, spec) if spec.name == found.job else {},
+                cut={} if self._clones else damaged_outputs(self._workspace, spec),
                 parallelism=parallelism.model_dump(mode="json") if parallelism else None,
                 savepoint=reference.savepoint,
                 after=reference.model_dump(mode="json"),
@@ -246,6 +246,10 @@ class _Restore(JobOperation):
             self._decide(self._documents.desired, now)
             self._decide(self._documents.checkpoint, reference)
             step.detail = f"generation {reference.generation}, {reference.path}"
+
+    @property
+    def _clones(self) -> bool:
+        return self.handle.operation.params.get("of") not in (None, self._job)
 
     @property
     def _half_way(self) -> bool:

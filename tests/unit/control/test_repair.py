@@ -172,6 +172,11 @@ def test_a_savepoint_whose_record_is_damaged_is_kept_and_restored_from(
     damage(_path(job, workspace, f"savepoints/{one.manifest.id}.json"))
     (seen,) = catalogue.savepoints(workspace, JOB)
     assert (seen.verdict, seen.record.label) == ("unverified", "record lost"), "no retention removes it"
+    assert "made anew from its manifest" in run("repair", JOB, code=1).replace("\n", " ")
+    repair(workspace, JOB, by="test")
+    (seen,) = catalogue.savepoints(workspace, JOB)
+    assert (seen.verdict, seen.record.label) == ("unverified", "record lost"), "nor afterwards"
+    damage(_path(job, workspace, f"savepoints/{one.manifest.id}.json"))
     run("savepoints", "verify", JOB, "--no-state")
     (seen,) = catalogue.savepoints(workspace, JOB)
     assert (seen.verdict, seen.record.label) == ("verified", "record lost")

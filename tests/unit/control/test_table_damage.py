@@ -73,6 +73,16 @@ def test_a_newest_entry_that_is_missing_is_told_by_its_checksum(workspace: Works
     assert found is not None and found[0] == 4
 
 
+def test_a_commit_that_came_during_the_listing_is_not_missing(
+    workspace: Workspace, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (log / f"{4:020}.crc").write_text("{}")
+    listed = [info for info in workspace.files.walk("tables/job/_delta_log") if f"{4:020}.json" not in info.key]
+    assert len(listed) >= 5
+    monkeypatch.setattr(type(workspace.files), "walk", lambda *_: iter(listed))
+    assert damaged_version(workspace, "job") is None
+
+
 def test_what_deltas_checkpoint_holds_may_be_gone(workspace: Workspace, log: Path) -> None:
     DeltaTable(log.parent).create_checkpoint()
     for version in range(4):
