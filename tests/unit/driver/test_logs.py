@@ -18,7 +18,7 @@ from py4j.java_gateway import GatewayClient, GatewayParameters
 from streamwarden.airflow.logtail import log_tail
 from streamwarden.control.log_lines import readable
 from streamwarden.control.profile import LogSpec
-from streamwarden.driver.logs import RecordContext, configure_logging
+from streamwarden.driver.logs import RecordContext, configure_logging, write_log4j
 from tests.batches import make_place
 
 pytestmark = pytest.mark.unit
@@ -182,3 +182,15 @@ def test_a_log_that_could_not_be_rotated_goes_on(tmp_path: Path, monkeypatch: py
     log.info("three rows")
     written, missing = (tmp_path / "driver.log").read_text().splitlines(keepends=True)[-2:]
     assert LINE.fullmatch(written) and "up to 1 records" in missing and "test_logs.py, line" in missing
+
+
+def test_the_jvms_log_lies_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "zürich 50%d 🚕"
+    folder.mkdir()
+    option = write_log4j(folder, LogSpec())
+    assert option.startswith('"-Dlog4j2.configurationFile=file:///') and " " not in option and "50%25d" in option
+    # As Java reads it: Latin-1 with escapes, and a pattern's own percent sign doubled.
+    lines = (folder / "log4j2.properties").read_bytes().decode("ascii").splitlines()
+    name = r"z\u00fcrich 50%d \ud83d\ude95/spark.log"
+    assert f"appender.file.fileName = {tmp_path}/{name}" in lines
+    assert f"appender.file.filePattern = {tmp_path}/{name.replace('%', '%%')}.%i" in lines

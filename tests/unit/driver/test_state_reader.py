@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
-from streamwarden.driver import state_reader
+from streamwarden.driver import state_reader, state_rows
 from tests.batches import make_place
 
 pytestmark = pytest.mark.unit
@@ -41,3 +43,30 @@ def test_it_works_on_the_disk_that_was_found_to_have_room_and_leaves_nothing(
     own = given["own"]
     assert own != left and given["tmp"] == str(own) and f"-Djava.io.tmpdir={own}" in given["java_options"]
     assert not own.exists() and not left.exists()
+
+
+def test_a_path_with_odd_characters_is_read_by_a_link_that_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = tmp_path / "my root 100%" / "checkpoints" / "counts"
+    checkpoint.mkdir(parents=True)
+    # As in a driver, and in the process that reads state.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "my root 100%"))
+    with state_rows.plain_path(str(checkpoint)) as path:
+        assert quote(path) == path and Path(path).resolve() == checkpoint
+    assert not Path(path).exists() and list(checkpoint.parent.parent.iterdir()) == [checkpoint.parent]
+    monkeypatch.setattr(state_rows.os, "access", lambda *_: False)
+    with pytest.raises(OSError, match="no folder for a link"), state_rows.plain_path(str(checkpoint)):
+        pass
+
+
+def test_no_answer_is_no_word_on_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: Any) -> Any:
+        raise Py4JNetworkError("Answer from Java side is empty")
+
+    session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None), stop=lambda: None)
+    monkeypatch.setattr(state_reader, "build_session", lambda *_, **__: session)
+    monkeypatch.setattr(state_reader, "_read", gone)
+    # Of a process that ends so nobody says that a savepoint is damaged.
+    with pytest.raises(Py4JNetworkError):
+        state_reader._answer(make_place(tmp_path), tmp_path, ["one=c@1"])

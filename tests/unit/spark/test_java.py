@@ -6,6 +6,7 @@ import pytest
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.spark.jars import find_java
+from streamwarden.spark.java_options import quoted
 
 pytestmark = pytest.mark.unit
 
@@ -35,3 +36,7 @@ def test_what_is_no_java_17_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     java(tmp_path, script)
     with pytest.raises(StreamwardenError, match=rf"JAVA_MISSING.*{said}"):
         find_java()
+
+
+def test_an_option_with_a_path_is_one_option() -> None:
+    assert quoted('-Dx=/a b/"c"\\d') == r'"-Dx=/a b/\"c\"\\d"'
