@@ -30,6 +30,7 @@ from streamwarden.control.documents import HealthRecord, JobDocuments, Supervisi
 from streamwarden.control.enforce import put_down
 from streamwarden.control.health import record
 from streamwarden.control.log_lines import readable
+from streamwarden.control.running import deployed_jobs
 from streamwarden.control.standstill import Standstill
 from streamwarden.control.supervision import Action, Phase, Silence, ask_to_stop, assess, decide, observe, restart
 from streamwarden.control.workspace import Workspace, open_workspace
@@ -119,7 +120,7 @@ def status(
 ) -> None:
     """Show what jobs do and how well they are. Leaves with 1 if one is failed, dead or silent."""
     workspace = open_workspace(profile, root=root)
-    if job is not None and observe(workspace, job).desired is None:
+    if job is not None and job not in deployed_jobs(workspace):
         workspace.job(job)
     found = [_status(workspace, name) for name in ([job] if job else jobs_to_show(workspace))]
     if as_json:
@@ -164,7 +165,7 @@ def _status(workspace: Workspace, job: str) -> dict[str, Any]:
     except StreamwardenError as error:
         if error.code != "DOCUMENT_INVALID":
             raise
-        return operations.unknown(job, error)
+        return operations.unknown(workspace, job, error)
 
 
 _COLUMNS = (

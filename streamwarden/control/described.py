@@ -6,6 +6,7 @@ from streamwarden.control.config import job_names
 from streamwarden.control.running import deployed_jobs
 from streamwarden.control.supervision import Phase, observe
 from streamwarden.control.workspace import Workspace
+from streamwarden.errors import StreamwardenError
 
 __all__ = ["is_described", "jobs_to_show", "undescribed"]
 
@@ -24,7 +25,14 @@ def jobs_to_show(workspace: Workspace) -> list[str]:
     """Return the names of the jobs that are described, and of others that are to run, or whose driver does; sorted."""
     names = set(job_names(workspace.config))
     for job in set(deployed_jobs(workspace)) - names:
-        seen = observe(workspace, job)
+        try:
+            seen = observe(workspace, job)
+        except StreamwardenError as error:
+            if error.code != "DOCUMENT_INVALID":
+                raise
+            # It can't be told whether it is to run; it is shown with what is wrong.
+            names.add(job)
+            continue
         wanted = seen.desired is not None and seen.desired.state == "running"
         if wanted or seen.phase.alive or seen.phase is Phase.SILENT:
             names.add(job)

@@ -669,12 +669,14 @@ class JobDocuments:
 
     def reread(self, request: str) -> Document[Reread]:
         """Return a request to read landed files once more; gone once the driver has planned them."""
-        return self._document(f"rereads/{request}.json", Reread)
+        return self._document(f"rereads/{request}.json", Reread, derived=True)
 
     def rereads(self) -> list[Reread]:
         """Return the open requests to read landed files once more, oldest first."""
+        # One that is damaged is asked for again: its file is told for as long as it is not read.
         keys = self.storage.list(f"{self.base}/rereads")
-        found = [request for key in keys if (request := Document(self.storage, key, Reread).read())]
+        names = [key.rsplit("/", 1)[1].removesuffix(".json") for key in keys]
+        found = [request for name in names if (request := self.reread(name).read())]
         return sorted(found, key=lambda request: (request.at, request.id))
 
     def past_operation(self, operation: str) -> Document[Operation]:

@@ -257,12 +257,18 @@ def status(workspace: Workspace, job: str) -> dict[str, Any]:
     }
 
 
-def unknown(job: str, error: StreamwardenError) -> dict[str, Any]:
+def unknown(workspace: Workspace, job: str, error: StreamwardenError) -> dict[str, Any]:
     """Return :func:`status` of a job of which a document can't be read: the error, and nothing of all else."""
     nothing = dict.fromkeys(("desired", "since", "health", "incarnation", "pid", "metrics", "checkpoint", "batch"))
     nothing |= dict.fromkeys(("progress", "totals", "diagnosis", "operation", "changed", "logs"))
-    lists: dict[str, list[Any]] = {name: [] for name in ("findings", "restarts", "decisions")}
-    found = {"job": job, "phase": "unknown", "reason": error.what.splitlines()[0], "error": dump(ErrorInfo.of(error))}
+    lists: dict[str, list[Any]] = {name: [] for name in ("findings", "restarts", "decisions", "notes")}
+    found = {
+        "job": job,
+        "described": is_described(workspace, job),
+        "phase": "unknown",
+        "reason": error.what.splitlines()[0],
+        "error": dump(ErrorInfo.of(error)),
+    }
     return {**nothing, **lists, **found}
 
 

@@ -638,5 +638,6 @@ def _places(workspace: Workspace, spec: JobSpec) -> Places:
     if isinstance(source, DeltaSource):
         read = workspace.table(source.table)
     elif isinstance(source, FileSource):
-        read = workspace.source_path(source.path)
+        # Spark reads plans; the job says itself which landed file is gone.
+        read = workspace.uri(f"arrivals/{spec.name}")
     return Places(read, tuple(workspace.table(sink.table) for sink in spec.sinks))

@@ -125,7 +125,9 @@ class Planner:
             self._waiting = {
                 number: len(self._plans.read(number)) for number in numbers if (self._plans.folder, number) not in taken
             }
-            self._next = max(numbers, default=-1) + 1
+            # Also behind plans that somebody removed: Spark reads no second file of a name.
+            read = [number for folder, number in taken if folder == self._plans.folder]
+            self._next = max([*numbers, *read], default=-1) + 1
             self._refused = self._plans.refused()
 
     @property
@@ -147,25 +149,28 @@ class Planner:
         """
         try:
             listing = self._folder.look()
+            with self._lock:
+                return self._plan(listing, rest=rest)
         except (OSError, StreamwardenError) as error:
-            self._trouble = f"the landing folder can't be read: {error}".splitlines()[0]
+            self._trouble = f"landed files can't be planned: {error}".splitlines()[0]
             raise
-        with self._lock:
-            self._trouble = ""
-            now_ms = time.time_ns() // 1_000_000
-            found = [*self._fresh(listing, now_ms), *self._rereads(listing)]
-            fresh = [_judged(file, self._source.max_file_bytes) for file in found]
-            written = 0
-            batches = list(_batches(fresh, self._source))
-            for number, files in enumerate(batches, start=1):
-                if number == len(batches) and not _is_full(files, self._source) and (self._waiting or not rest):
-                    break
-                if not self._write(files):
-                    break
-                written += 1
-            self._unplanned = sum(self._known.get(file.name) != file for file in fresh)
-            self._troubles = list(self._told(listing))
-            return written
+
+    def _plan(self, listing: Listing, *, rest: bool) -> int:
+        now_ms = time.time_ns() // 1_000_000
+        found = [*self._fresh(listing, now_ms), *self._rereads(listing)]
+        fresh = [_judged(file, self._source.max_file_bytes) for file in found]
+        written = 0
+        batches = list(_batches(fresh, self._source))
+        for number, files in enumerate(batches, start=1):
+            if number == len(batches) and not _is_full(files, self._source) and (self._waiting or not rest):
+                break
+            if not self._write(files):
+                break
+            written += 1
+        self._unplanned = sum(self._known.get(file.name) != file for file in fresh)
+        self._troubles = list(self._told(listing))
+        self._trouble = ""
+        return written
 
     def _fresh(self, listing: Listing, now_ms: int) -> Iterator[LandedFile]:
         before, self._before = self._before, {}

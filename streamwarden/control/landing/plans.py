@@ -29,6 +29,10 @@ _KNOWN = "_known.jsonl"
 _REFUSED = "_refused.json"
 # Of so many plans the next start reads a summary.
 _SUMMARISED = 64
+_REMEDY = (
+    "Remove this file, and deploy the job: the landed files that it named are planned again. Rows that a table has"
+    " already are dropped by its keys."
+)
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,9 @@ class Plans:
             return []
         lines = entry.data.decode().splitlines()
         if not lines or not entry.data.endswith(b"\n"):
-            raise StreamwardenError("DOCUMENT_INVALID", f"{self.folder}/{name}: it is empty, or was cut off")
+            raise StreamwardenError(
+                "DOCUMENT_INVALID", f"{self.folder}/{name}: it is empty, or was cut off", remedy=_REMEDY
+            )
         return lines
 
 

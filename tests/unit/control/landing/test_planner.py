@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from streamwarden.control.documents import SourceProgress
 from streamwarden.control.landing.file import LandedFile, LandedFileChanged, LandedFileGone, shown
 from streamwarden.control.landing.inspect import FileState, ask_reread, landed_files
+from streamwarden.control.landing.plans import plans_of
 from streamwarden.errors import StreamwardenError
 from tests.unit.control.landing.conftest import OLD_S, Landing
 
@@ -167,7 +168,7 @@ def test_a_folder_that_is_gone_is_told_and_not_taken_for_an_empty_one(landing: L
     landing.folder.rename(landing.folder.with_name("elsewhere"))
     with pytest.raises(FileNotFoundError):
         planner.look()
-    assert "can't be read" in planner.state().first[0]
+    assert "can't be planned" in planner.state().first[0]
 
 
 def test_what_spark_read_before_there_were_plans_is_not_read_again(landing: Landing) -> None:
@@ -303,3 +304,31 @@ def test_what_waits_is_counted_over_restarts_and_compacted_logs(landing: Landing
     # One without input, such as Spark owes after a restart.
     assert planner.after(offset(1), offset(1)) == SourceProgress(unit="files", taken=0, pending=2, cut=True)
     assert [planner.after(None, end) for end in (None, "None", "null", "", "{}")] == [None] * 5
+
+
+def test_a_number_that_spark_has_read_is_not_used_again(landing: Landing) -> None:
+    """Spark reads no second file of a name: what is planned under it would never be read."""
+    landing.land("a")
+    landing.planner().look()
+    landing.take_plan(0)
+    (landing.workspace.root / "arrivals/lines/g000001/0000000000.jsonl").unlink()
+    landing.planner().look()
+    assert plans_of(landing.workspace, "lines").numbers() == [1]
+
+
+def test_a_damaged_plan_is_named_and_planned_again_once_it_is_removed(landing: Landing) -> None:
+    landing.land("a")
+    landing.planner().look()
+    plan = landing.workspace.root / "arrivals/lines/g000001/0000000000.jsonl"
+    plan.write_bytes(plan.read_bytes()[:-3])
+    with pytest.raises(StreamwardenError, match=r"0000000000\.jsonl.*\n.*Remove this file"):
+        landing.planner()
+    plan.unlink()
+    landing.planner().look()
+    assert landing.names() == [["a"]]
+
+
+def test_a_damaged_request_stops_nothing(landing: Landing) -> None:
+    landing.workspace.storage.write("control/lines/rereads/x.json", b"")
+    landing.land("a")
+    assert landing.planner().look() == 1
