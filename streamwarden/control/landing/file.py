@@ -6,6 +6,7 @@ import json
 import os
 import re
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +111,7 @@ class LandedFile:
 
         bucket, _, prefix = self.folder.partition("://")[2].partition("/")
         key = "/".join(part for part in (bucket, prefix.strip("/"), self.name) if part)
-        scheme, _, host = (self.endpoint or "").rpartition("://")
-        server = fs.S3FileSystem(
-            region=self.region,
-            endpoint_override=host or None,
-            scheme=scheme or "https",
-            force_virtual_addressing=False,
-        )
+        server = _server(self.region, self.endpoint)
         found = server.get_file_info(key)
         if found.type == fs.FileType.NotFound:
             raise LandedFileGone(f"{self.folder.rstrip('/')}/{self.name}")
@@ -144,3 +139,12 @@ class LandedFile:
     def on_s3(cls, location: S3Location, **given: Any) -> LandedFile:
         """Make one of a folder on S3."""
         return cls(folder=location.uri("s3a"), endpoint=location.endpoint, region=location.region, **given)
+
+
+@lru_cache(maxsize=8)
+def _server(region: str | None, endpoint: str | None) -> Any:
+    """Return pyarrow's client of an S3 server: each has connections of its own."""
+    from pyarrow import fs
+
+    scheme, _, host = (endpoint or "").rpartition("://")
+    return fs.S3FileSystem(region=region, endpoint_override=host or None, scheme=scheme or "https")
