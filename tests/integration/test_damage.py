@@ -89,7 +89,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, str]]
         found = catalogue.find(place.workspace, JOB, made.id)
         assert verify(place.workspace, [found], by=BY, state=False)[made.id].verdict == "verified"
         # By bytes: the savepoint's files are hard links of the checkpoint's, and must not be damaged with it.
-        shutil.copytree(folder / "root", folder / "kept")
+        shutil.copytree(place.workspace.root, folder / "kept")
         yield place, made.id
 
 
