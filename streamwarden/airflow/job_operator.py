@@ -76,6 +76,10 @@ class JobOperator(PlaceOperator):
         self.job = job
 
 
+class _EndedFromOutside(BaseException):
+    """No `Exception`: an operation that is cut off has not failed, and the next try goes on with it."""
+
+
 class InterruptibleOperator(PlaceOperator):
     """An operator whose work tidies up after itself when its task is ended from outside.
 
@@ -95,6 +99,9 @@ class InterruptibleOperator(PlaceOperator):
         self._interruptible = True
         try:
             yield
+        except _EndedFromOutside:
+            what = "ended from outside: marked failed or successful, cleared, or its worker shuts down"
+            raise AirflowException(what) from None
         finally:
             self._interruptible = False
 
@@ -103,7 +110,7 @@ class InterruptibleOperator(PlaceOperator):
         if self._interruptible:
             # Once: a second signal must not cut off the tidying up.
             self._interruptible = False
-            raise AirflowException("ended from outside: marked failed or successful, cleared, or its worker shuts down")
+            raise _EndedFromOutside
 
 
 class ProgressLog:
