@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Landed:
     name
         As :func:`~streamwarden.control.landing.file.shown` writes it.
     state
-        ``new``: the next look plans it. ``waiting``: planned, and no batch has taken it. ``read``. ``replaced``: it is
+        ``new``: the next look plans it. ``waiting``: planned, and in no committed batch. ``read``. ``replaced``: it is
         not as it was when it was read, or planned. ``quarantined``: as a whole. ``gone``: planned, and not there.
         ``not read``: a hidden file, or a folder.
     length, modified
@@ -82,7 +83,8 @@ def landed_files(workspace: Workspace, spec: JobSpec) -> list[Landed]:
     source = _source(spec)
     listing = landing_folder(workspace, source).look()
     plans, reads, known = _known(workspace, spec, source)
-    batches = {plan: read.batch for read in reads if (plan := read.plan_of()) is not None}
+    committed = _committed(workspace, spec.name)
+    batches = {plan: read.batch for read in reads if read.batch <= committed and (plan := read.plan_of()) is not None}
     taken: dict[tuple[str, int], int | None] = {}
     for number in plans.numbers():
         for file in plans.read(number):
@@ -170,6 +172,16 @@ def _doubled(workspace: Workspace, spec: JobSpec) -> Iterator[str]:
     reference = JobDocuments(workspace.storage, spec.name).checkpoint.read()
     if reference is not None and CheckpointReader(workspace.storage, reference.path).has_state():
         yield "the job keeps state, in which they would count again"
+
+
+def _committed(workspace: Workspace, job: str) -> int:
+    """Return up to which entry of the source's log batches are committed; -1 before the first."""
+    reference = JobDocuments(workspace.storage, job).checkpoint.read()
+    reader = CheckpointReader(workspace.storage, reference.path) if reference is not None else None
+    batch = reader.last_commit() if reader is not None else None
+    offsets = reader.offsets(batch) if reader is not None and batch is not None else None
+    position = offsets.sources[0] if offsets is not None and offsets.sources else None
+    return int(json.loads(position)["logOffset"]) if position else -1
 
 
 def _source(spec: JobSpec) -> FileSource:

@@ -67,13 +67,24 @@ class Landing:
     def names(self, *, job: str = "lines") -> list[list[str]]:
         return [[file.name for file in files] for files in self.plans(job=job)]
 
-    def take(self, *paths: str, batch: int, checkpoint: str = "checkpoints/lines/g000001", name: str = "") -> None:
+    def take(
+        self,
+        *paths: str,
+        batch: int,
+        checkpoint: str = "checkpoints/lines/g000001",
+        name: str = "",
+        commit: bool = True,
+    ) -> None:
         """Write the entry of the source's log that Spark writes when it takes files."""
         lines = [
             json.dumps({"path": f"file://{self.workspace.root}/{path}", "timestamp": OLD_S * 1000, "batchId": batch})
             for path in paths
         ]
-        self.workspace.storage.write(f"{checkpoint}/sources/0/{name or batch}", "\n".join(["v1", *lines]).encode())
+        write = self.workspace.storage.write
+        write(f"{checkpoint}/sources/0/{name or batch}", "\n".join(["v1", *lines]).encode())
+        if commit:
+            write(f"{checkpoint}/offsets/{batch}", f'v1\n{{}}\n{{"logOffset":{batch}}}'.encode())
+            write(f"{checkpoint}/commits/{batch}", b"v1\n{}")
 
     def look_twice(self, **source: Any) -> None:
         """Let one planner look, take what it planned, and look again."""

@@ -332,3 +332,13 @@ def test_a_damaged_request_stops_nothing(landing: Landing) -> None:
     landing.workspace.storage.write("control/lines/rereads/x.json", b"")
     landing.land("a")
     assert landing.planner().look() == 1
+
+
+def test_a_file_waits_until_its_batch_is_committed(landing: Landing) -> None:
+    landing.land("a")
+    landing.planner().look()
+    plan = "arrivals/lines/g000001/0000000000.jsonl"
+    landing.take(plan, batch=0, commit=False)
+    assert states(landing) == {"a": FileState.WAITING}
+    landing.take(plan, batch=0)
+    assert states(landing) == {"a": FileState.READ}
