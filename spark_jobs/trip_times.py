@@ -20,7 +20,7 @@ _HOUR: Final = 3_600_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Any digit after the sixth that isn't 0: Python drops it without a word.
-_NANOSECONDS: Final = re.compile(r"\.\d{6}\d*[1-9]")
+_NANOSECONDS: Final = re.compile(r"[.,]\d{6}\d*[1-9]")
 
 # What arrow parses just as Python does, and much faster.
 _PLAIN: Final = r"^\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}:\d{2}(\.\d{1,6})?$"

@@ -546,6 +546,12 @@ CATALOGUE: dict[str, ErrorKind] = {
         "no landing folder is meant",
         "Name a job that reads files with --job: its YAML says `source: {kind: files}`.",
     ),
+    "LANDING_UNREADABLE": ErrorKind(
+        "a landing folder can't be read",
+        "See that the folder is there, is mounted, and may be read by whoever runs Streamwarden. Nothing is lost: files"
+        " are read once it is back.",
+        retryable=True,
+    ),
     "LANDING_FILE_UNKNOWN": ErrorKind(
         "a landed file can't be read again",
         "`streamwarden landing list --all` shows the files and how their names are written here.",

@@ -23,16 +23,22 @@ class LandedFileChanged(Exception):
     """A file was replaced after it was planned: a batch that is repeated would read other rows than the first time."""
 
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# Those that steer a terminal, or turn its text around, too.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def shown(name: str) -> str:
     r"""Return a file's name as tables, documents and terminals can have it: always UTF-8, and no two alike.
 
-    Bytes that aren't UTF-8, and control characters, are written as ``\xNN``, and ``\`` as ``\\``.
+    Bytes that aren't UTF-8, and control characters, are written as ``\xNN`` or ``\uNNNN``, and ``\`` as ``\\``.
     """
     plain = os.fsencode(name.replace("\\", r"\\")).decode("utf-8", "backslashreplace")
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", plain)
+    return _CONTROL.sub(lambda match: _escaped(ord(match[0])), plain)
+
+
+def _escaped(character: int) -> str:
+    # Those beyond ASCII by \u: a byte that isn't UTF-8 has \x.
+    return f"\\x{character:02x}" if character < 0x80 else f"\\u{character:04x}"
 
 
 @dataclass(frozen=True)

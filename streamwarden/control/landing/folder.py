@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from typing_extensions import override
 
-from streamwarden.control.landing.file import LandedFile
+from streamwarden.control.landing.file import LandedFile, shown
 from streamwarden.control.spec import FileSource
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
@@ -30,17 +29,20 @@ class Listing:
         What is to be read, by name.
     passed_over
         Names of folders and hidden files that are not read, sorted; of folders with a slash at the end.
+    troubles
+        Folders that should be read and can't be, in words.
     """
 
     files: dict[str, LandedFile] = field(default_factory=dict)
     passed_over: list[str] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
 
 
 class LandingFolder(ABC):
     """A folder in which files land.
 
     Files whose names begin with ``.`` or ``_``, or end with ``._COPYING_``, are somebody's work in progress and are not
-    read, and neither are folders, unless they are named ``key=value``: what Spark's file source does.
+    read, and neither are links to folders, nor folders, unless they are named ``key=value``.
     """
 
     atomic: bool
@@ -52,8 +54,8 @@ class LandingFolder(ABC):
 
         Raises
         ------
-        OSError, StreamwardenError
-            If the folder is not there, or can't be listed.
+        StreamwardenError
+            ``LANDING_UNREADABLE`` if the folder is not there, or can't be listed; what the S3 server refuses.
         """
 
 
@@ -88,41 +90,51 @@ class _LocalFolder(LandingFolder):
     @override
     def look(self) -> Listing:
         found = Listing()
-        for file in self._below("", found.passed_over):
-            found.files[file.name] = file
+        try:
+            self._read("", found)
+        except OSError as error:
+            raise StreamwardenError("LANDING_UNREADABLE", f"{self._root}: {error.strerror}") from error
         found.passed_over.sort()
         return found
 
-    def _below(self, inner: str, passed_over: list[str]) -> Iterator[LandedFile]:
+    def _read(self, inner: str, found: Listing) -> None:
         with os.scandir(self._root / inner) as entries:
             for entry in entries:
                 name = f"{inner}{entry.name}"
-                # A broken link is no folder, and told as a file that can't be read.
-                if entry.is_dir():
-                    if _is_partition(entry.name):
-                        yield from self._below(f"{name}/", passed_over)
-                    else:
-                        passed_over.append(f"{name}/")
+                # Not by links: they may lead round in circles.
+                if entry.is_dir(follow_symlinks=False):
+                    if not _is_partition(entry.name):
+                        found.passed_over.append(f"{name}/")
+                        continue
+                    try:
+                        self._read(f"{name}/", found)
+                    except OSError as error:
+                        found.troubles.append(f"{shown(name)}/ can't be read: {error.strerror}")
                 elif _is_hidden(entry.name):
-                    passed_over.append(name)
-                elif (file := self._file(name, entry)) is not None:
-                    yield file
+                    found.passed_over.append(name)
+                elif (file := self._file(name, entry)) is None:
+                    found.passed_over.append(f"{name}/")
+                else:
+                    found.files[name] = file
 
     def _file(self, name: str, entry: os.DirEntry[str]) -> LandedFile | None:
+        """Describe a file; return None for a link to a folder."""
         refused = None
         try:
-            found = entry.stat()
-        except FileNotFoundError:
-            try:
-                found = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                # Removed since the folder was read.
+            status = entry.stat()
+            if stat.S_ISDIR(status.st_mode):
                 return None
-            refused = "FILE_UNREADABLE: a link to a file that is not there"
-        if refused is None and not stat.S_ISREG(found.st_mode):
+        except OSError as error:
+            # A link to nowhere, in a circle or into a closed folder; or a file that was removed this moment.
+            refused = f"FILE_UNREADABLE: {error.strerror}"
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                return None
+        if refused is None and not stat.S_ISREG(status.st_mode):
             # Reading a pipe would wait for ever.
             refused = "FILE_UNREADABLE: not a regular file"
-        return LandedFile(name, str(self._root), found.st_size, found.st_mtime_ns // 1_000_000, refused=refused)
+        return LandedFile(name, str(self._root), status.st_size, status.st_mtime_ns // 1_000_000, refused=refused)
 
 
 class _S3Folder(LandingFolder):
@@ -158,4 +170,4 @@ def _is_partition(folder: str) -> bool:
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
+    return name.startswith((".", "_")) or name.endswith("._COPYING_")

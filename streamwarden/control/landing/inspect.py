@@ -111,14 +111,16 @@ def landed_files(workspace: Workspace, spec: JobSpec) -> list[Landed]:
             shown(name),
             state,
             found.length if found else None,
-            datetime.fromtimestamp(found.modified_ms / 1000, UTC) if found else None,
+            _moment(found) if found else None,
             batch,
             planned.reading if planned else 0,
             detail if state is FileState.QUARANTINED else "",
         )
 
     # A file that was read and is gone is nobody's trouble: folders are tidied up.
-    waiting = {name for (name, reading), batch in taken.items() if batch is None and known[name].reading == reading}
+    # What was planned since `known` was read is new yet.
+    newest = {(file.name, file.reading) for file in known.values()}
+    waiting = {name for (name, reading), batch in taken.items() if batch is None and (name, reading) in newest}
     found = [of(name) for name in {*listing.files, *waiting}]
     found += [Landed(shown(name), FileState.NOT_READ) for name in listing.passed_over]
     return sorted(found, key=lambda one: one.name)
@@ -172,6 +174,14 @@ def _doubled(workspace: Workspace, spec: JobSpec) -> Iterator[str]:
     reference = JobDocuments(workspace.storage, spec.name).checkpoint.read()
     if reference is not None and CheckpointReader(workspace.storage, reference.path).has_state():
         yield "the job keeps state, in which they would count again"
+
+
+def _moment(file: LandedFile) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(file.modified_ms / 1000, UTC)
+    except (OverflowError, ValueError):
+        # Beyond the year 9999.
+        return None
 
 
 def _committed(workspace: Workspace, job: str) -> int:

@@ -43,14 +43,17 @@ def newest_readings(workspace: Workspace, plans: Plans, reads: Iterable[Read], f
         The landing folder's address, for files that a version without plans has read: their length is -1, unknown.
     """
     known: dict[str, LandedFile] = {}
+    taken: set[int] = set()
     for read in reads:
         plan = read.plan_of()
         if plan is None:
             name = _name_below(folder, read.path)
             known[name] = LandedFile(name, folder, -1, read.modified_ms)
-        elif plan[0] != plans.folder:
+        elif plan[0] == plans.folder:
+            taken.add(plan[1])
+        else:
             known |= {file.name: file for file in Plans(workspace.storage, plan[0]).read(plan[1])}
-    return known | plans.known()[0]
+    return known | plans.known(taken)[0]
 
 
 def is_same(planned: LandedFile, found: LandedFile | None) -> bool:
@@ -101,9 +104,9 @@ class Planner:
         self._waiting: dict[int, int] = {}
         self._next = 0
         self._before: dict[str, LandedFile] = {}
+        self._moving: dict[str, LandedFile] = {}
         self._unplanned = 0
         self._refused: dict[str, str] = {}
-        self._asked: list[str] = []
         self._troubles: list[str] = []
         self._trouble = ""
         self.unsettled = False
@@ -157,7 +160,9 @@ class Planner:
 
     def _plan(self, listing: Listing, *, rest: bool) -> int:
         now_ms = time.time_ns() // 1_000_000
-        found = [*self._fresh(listing, now_ms), *self._rereads(listing)]
+        self._moving = {}
+        found = [*self._fresh(listing, now_ms), *self._rereads(listing, now_ms)]
+        self._before, self.unsettled = self._moving, bool(self._moving)
         fresh = [_judged(file, self._source.max_file_bytes) for file in found]
         written = 0
         batches = list(_batches(fresh, self._source))
@@ -173,32 +178,37 @@ class Planner:
         return written
 
     def _fresh(self, listing: Listing, now_ms: int) -> Iterator[LandedFile]:
-        before, self._before = self._before, {}
-        self.unsettled = False
-        # Oldest first, as far as times tell: of a trip that was delivered twice the earlier delivery stays.
+        # Oldest first, as far as times tell.
         for file in sorted(listing.files.values(), key=lambda file: (file.modified_ms, file.name)):
-            if file.name in self._known:
-                continue
-            if self._folder.atomic or file.modified_ms <= now_ms - _SETTLED_MS or before.get(file.name) == file:
+            if file.name not in self._known and self._is_settled(file, now_ms):
                 yield file
-            else:
-                self._before[file.name] = file
-                self.unsettled = True
 
-    def _rereads(self, listing: Listing) -> Iterator[LandedFile]:
-        """Yield what is to be read again, and remove requests of which everything is planned."""
-        self._asked = []
-        for request in self._documents.rereads():
-            names = {shown(name): name for name in self._known}
-            asked = [(name, names.get(name, name), reading) for name, reading in request.files.items()]
-            left = [one for one in asked if not _has_reading(self._known.get(one[1]), one[2])]
+    def _rereads(self, listing: Listing, now_ms: int) -> Iterator[LandedFile]:
+        """Yield what is to be read again, and remove requests of which nothing is left."""
+        requests = self._documents.rereads()
+        names = {shown(name): name for name in self._known} if requests else {}
+        chosen: set[str] = set()
+        for request in requests:
+            left = 0
+            for written, reading in request.files.items():
+                name = names.get(written)
+                found = listing.files.get(name) if name is not None else None
+                # One that was removed meanwhile has nothing to read; when it lands again it counts as replaced.
+                if found is None or self._known[found.name].reading >= reading:
+                    continue
+                left += 1
+                if found.name not in chosen and self._is_settled(found, now_ms):
+                    chosen.add(found.name)
+                    yield replace(found, reading=reading)
             if not left:
                 self._documents.reread(request.id).delete()
-            for written, name, reading in left:
-                if name not in listing.files:
-                    self._asked.append(f"{written} is to be read again, and is not there")
-                elif name in self._known:
-                    yield replace(listing.files[name], reading=reading)
+
+    def _is_settled(self, file: LandedFile, now_ms: int) -> bool:
+        """Tell whether a file is whole, as far as its time tells; one that may not be is looked at again."""
+        if self._folder.atomic or file.modified_ms <= now_ms - _SETTLED_MS or self._before.get(file.name) == file:
+            return True
+        self._moving[file.name] = file
+        return False
 
     def _write(self, files: list[LandedFile]) -> bool:
         """Write a plan; return whether the others may follow."""
@@ -218,7 +228,7 @@ class Planner:
 
     def _told(self, listing: Listing) -> Iterator[str]:
         """Yield what a person should look at, in words."""
-        yield from self._asked
+        yield from listing.troubles
         for name, found in listing.files.items():
             known = self._known.get(name)
             if known is None:
@@ -267,10 +277,6 @@ def _log_offset(offset: str | None) -> int | None:
         return int(json.loads(offset)["logOffset"]) if offset else None
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _has_reading(known: LandedFile | None, reading: int) -> bool:
-    return known is not None and known.reading >= reading
 
 
 def _judged(file: LandedFile, most_bytes: int) -> LandedFile:

@@ -12,7 +12,7 @@ began to have plans there, and all later ones go on in that folder: which plans 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -134,8 +134,18 @@ class Plans:
         return sorted(int(name) for name in names if name.isdigit())
 
     def read(self, number: int) -> list[LandedFile]:
-        """Return a plan's files; none if the plan is not there any more."""
-        return [LandedFile.from_json(line) for line in self._lines(f"{number:010}.jsonl")]
+        """Return a plan's files; none if the plan is not there any more.
+
+        Raises
+        ------
+        StreamwardenError
+            ``DOCUMENT_INVALID`` if it is damaged.
+        """
+        name = f"{number:010}.jsonl"
+        try:
+            return [LandedFile.from_json(line) for line in self._lines(name)]
+        except (ValueError, TypeError, KeyError) as error:
+            raise StreamwardenError("DOCUMENT_INVALID", f"{self.folder}/{name}: {error}", remedy=_REMEDY) from error
 
     def create(self, number: int, files: Sequence[LandedFile]) -> None:
         """Write a plan.
@@ -152,34 +162,43 @@ class Plans:
         if self._storage.read(f"{self.folder}/{_REFUSED}") is None:
             self._write_refused({})
 
-    def known(self) -> tuple[dict[str, LandedFile], list[int]]:
-        """Return the newest reading of each file that was ever planned, by name; and the numbers of the plans."""
-        numbers = self.numbers()
-        through, files = self._summary()
-        later = [number for number in numbers if number > through]
-        for number in later:
-            files.update({file.name: file for file in self.read(number)})
-        if len(later) >= _SUMMARISED:
-            summary = f"{later[-1]}\n".encode() + _encoded(list(files.values()))
-            self._storage.write(f"{self.folder}/{_KNOWN}", summary)
-        return files, numbers
+    def known(self, taken: Collection[int]) -> tuple[dict[str, LandedFile], list[int]]:
+        """Return the newest reading of each file that was planned, by name; and the numbers of the plans.
 
-    def _summary(self) -> tuple[int, dict[str, LandedFile]]:
+        Parameters
+        ----------
+        taken
+            Plans that were read. What was planned in others counts for as long as its plan is there.
+        """
+        numbers = self.numbers()
+        through, summary = self._summary()
+        there = {*numbers, *taken}
+        planned = [(number, file) for number, file in summary if number in there]
+        later = [number for number in numbers if number > through]
+        planned += [(number, file) for number in later for file in self.read(number)]
+        if len(later) >= _SUMMARISED:
+            lines = [f"{later[-1]}", *(f"{number} {file.to_json()}" for number, file in planned)]
+            self._storage.write(f"{self.folder}/{_KNOWN}", "".join(f"{line}\n" for line in lines).encode())
+        return {file.name: file for _, file in planned}, numbers
+
+    def _summary(self) -> tuple[int, list[tuple[int, LandedFile]]]:
         try:
             head, *lines = self._lines(_KNOWN) or ["-1"]
-            return int(head), {file.name: file for file in map(LandedFile.from_json, lines)}
-        except (ValueError, TypeError, StreamwardenError):
+            entries = [line.split(" ", 1) for line in lines]
+            return int(head), [(int(number), LandedFile.from_json(text)) for number, text in entries]
+        except (ValueError, TypeError, KeyError, StreamwardenError):
             # Damaged: it only says again what the plans say.
-            return -1, {}
+            return -1, []
 
     def refused(self) -> dict[str, str]:
         """Return why files were quarantined whole, by the label of the reading."""
         entry = self._storage.read(f"{self.folder}/{_REFUSED}")
         try:
-            return dict(json.loads(entry.data)) if entry is not None else {}
+            found = json.loads(entry.data) if entry is not None else {}
         except ValueError:
-            # For people, and made anew by what is refused next.
-            return {}
+            found = None
+        # A damaged one is for people only, and is made anew by what is refused next.
+        return {str(label): str(why) for label, why in found.items()} if isinstance(found, dict) else {}
 
     def add_refused(self, reasons: dict[str, str]) -> None:
         """Write down that files were quarantined whole."""

@@ -324,13 +324,13 @@ def _gone_after(workspace: Workspace, source: FileSource, current: CheckpointRef
     try:
         reads = list(read_plans(workspace, current.path, first=position + 1))
         there = landing_folder(workspace, source).look().files if reads else {}
-    except FileNotFoundError:
-        there = {}
     except StreamwardenError as error:
-        if error.code != "CHECKPOINT_DAMAGED":
+        if error.code == "CHECKPOINT_DAMAGED":
+            # That is what one restores from.
+            return []
+        if error.code != "LANDING_UNREADABLE":
             raise
-        # That is what one restores from.
-        return []
+        there = {}
     gone: set[str] = set()
     for read in reads:
         plan = read.plan_of()
@@ -340,7 +340,7 @@ def _gone_after(workspace: Workspace, source: FileSource, current: CheckpointRef
             files = [file for file in Plans(workspace.storage, plan[0]).read(plan[1]) if file.refused is None]
             changed = [file for file in files if not is_same(file, there.get(file.name))]
             # One that was read again in its new version will be so once more.
-            newest = Plans(workspace.storage, plan[0]).known()[0] if changed else {}
+            newest = Plans(workspace.storage, plan[0]).known({plan[1]})[0] if changed else {}
             gone |= {file.label for file in changed if not is_same(newest[file.name], there.get(file.name))}
     return sorted(gone)
 

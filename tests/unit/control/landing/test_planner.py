@@ -120,20 +120,104 @@ def test_a_replaced_file_is_told_and_read_again_when_asked(landing: Landing) -> 
     assert states(landing)["a"] is FileState.WAITING
 
 
-def test_a_reread_of_a_file_that_is_gone_meanwhile_is_told(landing: Landing) -> None:
+def test_a_reread_of_a_file_that_is_gone_meanwhile_is_over(landing: Landing) -> None:
     landing.land("a")
     planner = landing.planner()
     planner.look()
     ask_reread(landing.workspace, landing.spec(), ["a"], by="test")
     (landing.folder / "a").unlink()
-    planner.look()
-    assert planner.state().first == ["a is to be read again, and is not there"]
+    assert planner.look() == 0
+    assert landing.workspace.storage.list("control/lines/rereads") == []
     landing.land("a", b"back")
+    planner.look()
+    assert planner.state().first == ["a was replaced after it had been read"]
+
+
+def test_a_file_that_several_ask_for_is_read_once_more(landing: Landing) -> None:
+    landing.land("a")
+    planner = landing.planner()
+    planner.look()
     landing.take_plan(0)
     planner.after(None, offset(0))
+    for _ in range(3):
+        ask_reread(landing.workspace, landing.spec(), ["a"], by="test")
     planner.look()
     planner.look()
-    assert (planner.state().told, len(landing.workspace.storage.list("control/lines/rereads"))) == (0, 0)
+    assert [[file.label for file in files] for files in landing.plans()] == [["a"], ["a#2"]]
+    assert landing.workspace.storage.list("control/lines/rereads") == []
+
+
+def test_a_file_that_is_being_replaced_is_not_read_again_yet(landing: Landing) -> None:
+    landing.land("a")
+    planner = landing.planner()
+    planner.look()
+    landing.take_plan(0)
+    planner.after(None, offset(0))
+    ask_reread(landing.workspace, landing.spec(), ["a"], by="test")
+    landing.land("a", b"half", at_s=time.time())
+    assert planner.look() == 0
+    landing.land("a", b"half and more", at_s=time.time())
+    assert planner.look() == 0
+    assert planner.look() == 1
+    assert landing.plans()[1][0].length == len(b"half and more")
+
+
+def test_odd_links_and_closed_folders_hold_nothing_else_up(landing: Landing) -> None:
+    landing.land("good")
+    landing.land("k=1/inner")
+    (landing.folder / "self").symlink_to("self")
+    (landing.folder / "through").symlink_to("/etc/passwd/x")
+    (landing.folder / "long").symlink_to("x" * 300)
+    (landing.folder / "p=1").symlink_to(landing.folder)
+    landing.look_twice()
+    reasons = {file.name: file.refused is not None for files in landing.plans() for file in files}
+    assert reasons == {"good": False, "k=1/inner": False, "self": True, "through": True, "long": True}
+    assert states(landing)["p=1/"] is FileState.NOT_READ
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_closed_folder_is_told(landing: Landing) -> None:
+    landing.land("k=1/inner")
+    landing.land("good")
+    (landing.folder / "k=1").chmod(0)
+    planner = landing.planner()
+    planner.look()
+    assert landing.names() == [["good"]] and "k=1/ can't be read" in planner.state().first[0]
+
+
+def test_what_a_removed_plan_named_is_planned_again_although_a_summary_has_it(landing: Landing) -> None:
+    for number in range(70):
+        landing.land(f"{number:02}")
+    landing.planner(max_files_per_batch=1).look()
+    landing.planner(max_files_per_batch=1)
+    for number in range(5):
+        landing.take_plan(number)
+    removed = landing.workspace.root / "arrivals/lines/g000001"
+    (removed / "0000000068.jsonl").unlink()
+    (removed / "0000000003.jsonl").unlink()
+    landing.planner(max_files_per_batch=1).look()
+    assert landing.plans()[-1][0].name == "68"
+    assert "03" not in [file.name for files in landing.plans() for file in files], "it was read"
+
+
+@pytest.mark.parametrize("line", ['{"name":"x"}', "{}", "null", "garbage", "", "5"])
+def test_a_plan_with_a_foreign_line_is_named(landing: Landing, line: str) -> None:
+    landing.land("a")
+    landing.planner().look()
+    (landing.workspace.root / "arrivals/lines/g000001/0000000000.jsonl").write_text(f"{line}\n")
+    with pytest.raises(StreamwardenError, match=r"DOCUMENT_INVALID(?s:.)*0000000000\.jsonl"):
+        landing.planner()
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"[1]", b"{", b"\xff"])
+def test_a_damaged_list_of_refusals_stops_nothing(landing: Landing, content: bytes) -> None:
+    landing.land("a")
+    landing.planner()
+    (landing.workspace.root / "arrivals/lines/g000001/_refused.json").write_bytes(content)
+    planner = landing.planner()
+    assert planner.look() == 1
+    planner.refused({"a": "FILE_UNREADABLE"})
+    assert plans_of(landing.workspace, "lines").refused() == {"a": "FILE_UNREADABLE"}
 
 
 def test_a_reread_that_would_double_rows_is_refused(landing: Landing) -> None:
@@ -166,7 +250,7 @@ def test_what_was_quarantined_is_told_for_as_long_as_it_lies_there(landing: Land
 def test_a_folder_that_is_gone_is_told_and_not_taken_for_an_empty_one(landing: Landing) -> None:
     planner = landing.planner()
     landing.folder.rename(landing.folder.with_name("elsewhere"))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StreamwardenError, match="LANDING_UNREADABLE"):
         planner.look()
     assert "can't be planned" in planner.state().first[0]
 
