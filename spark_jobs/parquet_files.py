@@ -40,7 +40,7 @@ def parquet_rows(source: Any) -> Iterator[Rows]:
         batches = _with_exact_times(batches, source, old_times)
     first = 0
     for batch in batches:
-        yield Rows(batch, columns, pa.array(np.arange(first, first + batch.num_rows)))
+        yield Rows(_without_views(batch), columns, pa.array(np.arange(first, first + batch.num_rows)))
         first += batch.num_rows
 
 
@@ -87,3 +87,10 @@ def _exact(nanos: pa.Array, micros: pa.Array) -> pa.Array:
         [None if text is None else f"{text}{more:03}" for text, more in zip(texts, rest.tolist(), strict=True)],
         pa.string(),
     )
+
+
+def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with views of text and bytes as these themselves: arrow has few functions for views."""
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    columns = [column.cast(plain.get(column.type, column.type)) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)

@@ -20,8 +20,25 @@ def as_json(rows: pa.RecordBatch) -> list[str]:
     for name in rows.schema.names:
         same = names.count(name) + 1
         names.append(name if same == 1 else f"{name} ({same})")
-    columns = [_values(column) for column in rows.columns]
+    columns = [_said(column) for column in rows.columns]
     return [json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) for row in zip(*columns, strict=True)]
+
+
+def _said(column: pa.Array) -> list[Any]:
+    try:
+        return _values(column)
+    except (ValueError, OverflowError, KeyError, pa.ArrowException):
+        # What Python has no value for, such as a date beyond its last year, in a column that nobody reads.
+        return [_text_of(scalar) for scalar in column]
+
+
+def _text_of(scalar: pa.Scalar) -> str | None:
+    if not scalar.is_valid:
+        return None
+    try:
+        return str(scalar.cast(pa.string()).as_py())
+    except (ValueError, OverflowError, KeyError, pa.ArrowException):
+        return f"<{scalar.type}>"
 
 
 def _values(column: pa.Array) -> list[Any]:

@@ -348,3 +348,31 @@ def test_a_folder_is_no_file(tmp_path: Path, write: Any) -> None:
     shutil.rmtree(tmp_path / "f.csv")
     with pytest.raises((LandedFileGone, LandedFileChanged)):
         read(now)
+
+
+def test_views_of_text_are_text(make_trips: TripMaker, write: Any) -> None:
+    trips = make_trips(4, seed=3, PULocationID=[0, 1, 300, 5])
+    fare = trips.schema.get_field_index("fare_amount")
+    as_text = trips["fare_amount"].cast(pa.string())
+    plain = trips.set_column(fare, "fare_amount", as_text)
+    views = trips.set_column(fare, "fare_amount", as_text.cast(pa.string_view()))
+    assert read(write(views)).drop(["source_file"]) == read(write(plain)).drop(["source_file"])
+    assert read(write(views))["reasons"].null_count == 2
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pa.array([3_000_000, 1], pa.date32()),
+        pa.array([2**62, 1], pa.timestamp("us")),
+        pa.array([[b"\xff"], []], pa.list_(pa.binary())).cast(pa.list_(pa.binary())),
+    ],
+    ids=["date", "timestamp", "bytes"],
+)
+def test_a_value_that_python_lacks_refuses_no_more_than_its_row(
+    make_trips: TripMaker, write: Any, extra: pa.Array
+) -> None:
+    trips = make_trips(2, PULocationID=[0, 1]).append_column("note", extra)
+    found = read(write(trips))
+    assert found["reasons"].to_pylist() == [["ZONE_OUT_OF_RANGE"], None]
+    assert "note" in found["raw"][0].as_py()
