@@ -276,11 +276,11 @@ CATALOGUE: dict[str, ErrorKind] = {
     ),
     "SOURCE_DATA_GONE": ErrorKind(
         "the source no longer has data that the job has yet to read",
-        "Bring the files back as they were (`cp -p`), and deploy again. They were removed by hand, by VACUUM, or by log retention:"
-        " make both longer than the job may ever lag behind. If a table's are gone for good, a job of another name"
-        " begins with the table as it is. A landed file that is gone for good: put an empty file of that name in its"
-        " place, and the job quarantines it by its name. Records that Kafka has dropped don't come back: keep a topic's"
-        " for as long.",
+        "Bring the files back as they were (`cp -p`), and deploy again. They were removed by hand, by VACUUM, or by the"
+        " table's log retention: make both longer than the job may ever lag behind. If a table's are gone for good, a"
+        " job of another name begins with the table as it is. A landed file that is gone for good: put an empty file of"
+        " that name in its place, and the job quarantines it by its name. Records that Kafka has dropped don't come"
+        " back: keep a topic's for as long.",
     ),
     "OUTPUT_DATA_GONE": ErrorKind(
         "a file of an output table is missing",
