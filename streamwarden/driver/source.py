@@ -70,7 +70,8 @@ def open_plans(session: SparkSession, folder: str, cores: int) -> DataFrame:
         # A plan is a batch.
         .option("maxFilesPerTrigger", 1)
         .option("maxFileAge", _NO_AGE)
-        .load(folder)
+        # As a pattern: of a folder Spark reads nothing but what lies in it, and a clone's checkpoint names another job's.
+        .load(f"{folder}/*.jsonl")
         .toDF("file")
     )
     # A plan is too small for Spark to read it by more than one task.

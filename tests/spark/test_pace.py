@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.control.documents import BatchProgress, JobDocuments
-from streamwarden.control.spec import JobSpec
+from streamwarden.control.spec import DeltaSource, JobSpec
 from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.driver.backlog import backlog_of
 from streamwarden.driver.progress import ProgressListener
@@ -53,7 +53,8 @@ class Paced:
 
     def __post_init__(self) -> None:
         storage = self.workspace.storage
-        checkpoint = CheckpointReader(storage, CHECKPOINT)
+        checkpoint, source = CheckpointReader(storage, CHECKPOINT), self.spec.source
+        assert isinstance(source, DeltaSource)
         self.listener = ProgressListener(
             JobDocuments(storage, self.spec.name),
             "i",
@@ -63,7 +64,7 @@ class Paced:
             self.committed,
             lambda: None,
             lambda: 1,
-            backlog_of(self.workspace, self.spec, CHECKPOINT),
+            backlog_of(self.workspace, source),
             files=False,
         )
         self.spark.streams.addListener(self.listener)
