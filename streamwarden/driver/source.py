@@ -70,7 +70,7 @@ def open_plans(session: SparkSession, folder: str, cores: int) -> DataFrame:
         # A plan is a batch.
         .option("maxFilesPerTrigger", 1)
         .option("maxFileAge", _NO_AGE)
-        # As a pattern: of a folder Spark reads nothing but what lies in it, and a clone's checkpoint names another job's.
+        # As a pattern: from a folder Spark reads only what lies in it, and a clone's checkpoint names another job's.
         .load(f"{folder}/*.jsonl")
         .toDF("file")
     )
