@@ -11,6 +11,7 @@ from typing import Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from streamwarden.control.job_operation import Interrupted
 from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
 
@@ -76,10 +77,6 @@ class JobOperator(PlaceOperator):
         self.job = job
 
 
-class _EndedFromOutside(BaseException):
-    """No `Exception`: an operation that is cut off has not failed, and the next try goes on with it."""
-
-
 class InterruptibleOperator(PlaceOperator):
     """An operator whose work tidies up after itself when its task is ended from outside.
 
@@ -99,7 +96,7 @@ class InterruptibleOperator(PlaceOperator):
         self._interruptible = True
         try:
             yield
-        except _EndedFromOutside:
+        except Interrupted:
             what = "ended from outside: marked failed or successful, cleared, or its worker shuts down"
             raise AirflowException(what) from None
         finally:
@@ -110,7 +107,7 @@ class InterruptibleOperator(PlaceOperator):
         if self._interruptible:
             # Once: a second signal must not cut off the tidying up.
             self._interruptible = False
-            raise _EndedFromOutside
+            raise Interrupted
 
 
 class ProgressLog:

@@ -16,7 +16,7 @@ from streamwarden.control.supervision import Silence, observe
 from streamwarden.control.workspace import Workspace
 from streamwarden.errors import OUTAGES, StreamwardenError
 
-__all__ = ["JobOperation", "is_anothers", "is_passing", "named", "stopped_since"]
+__all__ = ["Interrupted", "JobOperation", "is_anothers", "is_passing", "named", "stopped_since"]
 
 D = TypeVar("D", bound=Decided)
 
@@ -24,6 +24,10 @@ D = TypeVar("D", bound=Decided)
 def is_passing(error: BaseException | None) -> bool:
     """Tell whether an error says nothing of the job: another process performs the operation, or the store is away."""
     return is_anothers(error) or (isinstance(error, StreamwardenError) and error.code in OUTAGES)
+
+
+class Interrupted(Exception):
+    """Whoever performs an operation is ended from outside: it has not failed, and the next try goes on with it."""
 
 
 def is_anothers(error: BaseException | None) -> bool:
@@ -88,6 +92,8 @@ class JobOperation:
         """
         try:
             yield
+        except Interrupted:
+            raise
         except Exception as error:
             failure = named(error)
             # Half way it is gone on with by whoever repeats it, where repeating can help.

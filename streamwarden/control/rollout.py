@@ -17,7 +17,7 @@ from streamwarden.control.documents import (
     utc_now,
 )
 from streamwarden.control.going_back import outputs_before
-from streamwarden.control.job_operation import JobOperation, is_anothers, is_passing, named, stopped_since
+from streamwarden.control.job_operation import Interrupted, JobOperation, is_anothers, is_passing, named, stopped_since
 from streamwarden.control.operation import active_operation, begin
 from streamwarden.control.rollout_plan import Effect, RolloutPlan, changes_between, checkpoint_facts
 from streamwarden.control.savepoints import catalogue
@@ -257,7 +257,7 @@ class _Rollout(JobOperation):
                     may_wait=bool(self._plan.get("waits")),
                 )
         except Exception as error:
-            if is_passing(error) or isinstance(error, OSError):
+            if is_passing(error) or isinstance(error, OSError | Interrupted):
                 raise
             self._roll_back(named(error))
         self._release()

@@ -17,7 +17,7 @@ from streamwarden.control.documents import (
     utc_now,
 )
 from streamwarden.control.going_back import with_pending
-from streamwarden.control.job_operation import JobOperation, is_anothers, is_passing, named, stopped_since
+from streamwarden.control.job_operation import Interrupted, JobOperation, is_anothers, is_passing, named, stopped_since
 from streamwarden.control.operation import begin
 from streamwarden.control.parallelism import as_before, decide, effective_spec, widened, width_of
 from streamwarden.control.savepoints import catalogue
@@ -293,7 +293,7 @@ class _Restore(JobOperation):
                     say=self._say,
                 )
         except Exception as error:
-            if is_passing(error) or isinstance(error, OSError):
+            if is_passing(error) or isinstance(error, OSError | Interrupted):
                 raise
             self._roll_back(reference, named(error))
 
