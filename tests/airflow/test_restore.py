@@ -290,6 +290,8 @@ def test_a_way_back_that_could_not_be_finished_is_gone_on_with(place: Place, mon
         restoring(place).execute(run_of(attempt=2).context("restore"))
     assert not isinstance(raised.value, AirflowFailException), "Airflow tries again"
     assert operation(place).state == "running" and operation(place).plan["failure"]["code"] == "DRIVER_DIED"
+    starts = [step.detail for step in operation(place).steps if step.name == "start"]
+    assert starts[1] == f"{starts[0]} runs already", "also where it has not spoken yet"
     # What was judged is not judged again, though it would be found healthy by now.
     monkeypatch.setattr(running, "await_health", lambda *_, **__: "healthy")
     with pytest.raises(AirflowFailException, match=r"RESTORE_UNHEALTHY(?s:.)*DRIVER_DIED"):

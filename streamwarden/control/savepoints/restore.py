@@ -279,7 +279,10 @@ class _Restore(JobOperation):
                     step.detail = f"{table}: from version {version} on, which is damaged"
             with self.handle.step("start") as step:
                 seen = observe(self._workspace, self._job)
-                if seen.phase.alive and seen.heartbeat and seen.heartbeat.generation == reference.generation:
+                # One that has not said its generation yet was launched after the switch: a killed try's. A second
+                # one would wait for its lease, and be the one that every request reaches.
+                spoken = seen.heartbeat.generation if seen.heartbeat else 0
+                if seen.phase.alive and spoken in (0, reference.generation):
                     step.detail = f"{seen.incarnation} runs already"
                 else:
                     step.detail = running.start(self._workspace, self._job, by=self._by, reason=reference.reason)
