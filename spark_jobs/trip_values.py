@@ -12,6 +12,9 @@ import pyarrow.compute as pc
 
 __all__ = ["is_text", "read_doubles", "read_integers", "read_text", "where"]
 
+_WHOLE_MAX = 2**53
+"""Up to here every whole number is a double."""
+
 
 def read_integers(raw: pa.Array) -> pa.Array:
     """Return whole numbers of 32 bits; null where a value isn't one."""
@@ -38,19 +41,19 @@ def read_integers(raw: pa.Array) -> pa.Array:
 
 
 def read_doubles(raw: pa.Array) -> pa.Array:
-    """Return doubles; null where a value isn't a number, or has no double."""
+    """Return doubles; null where a value isn't a number, or has no double, or is a whole number beyond 2^53."""
     kind = raw.type
     if pa.types.is_floating(kind):
         return raw.cast(pa.float64())
     if pa.types.is_integer(kind):
         if kind.bit_width <= 32:
             return raw.cast(pa.float64())
-        top = pa.scalar(2**53, kind)
+        top = pa.scalar(_WHOLE_MAX, kind)
         fits = pc.less_equal(raw, top)
         if pa.types.is_signed_integer(kind):
-            fits = pc.and_(fits, pc.greater_equal(raw, pa.scalar(-(2**53), kind)))
+            fits = pc.and_(fits, pc.greater_equal(raw, pa.scalar(-_WHOLE_MAX, kind)))
         return where(fits, raw).cast(pa.float64())
-    if is_text(kind) and _all_match(raw, r"^-?\d{1,100}(\.\d{1,100})?$"):
+    if is_text(kind) and _all_match(raw, r"^-?\d{1,15}(\.\d{1,100})?$"):
         return raw.cast(pa.float64())
     if pa.types.is_decimal(kind) or is_text(kind):
         return _each(raw, _parse_double, pa.float64())
@@ -112,6 +115,9 @@ def _parse_int(value: str | Decimal) -> int:
 def _parse_double(value: str | Decimal) -> float:
     exact = _decimal(value)
     number = float(exact)
+    # Written out digit by digit, so it is no measurement: rounded it would be another number.
+    if abs(exact) > _WHOLE_MAX and exact.as_tuple().exponent == 0:
+        raise ValueError(value)
     # "1e999" is a number, and not infinity.
     if math.isinf(number) and exact.is_finite():
         raise ValueError(value)

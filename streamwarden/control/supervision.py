@@ -419,6 +419,17 @@ def decide(seen: Observation, memory: Supervision, *, now: datetime | None = Non
     return _within_budget(seen, memory, seen.reason, now, error=seen.error)
 
 
+_NEXT = {
+    Action.WAIT: "its supervisor waits",
+    Action.RESTART: "it is restarted",
+    Action.STOP: "it is being stopped",
+    Action.FINISH: "it stays stopped",
+    Action.FAIL: "it stays down until somebody deploys it",
+    Action.SUSPEND: "it is being suspended",
+}
+"""What an alarm says of each action."""
+
+
 def assess(seen: Observation, memory: Supervision, verdict: Verdict, *, now: datetime | None = None) -> Health:
     """Conclude how well a job is. While an operation works on it, its being down, or stopping, is no finding.
 
@@ -434,10 +445,10 @@ def assess(seen: Observation, memory: Supervision, verdict: Verdict, *, now: dat
     down = ""
     if seen.operation is None and seen.phase is not Phase.NOT_DEPLOYED:
         if not seen.phase.alive:
-            down = f"the driver is {seen.phase}: {seen.reason}; {verdict.action}"
+            down = f"the driver is {seen.phase}: {seen.reason}; {_NEXT[verdict.action]}"
         elif verdict.action is Action.FAIL:
             # It is given up while it lives: as good as down, and about to be.
-            down = f"the driver is {seen.phase}: {verdict.why}; {verdict.action}"
+            down = f"the driver is {seen.phase}: {verdict.why}; {_NEXT[verdict.action]}"
     return judge(_facts(seen, memory, now or utc_now(), down=down, final=verdict.action is Action.FAIL))
 
 

@@ -154,6 +154,13 @@ def test_csv_that_is_refused_whole(read: Any, content: bytes, reason: str) -> No
         assert one(read(packed, name)).startswith(reason)
 
 
+@pytest.mark.parametrize("written", ["9007199254740993", "-9007199254740993", "9" * 17])
+def test_whole_numbers_that_a_double_would_change_are_refused(make_trips: TripMaker, read: Any, written: str) -> None:
+    found = read(as_csv(make_trips(2, trip_distance=[written, "9007199254740992"])), "f.csv").to_pylist()
+    assert found[0]["reasons"] == ["UNPARSABLE:trip_distance"], "as in Parquet and JSON"
+    assert found[1]["reasons"] is None and found[1]["trip_distance"] == 2.0**53
+
+
 def test_csv_without_rows_is_nothing(read: Any) -> None:
     assert read(",".join(NAMES).encode(), "f.csv").num_rows == 0
 
