@@ -14,10 +14,10 @@ import pyarrow as pa
 import yaml
 from deltalake import write_deltalake
 
-from streamwarden.control import operations
-from streamwarden.control.documents import JobDocuments
-from streamwarden.control.supervision import Observation
-from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Observation
 
 JOB = "keyed_counts"
 LOAD_ROWS = 5_000
@@ -96,7 +96,7 @@ class KeyedJob:
             totals = documents.current_totals()
             return not seen.phase.alive or (totals is not None and totals.rows_in >= rows)
 
-        seen = operations.wait_for(self.workspace, job, read, timeout=1800, what=f"{rows} rows to be read")
+        seen = driver_control.wait_for(self.workspace, job, read, timeout=1800, what=f"{rows} rows to be read")
         assert seen.phase.alive, seen
 
 

@@ -26,9 +26,10 @@ from pathlib import Path
 import psutil
 import yaml
 
-from streamwarden.control import operations
-from streamwarden.control.documents import JobDocuments
-from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision import driver_control
 
 GOAL = 0.9
 # Batches left out at the beginning, of both alike: about a minute, in which the JVM still compiles. Jobs run for weeks.
@@ -152,8 +153,8 @@ def driver(root: Path, batches: int) -> list[Batch]:
     profile = {"name": "bench", "root": str(root), "jobs": pace}
     (config / "profiles" / "bench.yaml").write_text(yaml.safe_dump(profile))
     workspace = open_workspace("bench", config=config)
-    operations.deploy(workspace, "zone_windows", by="benchmark")
-    operations.wait_for(
+    deploy_job(workspace, "zone_windows", by="benchmark")
+    driver_control.wait_for(
         workspace,
         "zone_windows",
         lambda seen: not seen.phase.alive or _batches_done(workspace) >= batches,
@@ -162,7 +163,7 @@ def driver(root: Path, batches: int) -> list[Batch]:
         # Whoever watches is not the driver, and a supervisor looks no more often.
         poll=2.0,
     )
-    seen = operations.stop(workspace, "zone_windows", by="benchmark")
+    seen = driver_control.stop(workspace, "zone_windows", by="benchmark")
     assert seen.progress is not None, seen
     return [
         Batch(one.at.timestamp() - one.duration_ms / 1000, one.at.timestamp(), one.rows_in)

@@ -24,11 +24,12 @@ import psutil
 
 from benchmarks.keyed_job import KeyedJob
 from benchmarks.report import REPOSITORY, let_drivers_import
-from streamwarden.control import operations
-from streamwarden.control.advice.advise import batches_seen
-from streamwarden.control.advice.load import BatchSeen
-from streamwarden.control.documents import utc_now
-from streamwarden.control.supervision import observe
+from streamwarden.autoscaler.advise import batches_seen
+from streamwarden.autoscaler.load import BatchSeen
+from streamwarden.model.status import utc_now
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import observe
 
 JOB = "costly_counts"
 INTERVAL_S = 3.0
@@ -83,7 +84,7 @@ def record(folder: Path, cores: int, capacity: float | None) -> dict[str, Any]:
     job = KeyedJob(folder, _KEYS, names=(JOB,), own=own, partitions=4, files=64, interval=INTERVAL_S)
     # The source exists, and the driver is warm, before anything counts.
     job.write(np.arange(1_000))
-    operations.deploy(job.workspace, JOB, by="benchmark")
+    deploy_job(job.workspace, JOB, by="benchmark")
     job.await_rows(JOB, job.written)
     for rows in _BURSTS:
         job.write(job.random.integers(0, _KEYS, rows))
@@ -93,7 +94,7 @@ def record(folder: Path, cores: int, capacity: float | None) -> dict[str, Any]:
     print(f"{cores} cores: {last.rows / last.seconds:.0f} rows/s", flush=True)
     phases = [{"name": name, "from": began, "rows_per_second": rows} for name, began, rows in _feed(job, capacity)]
     job.await_rows(JOB, job.written)
-    operations.stop(job.workspace, JOB, by="benchmark")
+    driver_control.stop(job.workspace, JOB, by="benchmark")
     return {
         "machine": f"{platform.machine()}, {psutil.cpu_count()} cores",
         "capacity": round(capacity),

@@ -28,10 +28,12 @@ from pathlib import Path
 
 from benchmarks.keyed_job import CORES, JOB, MEMORY, KeyedJob, Load, timed
 from benchmarks.report import REPOSITORY, goal_met, let_drivers_import, print_machine
-from streamwarden.control import operations
-from streamwarden.control.documents import JobDocuments, Operation
-from streamwarden.control.rescale import Way, rescale
-from streamwarden.control.supervision import observe
+from streamwarden.model.status import Operation
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.rescale import Way, rescale
+from streamwarden.store.documents import JobDocuments
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import observe
 
 INTERVAL_S = 5.0
 FAST_GOAL_S = 2 * INTERVAL_S
@@ -81,7 +83,7 @@ class Measurement:
     def run(self, runs: int) -> tuple[float, float]:
         """Measure each in turn; return the downtime of ``fast`` in seconds, and the ratio of ``plain`` to ``bare``."""
         self.job.fill()
-        operations.deploy(self.workspace, JOB, by="benchmark")
+        deploy_job(self.workspace, JOB, by="benchmark")
         self.job.await_rows(JOB, self.job.keys)
         found: dict[str, list[float]] = {"fast": [], "plain": [], "bare": []}
         plain = []
@@ -96,12 +98,12 @@ class Measurement:
                         plain.append(_from_stop(done))
                     _tell(self.job.keys, way, width, done)
                 self._settle()
-                operations.stop(self.workspace, JOB, by="benchmark")
+                driver_control.stop(self.workspace, JOB, by="benchmark")
                 found["bare"].append(self._bare(WIDTHS[0]))
             if number == runs - 1:
                 scratch = self._from_scratch()
             else:
-                operations.start(self.workspace, JOB, by="benchmark")
+                driver_control.start(self.workspace, JOB, by="benchmark")
         ratio = statistics.median(a / b for a, b in zip(plain, found["bare"], strict=True))
         medians = {what: statistics.median(times) for what, times in found.items()}
         print(
@@ -126,16 +128,16 @@ class Measurement:
 
     def _from_scratch(self) -> float:
         rows = self.job.written
-        _, took = timed(lambda: operations.deploy(self.workspace, SCRATCH, by="benchmark"))
+        _, took = timed(lambda: deploy_job(self.workspace, SCRATCH, by="benchmark"))
         _, reading = timed(lambda: self.job.await_rows(SCRATCH, rows))
-        operations.stop(self.workspace, SCRATCH, by="benchmark")
+        driver_control.stop(self.workspace, SCRATCH, by="benchmark")
         _say(self.job.keys, "scratch", f"{took + reading:5.1f} s", {"deploy": took, f"read {rows} rows": reading})
         return took + reading
 
     def _settle(self) -> None:
         """Wait for some batches of the driver that runs, so that each begins alike."""
         incarnation = observe(self.workspace, JOB).incarnation
-        operations.wait_for(
+        driver_control.wait_for(
             self.workspace,
             JOB,
             lambda seen: (
@@ -149,8 +151,8 @@ class Measurement:
 def bare(checkpoint: Path, rows: str, out: Path, partitions: int) -> dict[str, float]:
     """Repartition a copy of a stopped query's checkpoint and run it for a batch; return what took how many seconds."""
     from benchmarks.keyed_counts import transform
-    from streamwarden.control.savepoints.closure import repartitioned
     from streamwarden.driver.job_session import PROVIDERS
+    from streamwarden.formats.checkpoint_files import repartitioned
     from streamwarden.spark.session import build_session
 
     settings = {

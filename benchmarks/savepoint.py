@@ -22,14 +22,16 @@ from pathlib import Path
 
 from benchmarks.keyed_job import JOB, LOAD_ROWS, KeyedJob, Load, timed
 from benchmarks.report import goal_met, let_drivers_import, print_machine
-from streamwarden.control import operations
-from streamwarden.control.documents import BatchProgress, JobDocuments
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints.manifest import Manifest, Origin
-from streamwarden.control.savepoints.restore import restore
-from streamwarden.control.savepoints.take import savepoint_and_stop, take
-from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.supervision import observe
+from streamwarden.model.savepoint import Manifest, Origin
+from streamwarden.model.status import BatchProgress
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.restore import restore
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.take import savepoint_and_stop, take
+from streamwarden.savepoints.verify import verify
+from streamwarden.store.documents import JobDocuments
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import observe
 
 TAKE_GOAL = 1.5
 BATCH_GOAL = 1.1
@@ -74,7 +76,7 @@ class Measurement:
     def run(self) -> tuple[float, float]:
         """Measure all of it, print a line, and return the two ratios that goals are for: takes', batch times'."""
         self.job.fill()
-        operations.deploy(self.workspace, JOB, by="benchmark")
+        deploy_job(self.workspace, JOB, by="benchmark")
         self.job.await_rows(JOB, self.keys)
         with Load(self._write_some):
             batch_ratio, hot = self._load_turns()
@@ -88,12 +90,12 @@ class Measurement:
                 else:
                     copies.append(self._copy(stopped))
         take_ratio = statistics.median(a / b for a, b in zip(takes, copies, strict=True))
-        found = catalogue.find(self.workspace, JOB, stopped.id)
+        found = catalog.find(self.workspace, JOB, stopped.id)
         verdict, verify_s = timed(lambda: verify(self.workspace, [found], by="benchmark")[stopped.id])
         assert verdict.verdict == "verified", verdict
         self.job.write_some()
         _, restore_s = timed(lambda: restore(self.workspace, JOB, savepoint=stopped.id, by="benchmark"))
-        operations.stop(self.workspace, JOB, by="benchmark")
+        driver_control.stop(self.workspace, JOB, by="benchmark")
         _, fresh_s = timed(self._reprocess)
         print(
             f"{self.keys:>9,} keys: savepoint {stopped.bytes / 2**20:.1f} MiB, {len(stopped.files)} files;"
@@ -137,7 +139,7 @@ class Measurement:
                 if taker:
                     taker.join()
                 for savepoint in made:
-                    catalogue.delete(self.workspace, JOB, savepoint, force=True)
+                    catalog.delete(self.workspace, JOB, savepoint, force=True)
             ratios.append(times[True] / times[False])
         return statistics.median(ratios), statistics.median(hot)
 
@@ -170,9 +172,9 @@ class Measurement:
             time.sleep(0.2)
 
     def _reprocess(self) -> None:
-        operations.deploy(self.workspace, FRESH, by="benchmark")
+        deploy_job(self.workspace, FRESH, by="benchmark")
         self.job.await_rows(FRESH, self.job.written)
-        operations.stop(self.workspace, FRESH, by="benchmark")
+        driver_control.stop(self.workspace, FRESH, by="benchmark")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from benchmarks.keyed_job import KeyedJob, Load
 from benchmarks.report import goal_met, let_drivers_import, print_machine
-from streamwarden.control import operations
-from streamwarden.control.documents import JobDocuments
-from streamwarden.control.supervision import Observation, observe
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.store.documents import JobDocuments
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Observation, observe
 
 # Planning and writing are not to be saved; most of the rest is.
 GOAL = 0.5
@@ -63,7 +64,7 @@ def _medians(folder: Path, batches: int) -> list[float]:
     job = KeyedJob(folder, 1_000, names=JOBS, own=own, partitions=2)
     job.fill()
     for name in JOBS:
-        operations.deploy(job.workspace, name, by="benchmark")
+        deploy_job(job.workspace, name, by="benchmark")
     needed = WARM_UP + batches
 
     def enough(seen: Observation) -> bool:
@@ -73,11 +74,11 @@ def _medians(folder: Path, batches: int) -> list[float]:
         with Load(lambda: job.write(job.random.integers(0, job.keys, 100)), every=2):
             for name in JOBS:
                 what = f"{needed} batches of {name}"
-                operations.wait_for(job.workspace, name, enough, timeout=1800, what=what)
+                driver_control.wait_for(job.workspace, name, enough, timeout=1800, what=what)
         return [_median(job, name, needed) for name in JOBS]
     finally:
         for name in JOBS:
-            operations.stop(job.workspace, name, by="benchmark")
+            driver_control.stop(job.workspace, name, by="benchmark")
 
 
 def _median(job: KeyedJob, name: str, needed: int) -> float:

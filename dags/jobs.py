@@ -7,7 +7,7 @@ from airflow.sdk import DAG
 from streamwarden.airflow.describe import dag_id_of, describe_job
 from streamwarden.airflow.operators import DeployOperator, ReleaseOperator, SuperviseOperator
 from streamwarden.airflow.run_conf import RELIEVES, known_keys_only
-from streamwarden.control.config import job_names
+from streamwarden.store.config import job_names
 
 for name in job_names():
     description, text = describe_job(name)

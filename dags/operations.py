@@ -14,7 +14,7 @@ from streamwarden.airflow.rescale_operator import CancelRescaleOperator, Rescale
 from streamwarden.airflow.restore_operators import RestoreOperator
 from streamwarden.airflow.run_conf import ADVISED, known_keys_only
 from streamwarden.airflow.watch import WatchOperator
-from streamwarden.control.config import job_names
+from streamwarden.store.config import job_names
 
 with DAG(
     dag_id="stop",

@@ -7,7 +7,7 @@ from airflow.sdk import DAG, Param
 
 from streamwarden.airflow.operators import CheckOperator
 from streamwarden.airflow.run_conf import known_keys_only
-from streamwarden.control.config import config_dir
+from streamwarden.store.config import config_dir
 
 # One suite per output table: the file's name is the table's.
 TABLES = sorted(path.stem for path in (config_dir().parent / "expectations").glob("*.json"))

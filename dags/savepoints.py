@@ -17,7 +17,7 @@ from streamwarden.airflow.savepoint_operators import (
     SavepointOperator,
     VerifyOperator,
 )
-from streamwarden.control.config import job_names
+from streamwarden.store.config import job_names
 
 # For schedules. The past isn't made up for: a savepoint of then can't be taken now.
 SCHEDULED = {"start_date": datetime(2025, 1, 1, tzinfo=UTC), "catchup": False, "max_active_runs": 1}

@@ -14,21 +14,22 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from streamwarden.control import config, launcher, workspace
-from streamwarden.control.alerts import AlertSpec
-from streamwarden.control.durations import format_duration
-from streamwarden.control.profile import Profile
+from streamwarden.model.alerts import AlertSpec
+from streamwarden.model.durations import format_duration
+from streamwarden.model.profile import Profile
 
 # Not public, since no other program needs it; a person who writes a job does.
-from streamwarden.control.spec import _OWNED_SETTINGS, JobSpec
+from streamwarden.model.spec import _OWNED_SETTINGS, JobSpec
+from streamwarden.runtime import launcher
 from streamwarden.spark import jars
+from streamwarden.store import config, workspace
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 
 _HEAD = """\
 # Configuration
 
-<!-- Made by scripts/make_configuration_md.py from the models in streamwarden/control: change it there. -->
+<!-- Made by scripts/make_configuration_md.py from the models in streamwarden/model: change it there. -->
 
 A job is described by `config/jobs/NAME.yaml`, a place to run by `config/profiles/NAME.yaml`; `name` in a file is the
 file's name. `config/alerts.yaml` need not be there. Unknown keys, wrong types and impossible combinations are refused,

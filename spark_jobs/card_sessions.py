@@ -36,9 +36,9 @@ from pyspark.sql.types import (
 )
 
 from spark_jobs.schemas import DROPOFF_ZONE, PICKUP, PICKUP_ZONE, cents
-from streamwarden.control.durations import Duration, format_duration
 from streamwarden.driver.job_api import DELETED, JobOptions, JobSettings
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.durations import Duration, format_duration
 
 __all__ = ["OUTPUTS", "VERSION", "CardSessionProcessor", "Options", "Session", "sessionize", "transform"]
 

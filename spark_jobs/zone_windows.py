@@ -20,9 +20,9 @@ from pyspark.sql.types import (
 )
 
 from spark_jobs.schemas import PICKUP, PICKUP_ZONE, cents
-from streamwarden.control.durations import Duration
 from streamwarden.driver.job_api import JobOptions, JobSettings, observe_event_ends
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.durations import Duration
 
 __all__ = ["OUTPUTS", "VERSION", "Options", "transform"]
 

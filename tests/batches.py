@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from streamwarden.control.documents import BatchProgress, OperatorProgress, SourceProgress
-from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.model.status import BatchProgress, OperatorProgress, SourceProgress
+from streamwarden.store.workspace import Workspace, open_workspace
 
 START = datetime(2026, 3, 8, 12, tzinfo=UTC)
 

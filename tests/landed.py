@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streamwarden.control.landing.file import LandedFile
+from streamwarden.landing.file import LandedFile
 
 __all__ = ["describe"]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from streamwarden.airflow.standalone import Standalone
 from streamwarden.console import err, out
-from streamwarden.control import operations
-from streamwarden.control.config import job_names
-from streamwarden.control.supervision import Observation, Phase, observe
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.store.config import job_names
+from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Observation, Phase, observe
 
 _HOME = Path(__file__).resolve().parents[2] / "var" / "airflow"
 _BY = "make down"
@@ -81,9 +81,9 @@ def _down(home: Path, *, keep_jobs: bool, timeout: float) -> int:
 
 
 def _stop_jobs(workspace: Workspace, timeout: float) -> int:
-    running = [name for name in operations.deployed_jobs(workspace) if _runs(observe(workspace, name))]
+    running = [name for name in driver_control.deployed_jobs(workspace) if _runs(observe(workspace, name))]
     try:
-        for name, seen in operations.stop_all(workspace, running, by=_BY, timeout=timeout).items():
+        for name, seen in driver_control.stop_all(workspace, running, by=_BY, timeout=timeout).items():
             out.print(f"{name}: {seen.phase} ({seen.reason})", markup=False)
     except StreamwardenError as error:
         # Airflow is to go down all the same.

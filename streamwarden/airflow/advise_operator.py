@@ -10,10 +10,10 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from streamwarden.airflow.job_operator import JobOperator
 from streamwarden.airflow.triggering import run_to_trigger
-from streamwarden.control.advice.advise import advise
-from streamwarden.control.documents import JobDocuments
-from streamwarden.control.workspace import Workspace
+from streamwarden.autoscaler.advise import advise
 from streamwarden.errors import StreamwardenError
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["AdviseOperator"]
 

@@ -12,11 +12,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from streamwarden.airflow.job_operator import JobOperator, is_true
 from streamwarden.airflow.rescale_operator import number_of, skip_if_held_back
-from streamwarden.control.documents import JobDocuments
-from streamwarden.control.operation import operations_of
-from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import OUTAGES, StreamwardenError
+from streamwarden.operations.rescale_plan import RescalePlan, plan_rescale
+from streamwarden.runtime.operation_lock import operations_of
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["RescaleApprovalOperator"]
 

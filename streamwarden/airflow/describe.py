@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from streamwarden.control.config import config_dir
-from streamwarden.control.savepoints.periodic import schedule_text
-from streamwarden.control.spec import SavepointSpec
+from streamwarden.model.spec import SavepointSpec
+from streamwarden.savepoints.schedule import schedule_text
+from streamwarden.store.config import config_dir
 
 __all__ = ["dag_id_of", "describe_job", "periodic_dag_id", "periodic_savepoints", "schedule_text"]
 

@@ -12,9 +12,10 @@ from streamwarden.airflow.describe import dag_id_of
 from streamwarden.airflow.job_operator import JobOperator, is_true
 from streamwarden.airflow.triggering import run_to_trigger
 from streamwarden.airflow.watch import is_supervised
-from streamwarden.control.documents import JobDocuments, Operation
-from streamwarden.control.supervision import Observation, observe
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import Operation
+from streamwarden.store.documents import JobDocuments
+from streamwarden.supervision.observe import Observation, observe
 
 __all__ = ["EnsureSupervisedAfterSavepointOperator", "EnsureSupervisedOperator"]
 

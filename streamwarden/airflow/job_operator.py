@@ -11,9 +11,9 @@ from typing import Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from streamwarden.control.job_operation import Interrupted
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.operations.workflow import Interrupted
+from streamwarden.store.workspace import Workspace, open_workspace
 
 __all__ = [
     "ALL_JOBS",

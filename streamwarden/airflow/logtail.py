@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from streamwarden.control.diagnosis import describe, diagnose
-from streamwarden.control.documents import ErrorInfo
-from streamwarden.control.log_lines import readable
-from streamwarden.control.supervision import Observation
-from streamwarden.control.workspace import Workspace
+from streamwarden.model.status import ErrorInfo
+from streamwarden.operations.diagnosis import describe, diagnose
+from streamwarden.runtime.log_lines import readable
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision.observe import Observation
 
 __all__ = ["describe_error", "log_tail"]
 

@@ -12,13 +12,14 @@ from airflow.sdk import BaseNotifier
 from airflow.sdk.exceptions import AirflowTaskTimeout
 from airflow.sdk.execution_time.timeout import timeout
 
-from streamwarden.control.alerts import NotifierSpec
-from streamwarden.control.config import load_alerts
-from streamwarden.control.documents import HealthChange, HealthRecord, JobDocuments
-from streamwarden.control.health import record
-from streamwarden.control.health.rules import Health, Level
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.alerts import NotifierSpec
+from streamwarden.model.status import HealthChange, HealthRecord
+from streamwarden.store.config import load_alerts
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision import alert_queue
+from streamwarden.supervision.health_rules import Health, Level
 
 __all__ = ["Alert", "tell"]
 
@@ -91,7 +92,7 @@ def tell(
     rules
         Only changes of these rules; default all.
     lasted
-        By rule: the level that has lasted; see :func:`~streamwarden.control.health.record.changes`.
+        By rule: the level that has lasted; see :func:`~streamwarden.supervision.alert_queue.changes`.
     anyway
         Ask a notifier also that has failed lately: nobody asks it later.
 
@@ -108,28 +109,28 @@ def tell(
         log.error("nobody is notified: %s", error)
         notifiers = None
     if notifiers is None:
-        wanted = [(record.ANYBODY, Level.WARN)]
+        wanted = [(alert_queue.ANYBODY, Level.WARN)]
     else:
         wanted = [(notifier.name, Level(notifier.level)) for notifier in notifiers]
-        if record.ANYBODY in (document.read() or HealthRecord()).unsent:
-            record.hand_out(workspace, job, wanted)
-    noted = record.note(workspace, job, health, rules=rules, lasted=lasted, notifiers=wanted)
+        if alert_queue.ANYBODY in (document.read() or HealthRecord()).unsent:
+            alert_queue.hand_out(workspace, job, wanted)
+    noted = alert_queue.note(workspace, job, health, rules=rules, lasted=lasted, notifiers=wanted)
     for change in noted:
         level = logging.INFO if change.after == "ok" else logging.WARNING
         log.log(level, "health: %s %s -> %s: %s", change.rule, change.before, change.after, change.what)
     found = document.read() or HealthRecord()
     if notifiers is None:
-        if record.unsent_due(found):
-            record.put_off(workspace, job)
+        if alert_queue.unsent_due(found):
+            alert_queue.put_off(workspace, job)
     else:
         for notifier in notifiers:
-            if record.due(found, notifier.name, anyway=anyway) and (
-                given := record.begin_sending(workspace, job, notifier.name, anyway=anyway)
+            if alert_queue.due(found, notifier.name, anyway=anyway) and (
+                given := alert_queue.begin_sending(workspace, job, notifier.name, anyway=anyway)
             ):
                 _send(workspace, notifier, Alert(job, given), context, log)
         for gone in set(found.unsent) - {notifier.name for notifier in notifiers}:
             # It is configured no longer.
-            record.sent(workspace, job, gone, found.unsent[gone], ok=True)
+            alert_queue.sent(workspace, job, gone, found.unsent[gone], ok=True)
     return noted
 
 
@@ -142,10 +143,10 @@ def _send(
     except (Exception, AirflowTaskTimeout):
         # Whatever it is: the job's supervision goes on, and the notifier is asked again.
         log.exception("notifier %s could not be given: %s", spec.name, alert.title)
-        record.sent(workspace, alert.job, spec.name, alert.changes, ok=False)
+        alert_queue.sent(workspace, alert.job, spec.name, alert.changes, ok=False)
         return
     log.info("notifier %s was given: %s", spec.name, alert.title)
-    record.sent(workspace, alert.job, spec.name, alert.changes, ok=True)
+    alert_queue.sent(workspace, alert.job, spec.name, alert.changes, ok=True)
 
 
 def _notifier(spec: NotifierSpec) -> BaseNotifier:

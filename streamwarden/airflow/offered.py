@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from streamwarden.control.config import job_names
-from streamwarden.control.savepoints.catalogue import LATEST
-from streamwarden.control.workspace import open_workspace
+from streamwarden.savepoints.catalog import LATEST
+from streamwarden.store.config import job_names
+from streamwarden.store.workspace import open_workspace
 
 __all__ = ["chosen_savepoint", "offered_jobs", "offered_savepoints"]
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from airflow.sdk import Context
 
-from streamwarden.control.documents import JobDocuments, Operation, Step, utc_now
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import Operation, Step, utc_now
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["ended_operation", "seconds_of", "steps_logged"]
 

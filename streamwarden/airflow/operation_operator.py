@@ -13,9 +13,10 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from streamwarden.airflow.job_operator import InterruptibleOperator, JobOperator, holder_of, person_of
 from streamwarden.airflow.logtail import log_tail
 from streamwarden.airflow.operation_log import ended_operation, seconds_of, steps_logged
-from streamwarden.control.documents import JobDocuments, Operation
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import Operation
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["OperationOperator"]
 

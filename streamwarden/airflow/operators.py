@@ -27,33 +27,25 @@ from streamwarden.airflow.notify import tell
 from streamwarden.airflow.operation_log import ended_operation, steps_logged
 from streamwarden.airflow.relief import are_used_up, is_due, relief, relief_of, relieved_by
 from streamwarden.airflow.triggers import ALERT, SuperviseTrigger
-from streamwarden.control import operations
-from streamwarden.control.config import job_names
-from streamwarden.control.documents import ErrorInfo, HealthRecord, JobDocuments, Supervision, utc_now
-from streamwarden.control.enforce import put_down
-from streamwarden.control.health.record import unsent_due
-from streamwarden.control.health.rules import Health
-from streamwarden.control.parallelism import effective_spec
-from streamwarden.control.processes import kill, process_of
-from streamwarden.control.rollout import is_same_rollout
-from streamwarden.control.standstill import is_to_be_ended
-from streamwarden.control.supervision import (
-    Action,
-    Claim,
-    Observation,
-    Phase,
-    Verdict,
-    ask_to_stop,
-    assess,
-    claim,
-    current_claim,
-    decide,
-    observe,
-    record_decision,
-    restart,
-)
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import ErrorInfo, HealthRecord, Supervision, utc_now
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.give_up import put_down
+from streamwarden.operations.rollout import is_same_rollout
+from streamwarden.operations.status import job_status
+from streamwarden.runtime.processes import kill, process_of
+from streamwarden.store.config import job_names
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.effective_spec import effective_spec
+from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.act import ask_to_stop, record_decision, restart
+from streamwarden.supervision.alert_queue import unsent_due
+from streamwarden.supervision.claim import Claim, claim, current_claim
+from streamwarden.supervision.decide import Action, Verdict, assess, decide
+from streamwarden.supervision.health_rules import Health
+from streamwarden.supervision.observe import Observation, Phase, observe
+from streamwarden.supervision.stuck import is_to_be_ended
 
 __all__ = ["ALL_JOBS", "CheckOperator", "DeployOperator", "ReleaseOperator", "StopOperator", "SuperviseOperator"]
 
@@ -128,7 +120,7 @@ class DeployOperator(JobOperator, InterruptibleOperator):
                 return self._attach(context, workspace, relieved)
             self._respect_earlier_end(context, workspace, by)
             with steps_logged(workspace, self.job, by, self.log), self.interruptible():
-                done = operations.deploy(
+                done = deploy_job(
                     workspace,
                     self.job,
                     by=by,
@@ -296,7 +288,7 @@ class SuperviseOperator(JobOperator):
 
     def _deploy(self, workspace: Workspace, holder: str) -> None:
         try:
-            operations.deploy(workspace, self.job, by=f"airflow:{holder}", note="supervise task cleared")
+            deploy_job(workspace, self.job, by=f"airflow:{holder}", note="supervise task cleared")
         except StreamwardenError as error:
             desired = JobDocuments(workspace.storage, self.job).desired.read()
             if not error.retryable and desired is not None and desired.state == "running":
@@ -457,7 +449,7 @@ class SuperviseOperator(JobOperator):
         state = next(iter(states.get(ti.run_id, {}).values()), None)
         if state not in ("failed", "success"):
             return
-        operations.stop(
+        driver_control.stop(
             workspace,
             self.job,
             by=f"airflow:{holder_of(context)}",
@@ -614,7 +606,7 @@ class ReleaseOperator(JobOperator):
             # for, and would undo that.
             reason = f"its supervise task has ended ({state})"
             by = f"airflow:{holder_of(context)}"
-            operations.stop(workspace, self.job, by=by, reason=reason, incarnation=seen.incarnation, timeout=None)
+            driver_control.stop(workspace, self.job, by=by, reason=reason, incarnation=seen.incarnation, timeout=None)
             self.log.warning("driver %s, which is %s, is not to run: %s", seen.incarnation, seen.phase, reason)
 
     def _tell_rest(self, context: Context, workspace: Workspace) -> None:
@@ -703,11 +695,11 @@ class StopOperator(JobOperator):
         by, timeout = f"airflow:{holder_of(context)}", float(self.timeout)
         try:
             if self.job == ALL_JOBS:
-                ended = operations.stop_all(workspace, by=by, reason=self.reason, timeout=timeout)
+                ended = driver_control.stop_all(workspace, by=by, reason=self.reason, timeout=timeout)
                 for name in sorted({*job_names(workspace.config)} - ended.keys()):
                     self.log.info("%s was never deployed", name)
             else:
-                seen = operations.stop(workspace, self.job, by=by, reason=self.reason, timeout=timeout)
+                seen = driver_control.stop(workspace, self.job, by=by, reason=self.reason, timeout=timeout)
                 ended = {self.job: seen}
         except StreamwardenError as error:
             raise self.fail(error) from error
@@ -823,7 +815,7 @@ def _is_suspended(seen: Observation) -> bool:
 
 
 def _summary(workspace: Workspace, seen: Observation) -> dict[str, Any]:
-    status = operations.status(workspace, seen.job)
+    status = job_status(workspace, seen.job)
     kept = ("job", "incarnation", "phase", "reason", "batch", "totals")
     return {**{key: status[key] for key in kept}, "restarts": len(status["restarts"])}
 

@@ -14,7 +14,7 @@ from airflow.sdk import Context
 from airflow.sdk.exceptions import DagRunTriggerException
 
 from streamwarden.airflow.triggering import run_to_trigger
-from streamwarden.control.supervision import Claim
+from streamwarden.supervision.claim import Claim
 
 __all__ = ["RELIEVES", "are_used_up", "is_due", "relief", "relief_id", "relief_of", "relieved_by"]
 

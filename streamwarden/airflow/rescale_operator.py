@@ -10,11 +10,12 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from streamwarden.airflow.job_operator import JobOperator, ProgressLog, holder_of, is_true, person_of
 from streamwarden.airflow.operation_operator import OperationOperator
-from streamwarden.control.advice.advise import holds_back
-from streamwarden.control.documents import JobDocuments, Operation
-from streamwarden.control.rescale import OnTimeout, Way, cancel, rescale
-from streamwarden.control.workspace import Workspace
+from streamwarden.autoscaler.advise import holds_back
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import Operation
+from streamwarden.operations.rescale import OnTimeout, Way, cancel, rescale
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["CancelRescaleOperator", "RescaleOperator", "number_of", "skip_if_held_back"]
 
@@ -38,7 +39,7 @@ class RescaleOperator(OperationOperator):
     way
         ``fast`` or ``plain``. (templated)
     health_timeout
-        Seconds; an empty text, or None: as :func:`~streamwarden.control.rescale.rescale` says. (templated)
+        Seconds; an empty text, or None: as :func:`~streamwarden.operations.rescale.rescale` says. (templated)
     advised
         Whether advice and nobody else asks for it: then the task is skipped where the job's ``advisor`` settings stand
         against it by now. (templated)

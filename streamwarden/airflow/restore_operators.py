@@ -8,10 +8,10 @@ from typing import Any, cast
 from streamwarden.airflow.job_operator import ProgressLog
 from streamwarden.airflow.offered import chosen_savepoint
 from streamwarden.airflow.operation_operator import OperationOperator
-from streamwarden.control.documents import Operation
-from streamwarden.control.savepoints.catalogue import LATEST
-from streamwarden.control.savepoints.restore import Outputs, restore
-from streamwarden.control.workspace import Workspace
+from streamwarden.model.status import Operation
+from streamwarden.operations.restore import Outputs, restore
+from streamwarden.savepoints.catalog import LATEST
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["RestoreOperator"]
 

@@ -18,17 +18,17 @@ from streamwarden.airflow.job_operator import (
     is_true,
 )
 from streamwarden.airflow.offered import chosen_savepoint
-from streamwarden.control.documents import JobDocuments
-from streamwarden.control.housekeeping import housekeep
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints.catalogue import Savepoint
-from streamwarden.control.savepoints.manifest import Manifest, Origin
-from streamwarden.control.savepoints.periodic import reason_to_skip, schedule_text
-from streamwarden.control.savepoints.take import savepoint_and_stop, take
-from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.spec import PROGRESS_TABLE, RetentionSpec, SavepointSpec
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.savepoint import Manifest, Origin
+from streamwarden.model.spec import PROGRESS_TABLE, RetentionSpec, SavepointSpec
+from streamwarden.operations.housekeeping import housekeep
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.catalog import Savepoint
+from streamwarden.savepoints.schedule import reason_to_skip, schedule_text
+from streamwarden.savepoints.take import savepoint_and_stop, take
+from streamwarden.savepoints.verify import verify
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 
 __all__ = [
     "ALL_JOBS",
@@ -110,7 +110,7 @@ class PeriodicSavepointOperator(JobOperator, InterruptibleOperator):
     job
         The job. (templated)
     planned
-        The DAG's schedule, as :func:`~streamwarden.control.savepoints.periodic.schedule_text` writes it.
+        The DAG's schedule, as :func:`~streamwarden.savepoints.schedule.schedule_text` writes it.
     profile, config, root
         The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
     """
@@ -215,20 +215,20 @@ class VerifyOperator(JobOperator, InterruptibleOperator):
         wanted = chosen_savepoint(self.savepoint)
         if self.job != ALL_JOBS:
             if wanted == ALL_SAVEPOINTS:
-                return catalogue.savepoints(workspace, self.job)
-            return [catalogue.find(workspace, self.job, wanted)]
+                return catalog.savepoints(workspace, self.job)
+            return [catalog.find(workspace, self.job, wanted)]
         jobs = workspace.files.folders("savepoints")
         if wanted == ALL_SAVEPOINTS:
-            return [one for job in jobs for one in catalogue.savepoints(workspace, job)]
+            return [one for job in jobs for one in catalog.savepoints(workspace, job)]
         found = []
         for job in jobs:
             try:
-                found.append(catalogue.find(workspace, job, wanted))
+                found.append(catalog.find(workspace, job, wanted))
             except StreamwardenError as error:
                 if error.code != "SAVEPOINT_NOT_FOUND":
                     raise
                 self.log.info(error.what)
-        if not found and wanted != catalogue.LATEST:
+        if not found and wanted != catalog.LATEST:
             raise StreamwardenError("SAVEPOINT_NOT_FOUND", f"{wanted!r} is neither an id nor a label, of any job")
         return found
 
@@ -306,7 +306,7 @@ def _look_after_batches(workspace: Workspace) -> dict[str, int]:
     if not spec.enabled:
         return {}
     # Here, since a DAG's parsing would load delta-rs otherwise.
-    from streamwarden.control.progress_table import ProgressTable
+    from streamwarden.formats.progress_table import ProgressTable
 
     return ProgressTable(workspace).upkeep(spec.keep)
 

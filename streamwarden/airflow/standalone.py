@@ -26,8 +26,9 @@ import httpx
 import psutil
 
 from streamwarden.airflow.rest import AirflowClient, AirflowRequestFailed
-from streamwarden.control.processes import ProcessRef, is_alive, process_of
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.process_ref import ProcessRef
+from streamwarden.runtime.processes import is_alive, process_of
 
 __all__ = ["COMPONENTS", "Standalone", "StandaloneError"]
 

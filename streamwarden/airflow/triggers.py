@@ -14,27 +14,18 @@ from typing import Any
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from streamwarden.control import operations
-from streamwarden.control.documents import HealthRecord, JobDocuments, Supervision, utc_now
-from streamwarden.control.health import record
-from streamwarden.control.health.rules import Health
-from streamwarden.control.processes import end_of
-from streamwarden.control.standstill import Standstill
-from streamwarden.control.supervision import (
-    Action,
-    Observation,
-    Phase,
-    Silence,
-    Verdict,
-    assess,
-    current_claim,
-    decide,
-    note_deferred,
-    observe,
-    process_of_driver,
-)
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import HealthRecord, Supervision, utc_now
+from streamwarden.runtime.processes import end_of
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision import alert_queue, driver_control
+from streamwarden.supervision.claim import current_claim, note_deferred
+from streamwarden.supervision.decide import Action, Verdict, assess, decide
+from streamwarden.supervision.health_rules import Health
+from streamwarden.supervision.observe import Observation, Phase, observe, process_of_driver
+from streamwarden.supervision.silence import Silence
+from streamwarden.supervision.stuck import Standstill
 
 __all__ = ["ALERT", "SuperviseTrigger"]
 
@@ -72,7 +63,7 @@ class SuperviseTrigger(BaseTrigger):
     profile, config, root
         The place, resolved by the operator: the triggerer's own environment doesn't matter.
     holder, attempt
-        The claim of the task that defers, see :class:`~streamwarden.control.supervision.Claim`.
+        The claim of the task that defers, see :class:`~streamwarden.supervision.claim.Claim`.
     incarnation
         The driver that ran when the task deferred.
     poll_interval
@@ -169,7 +160,7 @@ class SuperviseTrigger(BaseTrigger):
                 if _due(verdict) and not self._doubtful and time.monotonic() >= settled:
                     return _event(verdict.action.value, verdict.why, seen, {}, self._differences())
                 # What is to be told of its being unwatched is no reason to wake a task, which perhaps can't start.
-                ask = record.unsent_due(told, but={record.UNWATCHED})
+                ask = alert_queue.unsent_due(told, but={alert_queue.UNWATCHED})
                 if (lasted or ask) and time.monotonic() >= settled:
                     why = ", ".join(lasted) or "a notifier is to be asked again"
                     return _event(ALERT, why, seen, lasted, self._differences(but=lasted))
@@ -247,7 +238,7 @@ class SuperviseTrigger(BaseTrigger):
         # A time of day: the trigger that goes on after a notifier was asked again knows it too.
         now = time.time()
         since = self._differing
-        differing = [(rule, level.value) for rule, level in record.apart(told, health)]
+        differing = [(rule, level.value) for rule, level in alert_queue.apart(told, health)]
         self._differing = {one: since.get(one, now) for one in differing}
         hold = seen.desired.spec.health.hold.total_seconds() if seen.desired else 0.0
         # In that order: the level that is furthest from what was told counts.
@@ -272,7 +263,7 @@ class SuperviseTrigger(BaseTrigger):
             return f"{self.job} is supervised by {claim.holder if claim else 'nobody'} now: nothing stopped"
         if self.incarnation is None:
             return f"{self.job}: no driver was seen: nothing to stop"
-        seen = operations.stop(
+        seen = driver_control.stop(
             workspace,
             self.job,
             by=f"airflow:{self.holder}",

@@ -11,13 +11,14 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from streamwarden.airflow.describe import dag_id_of
 from streamwarden.airflow.job_operator import PlaceOperator
 from streamwarden.airflow.notify import tell
-from streamwarden.control.described import is_described, undescribed
-from streamwarden.control.documents import HealthRecord, JobDocuments, Supervision
-from streamwarden.control.health.record import UNWATCHED, unsent_due
-from streamwarden.control.health.rules import Finding, Health, Level
-from streamwarden.control.supervision import observe
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import HealthRecord, Supervision
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision.alert_queue import UNWATCHED, unsent_due
+from streamwarden.supervision.described import is_described, undescribed
+from streamwarden.supervision.health_rules import Finding, Health, Level
+from streamwarden.supervision.observe import observe
 
 __all__ = ["WatchOperator", "is_supervised"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import typer
 from rich.table import Table
 
+from streamwarden.autoscaler.advise import Advice
+from streamwarden.autoscaler.advise import advise as ask
 from streamwarden.cli.terminal import JobArgument, JsonOption, ProfileOption, RootOption, out, print_json, reported
-from streamwarden.control.advice.advise import Advice
-from streamwarden.control.advice.advise import advise as ask
-from streamwarden.control.workspace import open_workspace
+from streamwarden.store.workspace import open_workspace
 
 __all__ = ["app"]
 

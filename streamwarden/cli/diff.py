@@ -19,8 +19,8 @@ from streamwarden.cli.terminal import (
     print_json,
     reported,
 )
-from streamwarden.control.rollout_plan import Effect, RolloutPlan, plan
-from streamwarden.control.workspace import open_workspace
+from streamwarden.operations.spec_diff import Effect, RolloutPlan, plan
+from streamwarden.store.workspace import open_workspace
 
 __all__ = ["app", "described"]
 

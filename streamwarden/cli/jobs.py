@@ -23,18 +23,23 @@ from streamwarden.cli.terminal import (
     reported,
     who,
 )
-from streamwarden.control import operations
-from streamwarden.control.described import jobs_to_show, undescribed
-from streamwarden.control.diagnosis import Diagnosis, describe, diagnose
-from streamwarden.control.documents import HealthRecord, JobDocuments, Supervision, utc_now
-from streamwarden.control.enforce import put_down
-from streamwarden.control.health import record
-from streamwarden.control.log_lines import readable
-from streamwarden.control.running import deployed_jobs
-from streamwarden.control.standstill import Standstill
-from streamwarden.control.supervision import Action, Phase, Silence, ask_to_stop, assess, decide, observe, restart
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import HealthRecord, Supervision, utc_now
+from streamwarden.operations.deploy import deploy_job, unknown
+from streamwarden.operations.diagnosis import Diagnosis, describe, diagnose
+from streamwarden.operations.give_up import put_down
+from streamwarden.operations.status import job_status
+from streamwarden.runtime.log_lines import readable
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision import alert_queue, driver_control
+from streamwarden.supervision.act import ask_to_stop, restart
+from streamwarden.supervision.decide import Action, assess, decide
+from streamwarden.supervision.described import jobs_to_show, undescribed
+from streamwarden.supervision.driver_control import deployed_jobs
+from streamwarden.supervision.observe import Phase, observe
+from streamwarden.supervision.silence import Silence
+from streamwarden.supervision.stuck import Standstill
 
 __all__ = ["app"]
 
@@ -55,11 +60,9 @@ def deploy(
 ) -> None:
     """Make a job run as its YAML says now; a running one goes back if it is not healthy so. See `diff` beforehand."""
     workspace = open_workspace(profile, root=root)
-    done = operations.deploy(
-        workspace, job, by=who(), note=reason, stop_timeout=stop_timeout, health_timeout=health_timeout
-    )
+    done = deploy_job(workspace, job, by=who(), note=reason, stop_timeout=stop_timeout, health_timeout=health_timeout)
     if wait:
-        seen = operations.wait_for(
+        seen = driver_control.wait_for(
             workspace,
             job,
             lambda now: not now.phase.alive or now.phase in (Phase.RUNNING, Phase.WAITING),
@@ -69,7 +72,7 @@ def deploy(
         if not seen.phase.alive:
             raise (seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DID_NOT_START", seen.reason))
     if as_json:
-        print_json({**asdict(done), "status": operations.status(workspace, job)})
+        print_json({**asdict(done), "status": job_status(workspace, job)})
     else:
         how = "launched" if done.launched else "goes on" if done.changes else "was running with this spec already"
         fields = ", ".join(change.field for change in done.changes)
@@ -95,11 +98,11 @@ def stop(
     """Suspend a job: its driver finishes the batch in flight and ends."""
     workspace = open_workspace(profile, root=root)
     if job == "all":
-        seen = operations.stop_all(workspace, by=who(), reason=reason, timeout=timeout, kill=kill)
+        seen = driver_control.stop_all(workspace, by=who(), reason=reason, timeout=timeout, kill=kill)
     else:
-        seen = {job: operations.stop(workspace, job, by=who(), reason=reason, timeout=timeout, kill=kill)}
+        seen = {job: driver_control.stop(workspace, job, by=who(), reason=reason, timeout=timeout, kill=kill)}
     if as_json:
-        found = [operations.status(workspace, name) for name in seen]
+        found = [job_status(workspace, name) for name in seen]
         print_json(found if job == "all" else found[0])
     else:
         for name, now in seen.items():
@@ -161,11 +164,11 @@ _UNKNOWN = "unknown"
 def _status(workspace: Workspace, job: str) -> dict[str, Any]:
     """Return what is known of a job; of one with a damaged document only that, so that the others are shown."""
     try:
-        return operations.status(workspace, job)
+        return job_status(workspace, job)
     except StreamwardenError as error:
         if error.code != "DOCUMENT_INVALID":
             raise
-        return operations.unknown(workspace, job, error)
+        return unknown(workspace, job, error)
 
 
 _COLUMNS = (
@@ -261,8 +264,8 @@ def supervise(
             memory = documents.supervision.read() or Supervision()
             verdict = decide(seen, memory)
             health = assess(seen, memory, verdict)
-            changes = record.changes(told, health)
-            told = record.told(told, changes)
+            changes = alert_queue.changes(told, health)
+            told = alert_queue.told(told, changes)
             for change in changes:
                 say(f"{change.rule}: {change.before} -> {change.after}: {change.what}")
             line = f"{seen.phase}: {verdict.why}"

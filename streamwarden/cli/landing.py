@@ -12,11 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from streamwarden.cli.terminal import JsonOption, ProfileOption, RootOption, out, print_json, reported, who
-from streamwarden.control.config import job_names
-from streamwarden.control.landing.inspect import FileState, Landed, ask_reread, landed_files
-from streamwarden.control.spec import FileSource, JobSpec
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.landing.inspect import FileState, Landed, ask_reread, landed_files
+from streamwarden.model.spec import FileSource, JobSpec
+from streamwarden.store.config import job_names
+from streamwarden.store.workspace import Workspace, open_workspace
 
 __all__ = ["landing_app"]
 

@@ -10,8 +10,8 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from streamwarden.cli.terminal import JobArgument, JsonOption, ProfileOption, RootOption, out, print_json, reported
-from streamwarden.control import operations
-from streamwarden.control.workspace import open_workspace
+from streamwarden.operations.status import metrics_targets
+from streamwarden.store.workspace import open_workspace
 
 __all__ = ["app"]
 
@@ -29,7 +29,7 @@ def progress(
 ) -> None:
     """Show a job's batches, newest last, as its drivers wrote them down; the very newest may be missing for a while."""
     # Here, since it loads delta-rs, which no other command needs.
-    from streamwarden.control.progress_table import ProgressTable
+    from streamwarden.formats.progress_table import ProgressTable
 
     workspace = open_workspace(profile, root=root)
     found = ProgressTable(workspace).read(job, last)
@@ -50,7 +50,7 @@ def targets(profile: ProfileOption = None, root: RootOption = None) -> None:
     A driver that should run and doesn't is among them: then `up` is 0, and there is something to alert on.
     """
     workspace = open_workspace(profile, root=root)
-    found = operations.metrics_targets(workspace)
+    found = metrics_targets(workspace)
     # `job` as the metrics themselves have it: without it `up` would not say whose it is.
     labels = {"profile": workspace.profile.name}
     print_json([{"targets": [address], "labels": {**labels, "job": job}} for job, address in found.items()])

@@ -9,8 +9,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from streamwarden.control.documents import Operation
-from streamwarden.control.parallelism import FIELDS
+from streamwarden.model.status import Operation
+from streamwarden.store.effective_spec import FIELDS
 
 __all__ = ["operation_table"]
 

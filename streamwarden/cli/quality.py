@@ -16,7 +16,7 @@ from streamwarden.cli.terminal import (
     print_json,
     reported,
 )
-from streamwarden.control.workspace import open_workspace
+from streamwarden.store.workspace import open_workspace
 
 __all__ = ["app"]
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from streamwarden.cli.terminal import JobArgument, JsonOption, ProfileOption, RootOption, out, print_json, reported, who
-from streamwarden.control.repair import repair as mend
-from streamwarden.control.workspace import open_workspace
+from streamwarden.operations.repair import repair as mend
+from streamwarden.store.workspace import open_workspace
 
 __all__ = ["app"]
 

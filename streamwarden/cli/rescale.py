@@ -20,12 +20,12 @@ from streamwarden.cli.terminal import (
     reported,
     who,
 )
-from streamwarden.control.documents import dump
-from streamwarden.control.operation import active_operation, interrupted_operation
-from streamwarden.control.rescale import OnTimeout, Way, cancel
-from streamwarden.control.rescale import rescale as run_rescale
-from streamwarden.control.rescale_plan import RescalePlan, plan_rescale
-from streamwarden.control.workspace import open_workspace
+from streamwarden.operations.rescale import OnTimeout, Way, cancel
+from streamwarden.operations.rescale import rescale as run_rescale
+from streamwarden.operations.rescale_plan import RescalePlan, plan_rescale
+from streamwarden.runtime.operation_lock import active_operation, interrupted_operation
+from streamwarden.store.documents import dump
+from streamwarden.store.workspace import open_workspace
 
 __all__ = ["app"]
 

@@ -25,18 +25,18 @@ from streamwarden.cli.terminal import (
     reported,
     who,
 )
-from streamwarden.control.config import job_names
-from streamwarden.control.documents import JobDocuments, dump
-from streamwarden.control.housekeeping import housekeep
-from streamwarden.control.operation import operations_of
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints.manifest import Manifest, Origin, Verification
-from streamwarden.control.savepoints.restore import Outputs
-from streamwarden.control.savepoints.restore import restore as run_restore
-from streamwarden.control.savepoints.take import Report, savepoint_and_stop, take
-from streamwarden.control.savepoints.verify import verify as run_verify
-from streamwarden.control.spec import PROGRESS_TABLE
-from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.model.savepoint import Manifest, Origin, Verification
+from streamwarden.model.spec import PROGRESS_TABLE
+from streamwarden.operations.housekeeping import housekeep
+from streamwarden.operations.restore import Outputs
+from streamwarden.operations.restore import restore as run_restore
+from streamwarden.runtime.operation_lock import operations_of
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.take import Report, savepoint_and_stop, take
+from streamwarden.savepoints.verify import verify as run_verify
+from streamwarden.store.config import job_names
+from streamwarden.store.documents import JobDocuments, dump
+from streamwarden.store.workspace import Workspace, open_workspace
 
 __all__ = ["app", "catalogue_app", "progress"]
 
@@ -87,10 +87,10 @@ def take_savepoint(
             made = savepoint_and_stop(workspace, job, by=who(), note=note, timeout=timeout, report=report)
         else:
             made = take(workspace, job, origin=Origin.MANUAL, by=who(), note=note, report=report)
-        found = catalogue.find(workspace, job, made.id)
+        found = catalog.find(workspace, job, made.id)
         verdict = run_verify(workspace, [found], by=who(), report=report)[made.id] if verify else None
     if as_json:
-        print_json(catalogue.describe(workspace, catalogue.find(workspace, job, made.id)))
+        print_json(catalog.describe(workspace, catalog.find(workspace, job, made.id)))
     else:
         out.print(f"{job}: savepoint {made.id} {_line(made)}, {verdict.verdict if verdict else 'unverified'}")
         _say_problems(verdict)
@@ -103,7 +103,7 @@ def take_savepoint(
 def restore(
     job: JobArgument,
     savepoint: Annotated[str, typer.Option("--savepoint", "-s", help="An id, a label, or latest (verified).")] = (
-        catalogue.LATEST
+        catalog.LATEST
     ),
     of: Annotated[str | None, typer.Option(help="Another job, whose savepoint it is: JOB becomes its clone.")] = None,
     outputs: Annotated[
@@ -191,7 +191,7 @@ def _progress_table_upkeep(workspace: Workspace) -> dict[str, int]:
     if not spec.enabled:
         return {}
     # Here, since it loads delta-rs, which no other command of these needs.
-    from streamwarden.control.progress_table import ProgressTable
+    from streamwarden.formats.progress_table import ProgressTable
 
     return ProgressTable(workspace).upkeep(spec.keep)
 
@@ -207,7 +207,7 @@ def list_savepoints(
     """List savepoints, newest first."""
     workspace = open_workspace(profile, root=root)
     jobs = [job] if job else sorted({*job_names(workspace.config), *workspace.files.folders("savepoints")})
-    found = [catalogue.describe(workspace, one) for name in jobs for one in catalogue.savepoints(workspace, name)]
+    found = [catalog.describe(workspace, one) for name in jobs for one in catalog.savepoints(workspace, name)]
     if as_json:
         print_json(found)
         return
@@ -256,8 +256,8 @@ def show(
 ) -> None:
     """Show all that is known of one savepoint. With --json also its files."""
     workspace = open_workspace(profile, root=root)
-    found = catalogue.find(workspace, job, savepoint)
-    described = catalogue.describe(workspace, found)
+    found = catalog.find(workspace, job, savepoint)
+    described = catalog.describe(workspace, found)
     if as_json:
         print_json({**described, "manifest": dump(found.manifest)})
         return
@@ -319,7 +319,7 @@ def label(
     root: RootOption = None,
 ) -> None:
     """Give a savepoint a name; one that has a name is never removed by retention."""
-    record = catalogue.label(open_workspace(profile, root=root), job, savepoint, text)
+    record = catalog.label(open_workspace(profile, root=root), job, savepoint, text)
     out.print(f"{job} {record.id}: label {record.label!r}" if text else f"{job} {record.id}: no label", markup=False)
 
 
@@ -334,15 +334,15 @@ def delete(
 ) -> None:
     """Delete a savepoint."""
     workspace = open_workspace(profile, root=root)
-    found = catalogue.find(workspace, job, savepoint)
-    catalogue.delete(workspace, job, found.manifest.id, force=force)
+    found = catalog.find(workspace, job, savepoint)
+    catalog.delete(workspace, job, found.manifest.id, force=force)
     out.print(f"{job} {found.manifest.id}: deleted", markup=False)
 
 
-def _chosen(workspace: Workspace, jobs: list[str], savepoint: str) -> list[catalogue.Savepoint]:
+def _chosen(workspace: Workspace, jobs: list[str], savepoint: str) -> list[catalog.Savepoint]:
     if savepoint == ALL:
-        return [one for job in jobs for one in catalogue.savepoints(workspace, job)]
-    return [catalogue.find(workspace, job, savepoint) for job in jobs]
+        return [one for job in jobs for one in catalog.savepoints(workspace, job)]
+    return [catalog.find(workspace, job, savepoint) for job in jobs]
 
 
 def _line(manifest: Manifest) -> str:

@@ -21,8 +21,8 @@ from streamwarden.cli.terminal import (
     print_json,
     reported,
 )
-from streamwarden.control.durations import parse_duration
-from streamwarden.control.workspace import open_workspace
+from streamwarden.model.durations import parse_duration
+from streamwarden.store.workspace import open_workspace
 
 if TYPE_CHECKING:
     from streamwarden.trips.replay import ReplayProgress

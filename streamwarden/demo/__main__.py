@@ -30,14 +30,14 @@ from rich.table import Table
 
 from streamwarden.airflow.standalone import Standalone
 from streamwarden.console import out
-from streamwarden.control.config import config_dir, job_names
-from streamwarden.control.documents import JobDocuments
-from streamwarden.control.processes import is_alive, kill
-from streamwarden.control.supervision import Phase, observe
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.demo.trips import write_week
 from streamwarden.demo.verify import read_table, verify_outputs
 from streamwarden.errors import StreamwardenError
+from streamwarden.runtime.processes import is_alive, kill
+from streamwarden.store.config import config_dir, job_names
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision.observe import Phase, observe
 
 JOBS = ("ingest_trips", "zone_windows", "card_sessions")
 VICTIM = "card_sessions"

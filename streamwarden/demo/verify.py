@@ -9,8 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from streamwarden.control.durations import parse_duration
-from streamwarden.control.workspace import Workspace
 from streamwarden.demo.batch import (
     Difference,
     compare_card_sessions,
@@ -21,6 +19,8 @@ from streamwarden.demo.batch import (
     expected_zone_windows,
     read_landed,
 )
+from streamwarden.model.durations import parse_duration
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["read_table", "verify_outputs"]
 

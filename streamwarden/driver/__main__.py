@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from streamwarden.control.workspace import Workspace
     from streamwarden.driver.logs import RecordContext
+    from streamwarden.store.workspace import Workspace
 
 
 def main() -> int:
@@ -21,10 +21,10 @@ def main() -> int:
     parser.add_argument("--standby", action="store_true", help="wait for commands; see streamwarden.driver.standby")
     given = parser.parse_args()
 
-    from streamwarden.control import scratch
-    from streamwarden.control.workspace import open_workspace
     from streamwarden.driver.logs import configure_logging, rotate_console
+    from streamwarden.runtime import work_dirs
     from streamwarden.spark.utc import in_utc
+    from streamwarden.store.workspace import open_workspace
 
     # Kept before standard output becomes the console's.
     answers = os.dup(1) if given.standby else None
@@ -32,14 +32,14 @@ def main() -> int:
     folder = workspace.log_dir(given.job, given.incarnation)
     context = configure_logging(folder, given.job, given.incarnation, workspace.profile.logs)
     rotate_console(folder, workspace.profile.logs)
-    own = scratch.claim(workspace, given.job, given.incarnation)
+    own = work_dirs.claim(workspace, given.job, given.incarnation)
     # Of Python, and of the workers that Spark starts; the JVM has an option of its own.
     os.environ["TMPDIR"] = str(own)
     try:
         with in_utc():
             return _run(workspace, given.job, given.incarnation, context, answers)
     finally:
-        scratch.remove(own)
+        work_dirs.remove(own)
 
 
 def _run(workspace: Workspace, job: str, incarnation: str, context: RecordContext, answers: int | None) -> int:

@@ -12,14 +12,14 @@ import time
 
 from pyspark.sql import DataFrame, SparkSession
 
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.no_data_batch import begin_no_data_batch
-from streamwarden.control.spec import JobSpec
-from streamwarden.control.workspace import Workspace
 from streamwarden.driver.batches import release
 from streamwarden.driver.outputs import AUTHOR
 from streamwarden.driver.query import RunningQuery, Writer
 from streamwarden.driver.replay import write_nowhere
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.no_data_batch import begin_no_data_batch
+from streamwarden.model.spec import JobSpec
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["QueryAhead"]
 

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from streamwarden.control.documents import BatchProgress
-from streamwarden.control.landing.planner import Planner
 from streamwarden.errors import StreamwardenError
+from streamwarden.landing.planner import Planner
+from streamwarden.model.status import BatchProgress
 
 __all__ = ["Arrivals"]
 

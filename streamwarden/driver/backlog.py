@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 from typing import Protocol
 
-from streamwarden.control.delta_log import ChangeCommit, DeltaLog
-from streamwarden.control.documents import SourceProgress
-from streamwarden.control.spec import DeltaSource, KafkaSource
-from streamwarden.control.workspace import Workspace
+from streamwarden.formats.delta_log import ChangeCommit, DeltaLog
+from streamwarden.model.spec import DeltaSource, KafkaSource
+from streamwarden.model.status import SourceProgress
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["Backlog", "DeltaBacklog", "KafkaBacklog", "backlog_of"]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Observation
 
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.spec import JobSpec
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.module import split_outputs
 from streamwarden.driver.sink import DeltaSink, Written
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.spec import JobSpec
 
 __all__ = ["BatchCounts", "BatchWriter", "release"]
 

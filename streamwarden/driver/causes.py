@@ -10,8 +10,8 @@ from itertools import pairwise
 from pyspark.errors import AnalysisException
 from pyspark.errors import PythonException as WorkerException
 
-from streamwarden.control.signatures import Places, recognise
 from streamwarden.errors import StreamwardenError
+from streamwarden.runtime.failure_signatures import Places, recognise
 
 __all__ = ["Cause", "Failure", "explain", "headline", "shortened"]
 

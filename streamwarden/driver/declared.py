@@ -10,10 +10,10 @@ import contextlib
 import json
 import sys
 
-from streamwarden.control.documents import ErrorInfo
-from streamwarden.control.spec import JobSpec
 from streamwarden.driver.module import load_module
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import ErrorInfo
 
 __all__ = ["main"]
 

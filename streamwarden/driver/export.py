@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import Metric
 
 from streamwarden import __version__
-from streamwarden.control.profile import MetricsSpec, OtlpSpec, PrometheusSpec
+from streamwarden.model.profile import MetricsSpec, OtlpSpec, PrometheusSpec
 
 __all__ = ["Export", "open_export"]
 

@@ -32,7 +32,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from streamwarden.control.landing.file import LandedFile, LandedFileChanged, LandedFileGone
+from streamwarden.landing.file import LandedFile, LandedFileChanged, LandedFileGone
 
 __all__ = [
     "DELETED",

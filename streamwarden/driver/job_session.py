@@ -6,12 +6,12 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from streamwarden.control.profile import Profile
-from streamwarden.control.spec import JobSpec, KafkaSource
-from streamwarden.control.workspace import Workspace
 from streamwarden.driver.logs import write_log4j
+from streamwarden.model.profile import Profile
+from streamwarden.model.spec import JobSpec, KafkaSource
 from streamwarden.spark.java_options import quoted
 from streamwarden.spark.session import build_session
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["PROVIDERS", "start_session", "temporary"]
 

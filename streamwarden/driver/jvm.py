@@ -12,8 +12,9 @@ import psutil
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from streamwarden.control.postmortem import last_words
-from streamwarden.control.processes import ProcessRef, process_of
+from streamwarden.model.process_ref import ProcessRef
+from streamwarden.runtime.postmortem import last_words
+from streamwarden.runtime.processes import process_of
 
 __all__ = ["end_jvm", "is_unanswered", "jvm_end", "jvm_of"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from streamwarden.control.profile import LogSpec
+from streamwarden.model.profile import LogSpec
 from streamwarden.spark.java_options import quoted
 
 __all__ = ["RecordContext", "configure_logging", "rotate_console", "write_log4j"]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, MeterProvider, Observation
 
 from streamwarden import __version__
-from streamwarden.control.documents import BatchProgress, DriverState, OperatorProgress
-from streamwarden.control.health.rules import RULES, Health
+from streamwarden.model.status import BatchProgress, DriverState, OperatorProgress
+from streamwarden.supervision.health_rules import RULES, Health
 
 __all__ = ["METRICS", "DriverMetrics", "DriverView", "Kind"]
 

@@ -10,10 +10,10 @@ from typing import cast
 from pydantic import BaseModel, ValidationError
 from pyspark.sql import DataFrame
 
-from streamwarden.control.config import describe_validation
-from streamwarden.control.spec import JobSpec
 from streamwarden.driver.job_api import JobSettings, StreamingJob
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.spec import JobSpec
+from streamwarden.store.config import describe_validation
 
 __all__ = ["load_module", "settings_for", "split_outputs"]
 

@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructType
 
-from streamwarden.control.output_columns import RECORD, Column, Misfit, columns_of, compare, record_of, refuse
+from streamwarden.formats.output_columns import RECORD, Column, Misfit, columns_of, compare, record_of, refuse
 
 __all__ = ["copy_record", "ensure_table"]
 
@@ -43,7 +43,7 @@ def ensure_table(
     partition_by
         For a table that is made.
     released
-        See :func:`~streamwarden.control.output_columns.compare`.
+        See :func:`~streamwarden.formats.output_columns.compare`.
     guard
         Called before an existing table is changed; raises if this driver may not.
 

@@ -15,13 +15,14 @@ from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import SparkSession
 
-from streamwarden.control.delta_log import DeltaLog, start_id
-from streamwarden.control.documents import CheckpointRef, JobDocuments, OutputStart
-from streamwarden.control.fence import fence
-from streamwarden.control.put_back import put_back
-from streamwarden.control.workspace import Workspace
 from streamwarden.driver.output_table import copy_record
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.delta_fence import fence
+from streamwarden.formats.delta_log import DeltaLog, start_id
+from streamwarden.formats.delta_restore import put_back
+from streamwarden.model.status import CheckpointRef, OutputStart
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["AUTHOR", "clear_unborn", "start_outputs"]
 

@@ -23,20 +23,13 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.documents import (
-    BatchProgress,
-    JobDocuments,
-    OperatorProgress,
-    Progress,
-    SourceProgress,
-    Totals,
-    utc_now,
-)
 from streamwarden.driver.backlog import Backlog
 from streamwarden.driver.batches import BatchCounts
 from streamwarden.driver.job_api import EVENT_ENDS
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.status import BatchProgress, OperatorProgress, Progress, SourceProgress, Totals, utc_now
+from streamwarden.store.documents import JobDocuments
 
 __all__ = ["ProgressListener", "batch_progress", "late_rows"]
 

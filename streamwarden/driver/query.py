@@ -11,12 +11,12 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.durations import format_duration
-from streamwarden.control.spec import JobSpec
 from streamwarden.driver.causes import Failure
 from streamwarden.driver.pace import Alarm
 from streamwarden.errors import OUTAGES, StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.durations import format_duration
+from streamwarden.model.spec import JobSpec
 
 __all__ = ["BatchError", "RunningQuery", "Writer"]
 

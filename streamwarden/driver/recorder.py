@@ -8,13 +8,14 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from streamwarden.control.documents import BatchProgress, JobDocuments, utc_now
-from streamwarden.control.profile import ProgressTableSpec
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.profile import ProgressTableSpec
+from streamwarden.model.status import BatchProgress, utc_now
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 
 if TYPE_CHECKING:
-    from streamwarden.control.progress_table import ProgressTable
+    from streamwarden.formats.progress_table import ProgressTable
 
 __all__ = ["BatchRecorder"]
 
@@ -98,7 +99,7 @@ class BatchRecorder:
     @cached_property
     def _table(self) -> ProgressTable:
         # Here, in the thread and after a while: pyarrow and delta-rs take a good part of a second of a start's time.
-        from streamwarden.control.progress_table import ProgressTable
+        from streamwarden.formats.progress_table import ProgressTable
 
         return ProgressTable(self._workspace)
 

@@ -10,12 +10,6 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.delta_log import DeltaLog
-from streamwarden.control.landing.folder import landing_folder
-from streamwarden.control.landing.plans import Plans
-from streamwarden.control.spec import DeltaSource, FileSource, JobSpec, KafkaSource, Source
-from streamwarden.control.workspace import Workspace
 from streamwarden.driver.batches import BatchWriter
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.module import settings_for
@@ -24,8 +18,14 @@ from streamwarden.driver.repartition import repartition
 from streamwarden.driver.sink import DeltaSink
 from streamwarden.driver.source import missing_source, open_plans, open_source
 from streamwarden.driver.state_digest import state_digests
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.landing.folder import landing_folder
+from streamwarden.landing.plans import Plans
+from streamwarden.model.spec import DeltaSource, FileSource, JobSpec, KafkaSource, Source
 from streamwarden.spark.session import BASE
 from streamwarden.storage import LocalStorage
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["rehearse"]
 

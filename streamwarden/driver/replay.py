@@ -6,11 +6,11 @@ import functools
 
 from pyspark.sql import DataFrame, SparkSession
 
-from streamwarden.control.spec import JobSpec
-from streamwarden.control.workspace import Workspace
 from streamwarden.driver.causes import headline
 from streamwarden.driver.module import load_module, settings_for
 from streamwarden.driver.source import open_source
+from streamwarden.model.spec import JobSpec
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["Replay", "write_nowhere"]
 

@@ -17,33 +17,6 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from streamwarden import __version__
-from streamwarden.control import scratch
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.delta_log import application_id
-from streamwarden.control.documents import (
-    BatchProgress,
-    CheckpointRef,
-    DriverState,
-    ErrorInfo,
-    Exit,
-    Heartbeat,
-    JobDocuments,
-    RequestResult,
-    Supervision,
-    utc_now,
-)
-from streamwarden.control.health.rules import Health
-from streamwarden.control.landing.planner import Planner
-from streamwarden.control.lease import LeaseHolder
-from streamwarden.control.no_data_batch import begin_no_data_batch
-from streamwarden.control.parallelism import widened, width_of
-from streamwarden.control.processes import current_process
-from streamwarden.control.savepoints.closure import check_described
-from streamwarden.control.signatures import Places
-from streamwarden.control.spec import DeltaSource, FileSource, JobSpec
-from streamwarden.control.supervision import assess, decide, observe
-from streamwarden.control.table_damage import check_output, check_source, forget_damaged_checkpoints
-from streamwarden.control.workspace import Workspace
 from streamwarden.driver.arrivals import Arrivals
 from streamwarden.driver.backlog import Backlog, backlog_of
 from streamwarden.driver.batches import BatchWriter
@@ -62,7 +35,35 @@ from streamwarden.driver.recorder import BatchRecorder
 from streamwarden.driver.sink import DeltaSink
 from streamwarden.driver.source import missing_source, open_source
 from streamwarden.errors import CATALOGUE, StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.checkpoint_files import check_described
+from streamwarden.formats.delta_log import application_id
+from streamwarden.formats.no_data_batch import begin_no_data_batch
+from streamwarden.landing.planner import Planner
+from streamwarden.model.spec import DeltaSource, FileSource, JobSpec
+from streamwarden.model.status import (
+    BatchProgress,
+    CheckpointRef,
+    DriverState,
+    ErrorInfo,
+    Exit,
+    Heartbeat,
+    RequestResult,
+    Supervision,
+    utc_now,
+)
+from streamwarden.runtime import work_dirs
+from streamwarden.runtime.failure_signatures import Places
+from streamwarden.runtime.lease import LeaseHolder
+from streamwarden.runtime.processes import current_process
+from streamwarden.savepoints.table_damage import check_output, check_source, forget_damaged_checkpoints
 from streamwarden.storage import Conflict
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.effective_spec import widened, width_of
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision.decide import assess, decide
+from streamwarden.supervision.health_rules import Health
+from streamwarden.supervision.observe import observe
 
 if TYPE_CHECKING:
     from streamwarden.driver.standby import Prepared
@@ -177,7 +178,7 @@ class Driver:
         self._open_metrics()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         # Not before the lease: the JVM of a killed one may still have worked there.
-        for dead in scratch.sweep(self._workspace, self._job):
+        for dead in work_dirs.sweep(self._workspace, self._job):
             _log.info("what driver %s had left on this machine's disk is removed", dead)
         reference = self._checkpoint_ref()
         self._generation = reference.generation

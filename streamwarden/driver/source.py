@@ -6,11 +6,11 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from streamwarden.control.delta_log import DeltaLog
-from streamwarden.control.landing.plans import plans_of
-from streamwarden.control.spec import DeltaSource, FileSource, JobSpec, KafkaSource
-from streamwarden.control.workspace import Workspace
 from streamwarden.driver.kafka import client_properties, missing_topic
+from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.landing.plans import plans_of
+from streamwarden.model.spec import DeltaSource, FileSource, JobSpec, KafkaSource
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["missing_source", "open_plans", "open_source"]
 
@@ -64,7 +64,7 @@ def open_source(
 
 
 def open_plans(session: SparkSession, folder: str, cores: int) -> DataFrame:
-    """Open a folder of plans; see :mod:`streamwarden.control.landing.plans`."""
+    """Open a folder of plans; see :mod:`streamwarden.landing.plans`."""
     plans = (
         session.readStream.format("text")
         # A plan is a batch.

@@ -22,9 +22,6 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from streamwarden.control.processes import current_process, kill
-from streamwarden.control.spec import JobSpec
-from streamwarden.control.workspace import Workspace
 from streamwarden.driver.ahead import QueryAhead
 from streamwarden.driver.causes import headline
 from streamwarden.driver.commands import Commands
@@ -36,6 +33,9 @@ from streamwarden.driver.repartition import repartition
 from streamwarden.driver.replay import Replay
 from streamwarden.driver.state_digest import state_digests
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.spec import JobSpec
+from streamwarden.runtime.processes import current_process, kill
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["Prepared", "stand_by"]
 

@@ -2,7 +2,7 @@
 
 Of each ``NAME=KEY@BATCH`` it prints one JSON line, ``{"name": NAME, "rows": {"0": 12}}``; of
 ``NAME=KEY@BATCH/PARTITIONS`` ``{"name": NAME, "digests": {"0/default": "c:…"}}``; of what can't be read
-``{"name": NAME, "error": "…"}``. Asked by :mod:`streamwarden.control.state_reader`.
+``{"name": NAME, "error": "…"}``. Asked by :mod:`streamwarden.runtime.state_reader`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from streamwarden.control import scratch
-from streamwarden.control.ids import new_id
-from streamwarden.control.state_reader import SCRATCH
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.driver.causes import headline
 from streamwarden.driver.job_session import temporary
 from streamwarden.driver.jvm import is_unanswered
 from streamwarden.driver.state_digest import state_digests
 from streamwarden.driver.state_rows import count_state_rows
+from streamwarden.runtime import work_dirs
+from streamwarden.runtime.state_reader import SCRATCH
 from streamwarden.spark.java_options import SHORT_LIVED
 from streamwarden.spark.session import build_session
+from streamwarden.store.ids import new_id
+from streamwarden.store.workspace import Workspace, open_workspace
 
 
 def main() -> int:
@@ -38,13 +38,13 @@ def main() -> int:
     given = parser.parse_args()
     workspace = open_workspace(given.profile, config=Path(given.config), root=given.root)
     # What killed ones have left. State is unpacked before it is read: on the disk that was found to have room for it.
-    scratch.sweep(workspace, SCRATCH)
-    own = scratch.claim(workspace, SCRATCH, new_id())
+    work_dirs.sweep(workspace, SCRATCH)
+    own = work_dirs.claim(workspace, SCRATCH, new_id())
     os.environ["TMPDIR"] = str(own)
     try:
         _answer(workspace, own, given.checkpoint)
     finally:
-        scratch.remove(own)
+        work_dirs.remove(own)
     return 0
 
 

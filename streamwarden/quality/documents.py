@@ -6,11 +6,11 @@ import json
 
 from pydantic import ValidationError
 
-from streamwarden.control.config import describe_validation
 from streamwarden.errors import StreamwardenError
 from streamwarden.quality.report import render_index, render_report
 from streamwarden.quality.results import QualityRun
 from streamwarden.storage import Storage
+from streamwarden.store.config import describe_validation
 
 __all__ = ["latest_runs", "read_run", "write_run"]
 

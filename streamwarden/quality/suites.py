@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from streamwarden.control.config import describe_validation
 from streamwarden.errors import StreamwardenError
 from streamwarden.quality.results import Severity
+from streamwarden.store.config import describe_validation
 
 __all__ = ["Expectation", "ExpectationMeta", "Suite", "SuiteMeta", "load_suite", "load_suites"]
 

@@ -24,8 +24,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from streamwarden.control.durations import format_duration
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.durations import format_duration
 from streamwarden.trips.landing import LandingFolder
 from streamwarden.trips.plan import ReplayPlan, make_plan
 

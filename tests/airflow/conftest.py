@@ -30,11 +30,12 @@ os.environ |= {
 }
 
 from streamwarden.airflow.triggers import SuperviseTrigger  # noqa: E402
-from streamwarden.control import operations  # noqa: E402
-from streamwarden.control.documents import JobDocuments  # noqa: E402
-from streamwarden.control.processes import kill  # noqa: E402
-from streamwarden.control.supervision import Observation, Phase, observe  # noqa: E402
-from streamwarden.control.workspace import Workspace, open_workspace  # noqa: E402
+from streamwarden.operations.deploy import deploy_job  # noqa: E402
+from streamwarden.runtime.processes import kill  # noqa: E402
+from streamwarden.store.documents import JobDocuments  # noqa: E402
+from streamwarden.store.workspace import Workspace, open_workspace  # noqa: E402
+from streamwarden.supervision import driver_control  # noqa: E402
+from streamwarden.supervision.observe import Observation, Phase, observe  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STANDIN = "tests.airflow.standin_driver"
@@ -156,7 +157,7 @@ class Place:
         return {"profile": "test", "config": str(self.config), "root": str(self.workspace.root)}
 
     def deploy(self) -> Observation:
-        operations.deploy(self.workspace, self.job, by="test")
+        deploy_job(self.workspace, self.job, by="test")
         return self.until(lambda seen: seen.phase is Phase.RUNNING)
 
     def seen(self) -> Observation:
@@ -167,7 +168,7 @@ class Place:
         return self.until(lambda seen: bool(seen.heartbeat and (seen.heartbeat.batch or 0) >= number))
 
     def until(self, condition: Callable[[Observation], bool], *, timeout: float = 120) -> Observation:
-        return operations.wait_for(self.workspace, self.job, condition, timeout=timeout, what="the test", poll=0.05)
+        return driver_control.wait_for(self.workspace, self.job, condition, timeout=timeout, what="the test", poll=0.05)
 
     def end(self) -> None:
         for launch in (self.workspace.root / "control").glob("*/incarnations/*/launch.json"):

@@ -20,23 +20,23 @@ import sys
 import time
 from pathlib import Path
 
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.documents import (
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.status import (
     BatchProgress,
     CheckpointRef,
     DriverState,
     ErrorInfo,
     Exit,
     Heartbeat,
-    JobDocuments,
     Progress,
     RequestResult,
     utc_now,
 )
-from streamwarden.control.lease import LeaseHolder
-from streamwarden.control.processes import current_process
-from streamwarden.control.workspace import Workspace, open_workspace
-from streamwarden.errors import StreamwardenError
+from streamwarden.runtime.lease import LeaseHolder
+from streamwarden.runtime.processes import current_process
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
 
 BATCH_S = 0.2
 

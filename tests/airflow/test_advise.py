@@ -12,11 +12,12 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, D
 from streamwarden.airflow.advise_operator import AdviseOperator
 from streamwarden.airflow.approval_operator import RescaleApprovalOperator
 from streamwarden.airflow.rescale_operator import RescaleOperator
-from streamwarden.control import operations
-from streamwarden.control.advice.advise import Advice, advise, holds_back
-from streamwarden.control.documents import JobDocuments, utc_now
-from streamwarden.control.rescale import rescale
+from streamwarden.autoscaler.advise import Advice, advise, holds_back
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import utc_now
+from streamwarden.operations.rescale import rescale
+from streamwarden.store.documents import JobDocuments
+from streamwarden.supervision import driver_control
 from tests.airflow.conftest import REPOSITORY, Place, Run
 from tests.airflow.test_dags import load
 
@@ -131,7 +132,7 @@ def test_nothing_runs_nothing_is_advised(place: Place) -> None:
     with pytest.raises(AirflowSkipException):
         task(place).execute(Run(dag_id="advise").context("advise"))
     running(place, apply=True)
-    operations.stop(place.workspace, "lamp", by="test")
+    driver_control.stop(place.workspace, "lamp", by="test")
     stopped = advise(place.workspace, "lamp")
     assert stopped.recommendation.changes == {} and "no load" in stopped.recommendation.why[0]
 
@@ -176,7 +177,7 @@ def test_what_has_gone_back_is_not_done_again_by_itself(place: Place, monkeypatc
         raise StreamwardenError("OUT_OF_MEMORY", "for the test")
 
     with monkeypatch.context() as changed, pytest.raises(StreamwardenError, match="RESCALE_UNHEALTHY"):
-        changed.setattr("streamwarden.control.running.await_health", unhealthy)
+        changed.setattr("streamwarden.supervision.driver_control.await_health", unhealthy)
         rescale(place.workspace, "lamp", cores=3, by="somebody", health_timeout=60)
     place.batch(1)
     later = utc_now() + timedelta(minutes=1)

@@ -13,9 +13,9 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from streamwarden.airflow.describe import periodic_savepoints
-from streamwarden.control import operations
-from streamwarden.control.config import job_names
-from streamwarden.control.supervision import Phase
+from streamwarden.store.config import job_names
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Phase
 from tests.airflow.conftest import REPOSITORY, Place
 
 pytestmark = pytest.mark.airflow
@@ -61,7 +61,7 @@ def test_what_stops_a_job_offers_one_whose_yaml_was_removed(place: Place, airflo
     for name, others in (("operations", ["all"]), ("savepoints", [])):
         dag = load(DAGS / f"{name}.py").dags["stop" if others else "savepoint"]
         assert dag.params.get_param("job").schema["enum"] == ["other", "lamp", *others]
-    operations.stop(place.workspace, "lamp", by="test")
+    driver_control.stop(place.workspace, "lamp", by="test")
     assert load(DAGS / "operations.py").dags["stop"].params.get_param("job").schema["enum"] == ["other", "all"]
 
 
@@ -137,7 +137,7 @@ def test_runs_in_airflow_from_deploy_to_stop(place: Place, airflow_database: Non
 
     def stop_later() -> None:
         place.until(lambda seen: seen.phase is Phase.RUNNING and (seen.heartbeat.batch or 0) > 10, timeout=120)  # type: ignore[union-attr]
-        operations.stop(place.workspace, "lamp", by="test")
+        driver_control.stop(place.workspace, "lamp", by="test")
 
     thread = threading.Thread(target=stop_later, daemon=True)
     thread.start()
@@ -197,7 +197,7 @@ def test_a_run_with_an_unknown_key_fails_in_airflow_before_it_does_anything(
     run = stop.test(run_conf={"job": "lamp", "time_out": 3})
     assert str(run.state) == "failed"
     assert place.seen().phase is Phase.RUNNING
-    operations.stop(place.workspace, "lamp", by="test")
+    driver_control.stop(place.workspace, "lamp", by="test")
     # What a run says that takes over from another: its own, and no param.
     check = load(DAGS / "jobs.py").dags["job_lamp"].get_task("deploy")._pre_execute_hook
     check({"dag": load(DAGS / "jobs.py").dags["job_lamp"], "dag_run": Triggered("job_lamp", {"relieves": "manual__1"})})

@@ -13,13 +13,15 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from streamwarden.airflow import operators
 from streamwarden.airflow.notify import Alert
 from streamwarden.airflow.operators import ReleaseOperator
-from streamwarden.control import operations, running
-from streamwarden.control.documents import HealthChange, HealthRecord, JobDocuments, utc_now
-from streamwarden.control.enforce import put_down
-from streamwarden.control.health import record
-from streamwarden.control.operation import begin
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.supervision import Phase
+from streamwarden.model.status import HealthChange, HealthRecord, utc_now
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.give_up import put_down
+from streamwarden.operations.status import job_status
+from streamwarden.runtime.operation_lock import begin
+from streamwarden.savepoints import catalog
+from streamwarden.store.documents import JobDocuments
+from streamwarden.supervision import alert_queue, driver_control
+from streamwarden.supervision.observe import Phase
 from tests.airflow.conftest import Place, Run, fired
 from tests.airflow.test_supervise import deferred, supervise
 
@@ -77,7 +79,7 @@ def test_a_change_is_told_once_and_so_is_its_end(place: Place) -> None:
 
     # It goes on: the driver is another one now, which has work.
     place.write_job(health={**QUICK, "no_batch": {"warn": "5s", "critical": "1h"}})
-    operations.deploy(place.workspace, "lamp", by="test")
+    deploy_job(place.workspace, "lamp", by="test")
     event = fired(again)
     assert event is not None and (event["action"], event["rules"]) == ("alert", ["no_batch"])
     deferred(lambda: operator.resume(run.context(), event), run)
@@ -92,7 +94,7 @@ def test_a_level_that_does_not_last_is_not_told(place: Place) -> None:
     place.deploy()
     trigger = deferred(lambda: supervise(place).execute(run.context()), run)
     assert fired(trigger, within=3) is None
-    status = operations.status(place.workspace, "lamp")
+    status = job_status(place.workspace, "lamp")
     assert status["health"] == "warn" and status["findings"][0]["rule"] == "no_batch"
 
 
@@ -181,7 +183,7 @@ def test_a_job_that_fails_for_good_is_told_at_once(place: Place) -> None:
     gate = place.gate("fails")
     place.write_job(standin_fail="SINK_SCHEMA_MISMATCH", standin_after=3, standin_gate=str(gate))
     paths, run, operator = notify(place, "pager", level="critical"), Run(), supervise(place)
-    operations.deploy(place.workspace, "lamp", by="test")
+    deploy_job(place.workspace, "lamp", by="test")
     trigger = deferred(lambda: operator.execute(run.context()), run)
     gate.touch()
     event = fired(trigger)
@@ -199,7 +201,7 @@ def failed_for_good(place: Place, paths: dict[str, Path]) -> ReleaseOperator:
     run, operator = Run(), supervise(place)
     for path in paths.values():
         path.with_suffix(".broken").touch()
-    operations.deploy(place.workspace, "lamp", by="test")
+    deploy_job(place.workspace, "lamp", by="test")
     trigger = deferred(lambda: operator.execute(run.context()), run)
     gate.touch()
     event = fired(trigger)
@@ -212,7 +214,7 @@ def failed_for_good(place: Place, paths: dict[str, Path]) -> ReleaseOperator:
 def test_the_page_of_a_jobs_end_comes_though_its_notifier_was_away(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "RETRY", timedelta(seconds=2))
+    monkeypatch.setattr(alert_queue, "RETRY", timedelta(seconds=2))
     paths = notify(place, "pager", level="critical")
     release = failed_for_good(place, paths)
     back = threading.Timer(3, paths["pager"].with_suffix(".broken").unlink)
@@ -281,7 +283,7 @@ def test_a_state_limit_suspends_the_job_with_a_savepoint(place: Place) -> None:
         operator.resume(run.context(), event)
     seen = place.seen()
     assert seen.phase is Phase.STOPPED and seen.desired is not None and seen.desired.state == "suspended"
-    kept = catalogue.savepoints(place.workspace, "lamp")
+    kept = catalog.savepoints(place.workspace, "lamp")
     assert [found.manifest.origin for found in kept] == ["suspend"] and kept[0].manifest.id in str(raised.value)
     assert seen.exit is not None and kept[0].manifest.batch == seen.exit.batch
 
@@ -333,7 +335,7 @@ def test_a_state_limit_whose_stop_takes_too_long_is_carried_out_and_told_later(
     with pytest.raises(AirflowFailException, match="STATE_LIMIT_REACHED") as ended:
         operator.resume(run.context(), event)
     assert place.seen().phase is Phase.STOPPED
-    kept = [found.manifest.id for found in catalogue.savepoints(place.workspace, "lamp")]
+    kept = [found.manifest.id for found in catalog.savepoints(place.workspace, "lamp")]
     assert len(kept) == (act == "savepoint_and_stop") and all(name in str(ended.value) for name in kept)
     # It was told; from now on the job is one that is suspended.
     assert supervise(place).execute(run.context())["phase"] == "stopped"
@@ -356,7 +358,7 @@ def test_a_state_limit_is_told_before_the_stop_and_looked_at_again(
         done = real(*args, **kwargs)
         # While the notifier took its time, somebody has deployed the job without the limit.
         place.write_job()
-        operations.deploy(place.workspace, "lamp", by="somebody")
+        deploy_job(place.workspace, "lamp", by="somebody")
         return done
 
     monkeypatch.setattr(operators, "tell", slow)
@@ -375,6 +377,6 @@ def test_what_an_operation_has_down_is_not_well_again(place: Place) -> None:
     first = said(paths["mail"])
     assert first.startswith("warn|Streamwarden: lamp: warning (no_batch)")
     with begin(place.workspace, "lamp", "restore", by="test", params={}):
-        running.stop_in_turn(place.workspace, "lamp", by="test", reason="", timeout=60)
+        driver_control.stop_in_turn(place.workspace, "lamp", by="test", reason="", timeout=60)
         assert fired(trigger, within=2) is None
     assert said(paths["mail"]) == first and set(told(place).rules) == {"no_batch"}

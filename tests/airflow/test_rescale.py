@@ -19,29 +19,25 @@ import yaml
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from streamwarden.airflow.rescale_operator import CancelRescaleOperator, RescaleOperator
-from streamwarden.control import operations, running
-from streamwarden.control.advice.advise import holds_back
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.documents import (
-    CheckpointRef,
-    JobDocuments,
-    Operation,
-    OutputStart,
-    Supervision,
-    utc_now,
-)
-from streamwarden.control.follow import Follower
-from streamwarden.control.health.rules import Finding, Level
-from streamwarden.control.parallelism import effective_spec
-from streamwarden.control.processes import is_alive, kill
-from streamwarden.control.rescale import _Rescale, cancel, rescale
-from streamwarden.control.rescale_plan import plan_rescale
-from streamwarden.control.rollout_plan import Effect, plan
-from streamwarden.control.savepoints.take import take
-from streamwarden.control.standby import Standby
-from streamwarden.control.state_reader import StateAt
-from streamwarden.control.supervision import Action, Observation, Phase, decide
+from streamwarden.autoscaler.advise import holds_back
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.offset_replay import Follower
+from streamwarden.model.status import CheckpointRef, Operation, OutputStart, Supervision, utc_now
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.rescale import _Rescale, cancel, rescale
+from streamwarden.operations.rescale_plan import plan_rescale
+from streamwarden.operations.spec_diff import Effect, plan
+from streamwarden.runtime.processes import is_alive, kill
+from streamwarden.runtime.spare import Standby
+from streamwarden.runtime.state_reader import StateAt
+from streamwarden.savepoints.take import take
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.effective_spec import effective_spec
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.decide import Action, decide
+from streamwarden.supervision.health_rules import Finding, Level
+from streamwarden.supervision.observe import Observation, Phase
 from tests.airflow.conftest import REPOSITORY, Place, Run
 from tests.airflow.standin_driver import commit
 from tests.airflow.test_dags import load
@@ -136,7 +132,7 @@ def test_the_downtime_ends_with_the_first_batch_however_long_it_takes_to_catch_u
 def test_what_is_unhealthy_goes_back_and_fails_the_run_for_good(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.deploy()
     place.batch(1)
-    before, real = cores(place), running.await_health
+    before, real = cores(place), driver_control.await_health
     calls: list[int] = []
 
     def first_fails(*arguments: Any, **rest: Any) -> str:
@@ -145,7 +141,7 @@ def test_what_is_unhealthy_goes_back_and_fails_the_run_for_good(place: Place, mo
             raise StreamwardenError("OUT_OF_MEMORY", "for the test")
         return real(*arguments, **rest)
 
-    monkeypatch.setattr(running, "await_health", first_fails)
+    monkeypatch.setattr(driver_control, "await_health", first_fails)
     run = context()
     with pytest.raises(AirflowFailException, match="RESCALE_UNHEALTHY") as raised:
         rescaling(place, cores=before + 1).execute(run)
@@ -167,14 +163,14 @@ def test_what_is_unhealthy_goes_back_and_fails_the_run_for_good(place: Place, mo
 def test_a_cancelled_one_leaves_the_job_as_it_was(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.deploy()
     place.batch(1)
-    before, real = cores(place), running.stop_in_turn
+    before, real = cores(place), driver_control.stop_in_turn
 
     def stop(*arguments: Any, **rest: Any) -> str:
         said = real(*arguments, **rest)
         cancel(place.workspace, "lamp", by="somebody")
         return said
 
-    monkeypatch.setattr(running, "stop_in_turn", stop)
+    monkeypatch.setattr(driver_control, "stop_in_turn", stop)
     with pytest.raises(AirflowFailException, match=r"OPERATION_CANCELLED.*by somebody"):
         rescaling(place, cores=before + 1).execute(context())
     assert operation(place).state == "failed" and cores(place) == before
@@ -188,14 +184,14 @@ def test_one_that_is_cancelled_while_it_waits_for_the_drivers_end_goes_back(
 ) -> None:
     place.deploy()
     place.batch(1)
-    before, real = cores(place), running.await_stop
+    before, real = cores(place), driver_control.await_stop
 
     def await_stop(*arguments: Any, **rest: Any) -> Any:
         seen = real(*arguments, **rest)
         cancel(place.workspace, "lamp", by="somebody")
         return seen
 
-    monkeypatch.setattr(running, "await_stop", await_stop)
+    monkeypatch.setattr(driver_control, "await_stop", await_stop)
     with pytest.raises(AirflowFailException, match=r"OPERATION_CANCELLED.*by somebody"):
         rescaling(place, cores=before + 1).execute(context())
     assert operation(place).steps[-3].name == "switch" and cores(place) == before
@@ -207,13 +203,13 @@ def test_one_that_is_cancelled_between_the_switch_and_the_start_goes_back(
 ) -> None:
     place.deploy()
     place.batch(1)
-    before, real = cores(place), running.forgive
+    before, real = cores(place), driver_control.forgive
 
     def forgive(*arguments: Any, **rest: Any) -> None:
         real(*arguments, **rest)
         cancel(place.workspace, "lamp", by="somebody")
 
-    monkeypatch.setattr(running, "forgive", forgive)
+    monkeypatch.setattr(driver_control, "forgive", forgive)
     with pytest.raises(AirflowFailException, match=r"RESCALE_UNHEALTHY.*OPERATION_CANCELLED"):
         rescaling(place, cores=before + 1).execute(context())
     found = operation(place)
@@ -226,7 +222,7 @@ def test_one_that_is_cancelled_between_the_switch_and_the_start_goes_back(
 def test_a_dag_cancels_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.deploy()
     place.batch(1)
-    before, real = cores(place), running.stop_in_turn
+    before, real = cores(place), driver_control.stop_in_turn
     asks = CancelRescaleOperator(task_id="cancel", job="lamp", **place.place())
     asked: list[dict[str, Any]] = []
 
@@ -234,7 +230,7 @@ def test_a_dag_cancels_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None
         asked.append(asks.execute(Run(dag_id="cancel_rescale", person="boris").context("cancel")))
         return real(*arguments, **rest)
 
-    monkeypatch.setattr(running, "stop_in_turn", stop)
+    monkeypatch.setattr(driver_control, "stop_in_turn", stop)
     with pytest.raises(AirflowFailException, match=r"OPERATION_CANCELLED.*airflow:cancel_rescale/.*, for boris"):
         rescaling(place, cores=before + 1).execute(context())
     assert asked[0]["operation"] == operation(place).id and asked[0]["step"] == "stop" and cores(place) == before
@@ -245,14 +241,14 @@ def test_a_dag_cancels_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_cancel_that_comes_too_late_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.deploy()
     place.batch(1)
-    before, real = cores(place), running.await_health
+    before, real = cores(place), driver_control.await_health
 
     def await_health(*arguments: Any, **rest: Any) -> str:
         with pytest.raises(StreamwardenError, match="OPERATION_TOO_LATE"):
             cancel(place.workspace, "lamp", by="somebody")
         return real(*arguments, **rest)
 
-    monkeypatch.setattr(running, "await_health", await_health)
+    monkeypatch.setattr(driver_control, "await_health", await_health)
     assert rescaling(place, cores=before + 1).execute(context())["state"] == "done"
     assert cores(place) == before + 1
 
@@ -262,7 +258,7 @@ def test_an_interrupted_one_that_is_cancelled_goes_back_when_it_is_gone_on_with(
 ) -> None:
     place.deploy()
     place.batch(1)
-    before, task, real = cores(place), rescaling(place, cores=cores(place) + 1), running.await_stop
+    before, task, real = cores(place), rescaling(place, cores=cores(place) + 1), driver_control.await_stop
 
     def await_stop(*arguments: Any, **rest: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -273,7 +269,7 @@ def test_an_interrupted_one_that_is_cancelled_goes_back_when_it_is_gone_on_with(
         terminated_when(task, lambda: False),
         pytest.raises(AirflowException),
     ):
-        changed.setattr(running, "await_stop", await_stop)
+        changed.setattr(driver_control, "await_stop", await_stop)
         task.execute(context())
     assert operation(place).state == "running"
     cancel(place.workspace, "lamp", by="somebody")
@@ -287,7 +283,7 @@ def test_a_try_that_was_ended_is_gone_on_with_by_the_next(place: Place, monkeypa
     place.deploy()
     place.batch(1)
     before = cores(place)
-    task, real = rescaling(place, cores=before + 1), running.await_health
+    task, real = rescaling(place, cores=before + 1), driver_control.await_health
 
     def await_health(*arguments: Any, **rest: Any) -> str:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -298,7 +294,7 @@ def test_a_try_that_was_ended_is_gone_on_with_by_the_next(place: Place, monkeypa
         terminated_when(task, lambda: False),
         pytest.raises(AirflowException),
     ):
-        changed.setattr(running, "await_health", await_health)
+        changed.setattr(driver_control, "await_health", await_health)
         task.execute(context())
     first = operation(place)
     assert first.state == "running" and first.steps[-1].name == "first batch"
@@ -309,8 +305,8 @@ def test_a_try_that_was_ended_is_gone_on_with_by_the_next(place: Place, monkeypa
 RESCALE = """
 import sys
 from pathlib import Path
-from streamwarden.control.rescale import rescale
-from streamwarden.control.workspace import open_workspace
+from streamwarden.operations.rescale import rescale
+from streamwarden.store.workspace import open_workspace
 rescale(open_workspace("test", config=Path(sys.argv[1])), "lamp", cores=int(sys.argv[2]), by="test")
 """
 
@@ -346,7 +342,7 @@ def test_who_stops_the_job_between_two_tries_has_the_last_word(place: Place, can
     place.batch(1)
     before = cores(place)
     killed_while_the_driver_stops(place, before + 1)
-    running.stop(place.workspace, "lamp", by="somebody", timeout=60)
+    driver_control.stop(place.workspace, "lamp", by="somebody", timeout=60)
     if cancelled:
         cancel(place.workspace, "lamp", by="somebody")
     with pytest.raises(StreamwardenError, match=r"OPERATION_CANCELLED.*somebody"):
@@ -365,7 +361,7 @@ def half_way(place: Place, monkeypatch: pytest.MonkeyPatch, error: BaseException
         raise error
 
     with monkeypatch.context() as changed, pytest.raises(type(error)):
-        changed.setattr(running, "await_health", await_health)
+        changed.setattr(driver_control, "await_health", await_health)
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
     assert operation(place).state == "running" and cores(place) == before + 1
     return before
@@ -373,7 +369,7 @@ def half_way(place: Place, monkeypatch: pytest.MonkeyPatch, error: BaseException
 
 def test_who_stops_the_job_after_the_switch_has_the_last_word(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     before = half_way(place, monkeypatch, KeyboardInterrupt())
-    running.stop(place.workspace, "lamp", by="somebody", timeout=60)
+    driver_control.stop(place.workspace, "lamp", by="somebody", timeout=60)
     with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*stopped since, by somebody"):
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
     seen = place.seen()
@@ -388,18 +384,18 @@ def test_what_was_deployed_since_the_switch_is_kept_on_the_way_back(
     place.write_job(watermark="7m")
     # Over a driver that lives it would be a rollout, and refused.
     with pytest.raises(StreamwardenError, match="OPERATION_UNFINISHED"):
-        operations.deploy(place.workspace, "lamp", by="somebody")
+        deploy_job(place.workspace, "lamp", by="somebody")
     place.until(lambda seen: seen.phase is Phase.RUNNING)
     heartbeat = place.seen().heartbeat
     assert heartbeat is not None and kill(heartbeat.process)
     place.until(lambda seen: not seen.phase.alive)
-    operations.deploy(place.workspace, "lamp", by="somebody")
+    deploy_job(place.workspace, "lamp", by="somebody")
 
     def unhealthy(*_: Any, **__: Any) -> Any:
         raise StreamwardenError("DRIVER_DIED", "for the test")
 
     with monkeypatch.context() as changed, pytest.raises(StreamwardenError, match="RESCALE_UNHEALTHY"):
-        changed.setattr(running, "await_health", unhealthy)
+        changed.setattr(driver_control, "await_health", unhealthy)
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
     desired = place.seen().desired
     assert desired is not None and desired.spec.options["watermark"] == "7m" and cores(place) == before
@@ -415,7 +411,7 @@ def test_who_deploys_another_number_has_the_last_word(place: Place) -> None:
     rescale(place.workspace, "lamp", cores=before + 1, by="test")
     for wanted, text in ((before + 2, f"{written}\nresources: {{cores: {before + 2}}}\n"), (before, written)):
         path.write_text(text)
-        operations.deploy(place.workspace, "lamp", by="test", health_timeout=60)
+        deploy_job(place.workspace, "lamp", by="test", health_timeout=60)
         assert cores(place) == wanted
 
 
@@ -458,7 +454,7 @@ def test_a_switch_that_was_cut_off_goes_back_if_the_job_has_run_on(
     after = reference.model_copy(update={"generation": reference.generation + 1, "path": "checkpoints/copy"})
     left = found.model_copy(update={"plan": {**found.plan, "after": after.model_dump(mode="json")}})
     documents.operation.write(left)
-    operations.start(place.workspace, "lamp", by="a supervisor")
+    driver_control.start(place.workspace, "lamp", by="a supervisor")
     place.batch(1)
     with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*has run on since"):
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
@@ -500,7 +496,7 @@ def with_more_partitions(
         then(current.path)
         return SimpleNamespace(reference=reference, behind=follower.behind)
 
-    monkeypatch.setattr("streamwarden.control.rescale.plan_rescale", lambda *_, **__: planned)
+    monkeypatch.setattr("streamwarden.operations.rescale.plan_rescale", lambda *_, **__: planned)
     monkeypatch.setattr(_Rescale, "_copy", copy)
     return planned.to.partitions
 
@@ -511,7 +507,7 @@ def test_tables_that_are_still_to_be_put_back_are_so_on_either_way(
 ) -> None:
     place.deploy()
     place.batch(1)
-    operations.stop(place.workspace, "lamp", by="test")
+    driver_control.stop(place.workspace, "lamp", by="test")
     document = JobDocuments(place.workspace.storage, "lamp").checkpoint
     before = document.read()
     assert before is not None
@@ -526,7 +522,7 @@ def test_tables_that_are_still_to_be_put_back_are_so_on_either_way(
         def unhealthy(*_: Any, **__: Any) -> Any:
             raise StreamwardenError("DRIVER_DIED", "for the test")
 
-        monkeypatch.setattr(running, "await_health", unhealthy)
+        monkeypatch.setattr(driver_control, "await_health", unhealthy)
         with pytest.raises(StreamwardenError, match="RESCALE_UNHEALTHY"):
             rescale(place.workspace, "lamp", partitions=wanted, way="plain", by="test")
     now = document.read()
@@ -541,7 +537,7 @@ def test_a_driver_that_freezes_as_it_is_to_stop_is_ended_before_its_state_is_cop
     first = place.deploy()
     place.batch(1)
     assert first.heartbeat is not None
-    process, real = first.heartbeat.process, running.request_stop
+    process, real = first.heartbeat.process, driver_control.request_stop
     alive: list[bool | None] = []
 
     def request(*arguments: Any, **rest: Any) -> bool:
@@ -549,7 +545,7 @@ def test_a_driver_that_freezes_as_it_is_to_stop_is_ended_before_its_state_is_cop
         os.kill(process.pid, signal.SIGSTOP)
         return real(*arguments, **rest)
 
-    monkeypatch.setattr(running, "request_stop", request)
+    monkeypatch.setattr(driver_control, "request_stop", request)
     wanted = with_more_partitions(place, monkeypatch, then=lambda _: alive.append(is_alive(process)))
     done = rescale(place.workspace, "lamp", partitions=wanted, way="plain", by="test", health_timeout=60)
     assert done.state == "done" and alive == [False]
@@ -601,7 +597,7 @@ def reading(monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any] | Streamwa
             raise answer
         return {"job": answer, "copy": answer}
 
-    monkeypatch.setattr("streamwarden.control.rescale_verdict.read_state", read)
+    monkeypatch.setattr("streamwarden.operations.rescale_verify.read_state", read)
     return asked
 
 
@@ -686,7 +682,7 @@ def test_a_driver_that_ends_during_the_last_digest_sends_it_back(place: Place, m
             time.sleep(0.05)
         raise AssertionError("nobody saw it")
 
-    monkeypatch.setattr("streamwarden.control.rescale_verdict.read_state", dies)
+    monkeypatch.setattr("streamwarden.operations.rescale_verify.read_state", dies)
     with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*DRIVER_DIED"):
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
     assert operation(place).state == "rolled back" and cores(place) == before
@@ -714,7 +710,7 @@ def test_tables_that_could_not_be_put_back_take_the_plain_way(
         place.write_job("reader")
         path = place.config / "jobs" / "reader.yaml"
         path.write_text(path.read_text().replace("kind: files\n  path: landing", "kind: delta\n  table: lamp"))
-        operations.deploy(place.workspace, "reader", by="test")
+        deploy_job(place.workspace, "reader", by="test")
     place.deploy()
     place.batch(1)
     began = prechecks_of_more_partitions(place, monkeypatch)
@@ -749,8 +745,8 @@ def prechecks_of_more_partitions(place: Place, monkeypatch: pytest.MonkeyPatch) 
             raise KeyboardInterrupt
         raise StreamwardenError("RESCALE_FAILED", "for the test")
 
-    monkeypatch.setattr("streamwarden.control.rescale.plan_rescale", lambda *_, **__: planned)
-    monkeypatch.setattr("streamwarden.control.rescale.standby", no_spark)
+    monkeypatch.setattr("streamwarden.operations.rescale.plan_rescale", lambda *_, **__: planned)
+    monkeypatch.setattr("streamwarden.operations.rescale.standby", no_spark)
     for ended in (KeyboardInterrupt, StreamwardenError):
         with pytest.raises(ended):
             rescale(place.workspace, "lamp", partitions=3, by="test", way="fast")
@@ -812,14 +808,14 @@ def test_a_yaml_that_is_edited_meanwhile_has_the_last_word(
 ) -> None:
     place.deploy()
     place.batch(1)
-    before, real, path = cores(place), running.await_stop, place.config / "jobs" / "lamp.yaml"
+    before, real, path = cores(place), driver_control.await_stop, place.config / "jobs" / "lamp.yaml"
     edited = yaml.safe_dump({**yaml.safe_load(path.read_text()), "resources": {"cores": before + 4, "memory": "3g"}})
 
     def await_stop(*arguments: Any, **rest: Any) -> Any:
         path.write_text("{" if slip else edited)
         return real(*arguments, **rest)
 
-    monkeypatch.setattr(running, "await_stop", await_stop)
+    monkeypatch.setattr(driver_control, "await_stop", await_stop)
     assert rescale(place.workspace, "lamp", cores=before + 1, by="test").state == "done"
     assert cores(place) == before + 1
     # It waits for a deploy, as any edit.
@@ -857,12 +853,12 @@ def test_a_way_back_that_could_not_be_finished_is_gone_on_with(place: Place, mon
         raise OSError("the store is away")
 
     with monkeypatch.context() as changed, pytest.raises(StreamwardenError, match="the store is away"):
-        changed.setattr(running, "await_health", unhealthy)
-        changed.setattr(running, "end_driver", refused)
+        changed.setattr(driver_control, "await_health", unhealthy)
+        changed.setattr(driver_control, "end_driver", refused)
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
     assert operation(place).state == "running" and cores(place) == before + 1
     # A deploy in between, as of a job whose driver is down: it must not make the rescale forget that it has switched.
-    operations.deploy(place.workspace, "lamp", by="somebody")
+    deploy_job(place.workspace, "lamp", by="somebody")
     with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*DRIVER_DIED"):
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
     assert operation(place).state == "rolled back" and cores(place) == before
@@ -871,7 +867,7 @@ def test_a_way_back_that_could_not_be_finished_is_gone_on_with(place: Place, mon
 
 def test_a_job_without_a_batch_can_have_more_cores(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     # How long the way back waits for the stand-in, which will never be healthy.
-    monkeypatch.setattr("streamwarden.control.rescale_back.START_TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr("streamwarden.operations.rescale_rollback.START_TIMEOUT", timedelta(seconds=1))
     place.write_job(standin_mute=0)
     place.deploy()
     before = cores(place)
@@ -912,7 +908,7 @@ def test_what_is_refused_after_the_driver_was_asked_to_stop_leaves_the_job_runni
     def refused(*_: Any, **__: Any) -> Any:
         raise StreamwardenError("RESCALE_NO_SPACE", "for the test")
 
-    monkeypatch.setattr("streamwarden.control.rescale.plan_rescale", refused)
+    monkeypatch.setattr("streamwarden.operations.rescale.plan_rescale", refused)
     with pytest.raises(StreamwardenError, match="RESCALE_NO_SPACE"):
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
     assert_runs_again_as_before(place, before, incarnation)
@@ -926,7 +922,7 @@ def test_what_is_left_is_done_while_the_driver_ends_spark(place: Place, monkeypa
     incarnation = place.seen().incarnation
     assert incarnation is not None
     monkeypatch.setattr(
-        "streamwarden.control.job_operation.take", lambda *args, **kwargs: gate.touch() or take(*args, **kwargs)
+        "streamwarden.operations.workflow.take", lambda *args, **kwargs: gate.touch() or take(*args, **kwargs)
     )
     done = rescale(place.workspace, "lamp", cores=cores(place) + 1, by="test")
     began = {step.name: step.started_at for step in done.steps}
@@ -949,7 +945,7 @@ def test_what_fails_while_the_driver_ends_spark_leaves_the_job_running(
         gate.touch()
         raise StreamwardenError("SAVEPOINT_FAILED", "for the test")
 
-    monkeypatch.setattr("streamwarden.control.job_operation.take", fail)
+    monkeypatch.setattr("streamwarden.operations.workflow.take", fail)
     with pytest.raises(StreamwardenError, match="SAVEPOINT_FAILED"):
         rescale(place.workspace, "lamp", cores=before + 1, by="test")
     assert_runs_again_as_before(place, before, incarnation)
@@ -959,7 +955,7 @@ def failing_after_the_stop(monkeypatch: pytest.MonkeyPatch, error: BaseException
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
-    monkeypatch.setattr("streamwarden.control.job_operation.take", fail)
+    monkeypatch.setattr("streamwarden.operations.workflow.take", fail)
 
 
 def test_who_is_ended_from_outside_starts_the_job_again_and_waits_for_nothing(
@@ -984,7 +980,7 @@ def test_what_fails_with_the_start_again_does_not_hide_why(place: Place, monkeyp
         raise OSError("no space left on device")
 
     failing_after_the_stop(monkeypatch, StreamwardenError("SAVEPOINT_FAILED", "for the test"))
-    monkeypatch.setattr(running, "start", full)
+    monkeypatch.setattr(driver_control, "start", full)
     with pytest.raises(StreamwardenError, match="SAVEPOINT_FAILED"):
         rescale(place.workspace, "lamp", cores=cores(place) + 1, by="test")
     found = operation(place)
@@ -1003,7 +999,7 @@ def test_a_job_that_outruns_its_savepoint_is_stopped_first(place: Place, monkeyp
             raise StreamwardenError("SAVEPOINT_OUTRUN", "for the test")
         return take(*arguments, **rest)
 
-    monkeypatch.setattr("streamwarden.control.job_operation.take", outrun)
+    monkeypatch.setattr("streamwarden.operations.workflow.take", outrun)
     done = rescale(place.workspace, "lamp", partitions=wanted, by="test")
     assert done.state == "done" and hot == [1] and place.seen().heartbeat.generation == 2  # type: ignore[union-attr]
     steps = [step.name for step in done.steps]
@@ -1045,7 +1041,7 @@ def test_a_driver_that_is_silent_for_a_moment_is_waited_for(place: Place) -> Non
     place.until(lambda seen: seen.phase is Phase.SILENT)
     woken = threading.Timer(1, os.kill, (pid, signal.SIGCONT))
     woken.start()
-    said = running.await_health(place.workspace, "lamp", generation=1, base=None, timeout=60)
+    said = driver_control.await_health(place.workspace, "lamp", generation=1, base=None, timeout=60)
     woken.join()
     assert said.startswith("batch ") and place.seen().incarnation == seen.incarnation
 

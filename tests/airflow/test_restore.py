@@ -18,15 +18,17 @@ from streamwarden.airflow.ensure_supervised import EnsureSupervisedOperator
 from streamwarden.airflow.job_operator import InterruptibleOperator
 from streamwarden.airflow.operators import SuperviseOperator
 from streamwarden.airflow.restore_operators import RestoreOperator
-from streamwarden.control import operations, running
-from streamwarden.control.documents import CheckpointRef, JobDocuments, Operation, OutputStart
-from streamwarden.control.operation import active_operation, begin
-from streamwarden.control.savepoints import catalogue, restore
-from streamwarden.control.savepoints.manifest import Manifest, Origin
-from streamwarden.control.savepoints.take import take
-from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.supervision import Phase
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.savepoint import Manifest, Origin
+from streamwarden.model.status import CheckpointRef, Operation, OutputStart
+from streamwarden.operations import restore
+from streamwarden.runtime.operation_lock import active_operation, begin
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.take import take
+from streamwarden.savepoints.verify import verify
+from streamwarden.store.documents import JobDocuments
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Phase
 from tests.airflow.conftest import REPOSITORY, Place, Run, reborn, watched
 from tests.airflow.test_dags import load
 
@@ -46,7 +48,7 @@ def savepoint(place: Place, *, batches: int = 3) -> Manifest:
     """Deploy, take a verified savepoint, and go on for some batches."""
     place.deploy()
     made = take(place.workspace, "lamp", origin=Origin.MANUAL, by="test")
-    verify(place.workspace, [catalogue.find(place.workspace, "lamp", made.id)], by="test")
+    verify(place.workspace, [catalog.find(place.workspace, "lamp", made.id)], by="test")
     place.batch(made.batch + batches)
     return made
 
@@ -145,7 +147,7 @@ def test_unhealthy_job_goes_back_and_the_run_says_why(place: Place) -> None:
     seen = place.until(lambda now: now.phase is Phase.RUNNING)
     assert seen.heartbeat is not None and seen.heartbeat.generation == before.generation == 1
     assert reference(place).path == before.path and operation(place).state == "rolled back"
-    assert catalogue.find(place.workspace, "lamp", made.id).record.in_use_by == []
+    assert catalog.find(place.workspace, "lamp", made.id).record.in_use_by == []
     # Had the worker died just before it said so, the next try would say the same, and not begin anew.
     ended = operation(place).id
     again = run_of(attempt=2).context("restore")
@@ -157,7 +159,7 @@ def test_unhealthy_job_goes_back_and_the_run_says_why(place: Place) -> None:
 def with_a_table_to_put_back(place: Place) -> CheckpointRef:
     """Stop a job of which a generation was undone, and no driver has put its table back since."""
     savepoint(place)
-    operations.stop(place.workspace, "lamp", by="test")
+    driver_control.stop(place.workspace, "lamp", by="test")
     for batch in range(3):
         write_deltalake(place.workspace.table("lamp"), pa.table({"batch": [batch]}), mode="append")
     documents = JobDocuments(place.workspace.storage, "lamp")
@@ -239,8 +241,8 @@ def test_killed_restore_lets_a_supervisor_go_on_and_is_resumed(place: Place, ste
         documents = JobDocuments(place.workspace.storage, "lamp")
         spec = place.workspace.job("lamp")
         documents.desired.update(lambda was: was.model_copy(update={"spec": spec, "digest": spec.digest()}))  # type: ignore[union-attr]
-        operations.end_driver(place.workspace, "lamp", by="test", reason="the test")
-        operations.start(place.workspace, "lamp", by="test")
+        driver_control.end_driver(place.workspace, "lamp", by="test", reason="the test")
+        driver_control.start(place.workspace, "lamp", by="test")
         place.until(lambda now: now.phase is Phase.RUNNING and now.incarnation != seen.incarnation)
     done = restoring(place).execute(run_of(attempt=2).context("restore"))
     assert done["operation"] == left.id and done["savepoint"] == made.id and done["generation"] == 2
@@ -267,7 +269,7 @@ def half_way(place: Place) -> CheckpointRef:
 
 def test_who_stops_the_job_after_the_switch_has_the_last_word(place: Place) -> None:
     before = half_way(place)
-    operations.stop(place.workspace, "lamp", by="somebody")
+    driver_control.stop(place.workspace, "lamp", by="somebody")
     with pytest.raises(AirflowFailException, match=r"RESTORE_UNHEALTHY(?s:.)*stopped since, by somebody"):
         restoring(place).execute(run_of(attempt=2).context("restore"))
     seen = place.seen()
@@ -285,15 +287,15 @@ def test_a_way_back_that_could_not_be_finished_is_gone_on_with(place: Place, mon
         raise StreamwardenError("S3_UNREACHABLE", "for the test")
 
     with monkeypatch.context() as changed, pytest.raises(AirflowException) as raised:
-        changed.setattr(running, "await_health", unhealthy)
-        changed.setattr(running, "end_driver", refused)
+        changed.setattr(driver_control, "await_health", unhealthy)
+        changed.setattr(driver_control, "end_driver", refused)
         restoring(place).execute(run_of(attempt=2).context("restore"))
     assert not isinstance(raised.value, AirflowFailException), "Airflow tries again"
     assert operation(place).state == "running" and operation(place).plan["failure"]["code"] == "DRIVER_DIED"
     starts = [step.detail for step in operation(place).steps if step.name == "start"]
     assert starts[1] == f"{starts[0]} runs already", "also where it has not spoken yet"
     # What was judged is not judged again, though it would be found healthy by now.
-    monkeypatch.setattr(running, "await_health", lambda *_, **__: "healthy")
+    monkeypatch.setattr(driver_control, "await_health", lambda *_, **__: "healthy")
     with pytest.raises(AirflowFailException, match=r"RESTORE_UNHEALTHY(?s:.)*DRIVER_DIED"):
         restoring(place).execute(run_of(attempt=3).context("restore"))
     assert operation(place).state == "rolled back" and reference(place).path == before.path
@@ -331,7 +333,7 @@ def test_a_restored_job_that_nobody_supervises_gets_a_run(place: Place) -> None:
         ensure(place, run_of(states={"restore": "success"}, job_paused=True))
     assert raised.value.trigger_dag_id == "job_lamp" and raised.value.dag_run_id == "restore__manual__1__1"
     assert ensure(place, run_of(states={"restore": "failed"})) is None, "it runs as it did"
-    operations.stop(place.workspace, "lamp", by="test")
+    driver_control.stop(place.workspace, "lamp", by="test")
     assert ensure(place, run_of(states={"restore": "success"})) is None
 
 

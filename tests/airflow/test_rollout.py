@@ -8,11 +8,12 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 
 from streamwarden.airflow.operators import DeployOperator, SuperviseOperator
-from streamwarden.control import operations
-from streamwarden.control.documents import JobDocuments, Operation, Width
-from streamwarden.control.operation import active_operation
-from streamwarden.control.parallelism import decide
-from streamwarden.control.supervision import Phase
+from streamwarden.model.status import Operation, Width
+from streamwarden.runtime.operation_lock import active_operation
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.effective_spec import decide
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Phase
 from tests.airflow.conftest import Place, Run, reborn, watched
 from tests.airflow.test_restore import at_step, terminated_when
 
@@ -111,7 +112,7 @@ def test_who_stops_the_job_after_the_switch_has_the_last_word(place: Place) -> N
     task = deploying(place)
     with terminated_when(task, at_step(place, "wait for health")), pytest.raises(AirflowException):
         task.execute(run_of().context("deploy"))
-    operations.stop(place.workspace, "lamp", by="somebody")
+    driver_control.stop(place.workspace, "lamp", by="somebody")
     with pytest.raises(AirflowFailException, match=r"ROLLOUT_UNHEALTHY(?s:.)*stopped since, by somebody"):
         deploying(place).execute(run_of(2).context("deploy"))
     seen = place.seen()

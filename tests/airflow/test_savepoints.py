@@ -29,18 +29,21 @@ from streamwarden.airflow.savepoint_operators import (
     SavepointOperator,
     VerifyOperator,
 )
-from streamwarden.control import operations
-from streamwarden.control.documents import JobDocuments, utc_now
-from streamwarden.control.operation import begin
-from streamwarden.control.progress_table import ProgressTable
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints import take as taking
-from streamwarden.control.savepoints.manifest import Manifest, Origin, checkpoint_key, folder_key
-from streamwarden.control.savepoints.periodic import reason_to_skip
-from streamwarden.control.savepoints.take import take
-from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.supervision import Phase
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.progress_table import ProgressTable
+from streamwarden.model.savepoint import Manifest, Origin
+from streamwarden.model.status import utc_now
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.runtime.operation_lock import begin
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints import take as taking
+from streamwarden.savepoints.documents import checkpoint_key, folder_key
+from streamwarden.savepoints.schedule import reason_to_skip
+from streamwarden.savepoints.take import take
+from streamwarden.savepoints.verify import verify
+from streamwarden.store.documents import JobDocuments
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Phase
 from tests.airflow.conftest import REPOSITORY, Place, Run
 from tests.airflow.test_dags import load
 from tests.batches import made_batch
@@ -92,7 +95,7 @@ def test_savepoint_of_a_running_job_is_taken_and_verified(place: Place, airflow_
     dag = load(DAGS / "savepoints.py").dags["savepoint"]
     run = dag.test(run_conf={"job": "lamp", "note": "before lunch"})
     assert states(run) == {"take": "success", "verify": "success", "supervise": "success"}
-    [found] = catalogue.savepoints(place.workspace, "lamp")
+    [found] = catalog.savepoints(place.workspace, "lamp")
     assert (found.verdict, found.manifest.origin, found.record.note) == ("verified", Origin.MANUAL, "before lunch")
     assert found.manifest.by.startswith("airflow:savepoint/")
     assert place.seen().incarnation == first.incarnation and place.seen().phase is Phase.RUNNING
@@ -105,7 +108,7 @@ def test_savepoint_with_a_stop_and_unverified(place: Place, airflow_database: No
     assert states(run) == {"take": "success", "verify": "skipped", "supervise": "success"}
     seen = place.seen()
     assert seen.phase is Phase.STOPPED and seen.desired is not None and seen.desired.state == "suspended"
-    [found] = catalogue.savepoints(place.workspace, "lamp")
+    [found] = catalog.savepoints(place.workspace, "lamp")
     assert seen.exit is not None and found.manifest.batch == seen.exit.batch
     assert (found.verdict, found.manifest.origin) == ("unverified", Origin.SUSPEND)
 
@@ -171,7 +174,7 @@ def test_a_killed_tries_stop_is_undone_by_the_next_and_a_persons_is_not(
     # Stopped by a person while the files are copied: it is not for this to start it again.
 
     def stopped_meanwhile(*_: Any, **__: Any) -> None:
-        operations.stop(place.workspace, "lamp", by="somebody")
+        driver_control.stop(place.workspace, "lamp", by="somebody")
         full()
 
     monkeypatch.setattr(taking, "take", stopped_meanwhile)
@@ -186,7 +189,7 @@ def test_take_returns_what_it_took_and_logs_it(place: Place) -> None:
     said: list[str] = []
     take_it.log.info = lambda text, *args: said.append(text % args)
     done = take_it.execute(Run(dag_id="savepoint").context("take"))
-    [found] = catalogue.savepoints(place.workspace, "lamp")
+    [found] = catalog.savepoints(place.workspace, "lamp")
     assert done["id"] == found.manifest.id and done["batch"] == found.manifest.batch
     assert done["bytes"] > 0 and done["rows"] == 0 and done["took_s"] >= 0
     assert any(line.startswith("copy: ") for line in said) and any(f"savepoint {done['id']}" in line for line in said)
@@ -238,7 +241,7 @@ def test_verify_names_each_damaged_savepoint_with_its_file(place: Place) -> None
     text = str(raised.value)
     assert "SAVEPOINT_DAMAGED" in text and good.id not in text
     assert f"lamp {first.id}: offsets/0: 14 bytes" in text and f"lamp {last.id}: metadata: missing" in text
-    verdicts = {one.manifest.id: one.verdict for one in catalogue.savepoints(place.workspace, "lamp")}
+    verdicts = {one.manifest.id: one.verdict for one in catalog.savepoints(place.workspace, "lamp")}
     assert verdicts == {first.id: "damaged", good.id: "verified", last.id: "damaged"}
     one = operator(VerifyOperator, place, job="lamp", savepoint="latest").execute(Run().context("verify"))
     assert one == {"verified": [good.id]}
@@ -249,7 +252,7 @@ def test_verify_finds_by_label_over_all_jobs(place: Place) -> None:
         operator(VerifyOperator, place, job="all").execute(Run().context("verify"))
     place.deploy()
     made = taken(place)
-    catalogue.label(place.workspace, "lamp", made.id, "golden")
+    catalog.label(place.workspace, "lamp", made.id, "golden")
     found = operator(VerifyOperator, place, job="all", savepoint="golden").execute(Run().context("verify"))
     assert found == {"verified": [made.id]}
     with pytest.raises(AirflowFailException, match="SAVEPOINT_NOT_FOUND"):
@@ -290,7 +293,7 @@ def test_periodic_take_is_verified_as_deployed(place: Place, airflow_database: N
     place.deploy()
     run = load(DAGS / "savepoints.py").dags["savepoint_lamp"].test()
     assert states(run) == {"take": "success", "verify": "success"}
-    [found] = catalogue.savepoints(place.workspace, "lamp")
+    [found] = catalog.savepoints(place.workspace, "lamp")
     assert (found.manifest.origin, found.verdict) == (Origin.PERIODIC, "verified")
 
 
@@ -313,10 +316,10 @@ def test_periodic_take_is_skipped_with_its_reason(place: Place) -> None:
     made = task.execute(context)
     assert made["verify"] is True
     assert skipped() == f"lamp has no new batch since savepoint {made['id']} (batch 2)"
-    damage(place, catalogue.find(place.workspace, "lamp", made["id"]).manifest)
-    verify(place.workspace, catalogue.savepoints(place.workspace, "lamp"), by="test")
+    damage(place, catalog.find(place.workspace, "lamp", made["id"]).manifest)
+    verify(place.workspace, catalog.savepoints(place.workspace, "lamp"), by="test")
     assert reason_to_skip(place.workspace, "lamp") is None, "a damaged one is no reason"
-    operations.stop(place.workspace, "lamp", by="somebody")
+    driver_control.stop(place.workspace, "lamp", by="somebody")
     assert "lamp is suspended, by somebody" in skipped()
 
 
@@ -332,14 +335,14 @@ def test_what_is_deployed_decides_over_a_changed_yaml(place: Place) -> None:
     place.batch(made["batch"] + 1)
     with pytest.raises(AirflowSkipException, match=r"as deployed \(every 6h; its YAML says every 1h\) the next one is"):
         task.execute(context)
-    later = catalogue.find(place.workspace, "lamp", made["id"]).manifest.taken_at + timedelta(hours=6)
+    later = catalog.find(place.workspace, "lamp", made["id"]).manifest.taken_at + timedelta(hours=6)
     assert reason_to_skip(place.workspace, "lamp", planned="every 1h", now=later) is None
     by_hand = Run(dag_id="savepoint_lamp", run_type="manual").context("take")
     assert task.execute(by_hand)["batch"] > made["batch"], "a person doesn't wait for the clock"
 
     def deployed(**savepoints: Any) -> None:
         place.write_job(savepoints=savepoints)
-        operations.deploy(place.workspace, "lamp", by="test")
+        deploy_job(place.workspace, "lamp", by="test")
         place.until(lambda seen: seen.phase is Phase.RUNNING)
 
     deployed(cron="0 0 1 1 *")
@@ -354,14 +357,14 @@ def test_housekeeping_removes_and_protects(place: Place, airflow_database: None)
     place.write_job(savepoints={"keep": {"periodic": {"count": 1}}})
     place.deploy()
     labelled, old, newest = (taken(place, Origin.PERIODIC) for _ in range(3))
-    catalogue.label(place.workspace, "lamp", labelled.id, "golden")
+    catalog.label(place.workspace, "lamp", labelled.id, "golden")
     manual = taken(place)
     # What a killed take leaves: a record of a process that is gone, and files without a manifest.
     folder = place.workspace.root / folder_key("lamp", "20200101T000000000z0000")
     (folder / "checkpoint").mkdir(parents=True)
     (folder / "checkpoint" / "metadata").write_text("half")
-    record = catalogue.find(place.workspace, "lamp", old.id).record
-    from streamwarden.control.savepoints.manifest import record_document
+    record = catalog.find(place.workspace, "lamp", old.id).record
+    from streamwarden.savepoints.documents import record_document
 
     record_document(place.workspace, "lamp", folder.name).write(
         record.model_copy(update={"id": folder.name, "state": "taking", "process": None})
@@ -369,7 +372,7 @@ def test_housekeeping_removes_and_protects(place: Place, airflow_database: None)
     removed = operator(HousekeepingOperator, place).execute(Run(dag_id="housekeeping").context("housekeeping"))
     assert removed == {"lamp": {"removed_interrupted": [folder.name], "expired": [old.id]}}
     assert not folder.exists()
-    left = [one.manifest.id for one in catalogue.savepoints(place.workspace, "lamp")]
+    left = [one.manifest.id for one in catalog.savepoints(place.workspace, "lamp")]
     assert left == [manual.id, newest.id, labelled.id]
     dag = load(DAGS / "savepoints.py").dags["housekeeping"]
     assert dag.schedule == "@hourly" and states(dag.test()) == {"housekeeping": "success"}
@@ -382,7 +385,7 @@ def test_housekeeping_of_one_job_does_not_wait_for_another(place: Place) -> None
     JobDocuments(place.workspace.storage, "broken").desired.storage.write("control/broken/desired.json", b"{")
     with pytest.raises(AirflowException, match="DOCUMENT_INVALID"):
         operator(HousekeepingOperator, place).execute(Run(dag_id="housekeeping").context("housekeeping"))
-    assert old.id not in [one.manifest.id for one in catalogue.savepoints(place.workspace, "lamp")]
+    assert old.id not in [one.manifest.id for one in catalog.savepoints(place.workspace, "lamp")]
 
 
 def test_housekeeping_looks_after_the_table_of_batches_once_a_day(place: Place) -> None:
@@ -407,9 +410,9 @@ def test_restore_form_offers_the_savepoints_with_their_words(
     monkeypatch.setitem(offered_savepoints.__kwdefaults__, "patience", 60)
     place.deploy()
     first, torn, bad, last = (taken(place) for _ in range(4))
-    catalogue.label(place.workspace, "lamp", first.id, "before the  upgrade")
+    catalog.label(place.workspace, "lamp", first.id, "before the  upgrade")
     damage(place, bad)
-    verify(place.workspace, [catalogue.find(place.workspace, "lamp", one.id) for one in (first, bad)], by="test")
+    verify(place.workspace, [catalog.find(place.workspace, "lamp", one.id) for one in (first, bad)], by="test")
     (place.workspace.root / folder_key("lamp", torn.id) / "manifest.json").unlink()
     offered = load(DAGS / "operations.py").dags["restore"].params.get_param("savepoint").schema["examples"]
     when = f"{first.taken_at:%Y-%m-%d %H:%M} UTC"

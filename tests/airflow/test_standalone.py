@@ -14,8 +14,8 @@ import pytest
 
 from streamwarden.airflow.rest import AirflowClient
 from streamwarden.airflow.standalone import COMPONENTS, Standalone, StandaloneError
-from streamwarden.control.documents import JobDocuments
-from streamwarden.control.supervision import Phase
+from streamwarden.store.documents import JobDocuments
+from streamwarden.supervision.observe import Phase
 from tests.airflow.conftest import REPOSITORY, STANDIN, Place
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(1200)]

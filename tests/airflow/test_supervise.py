@@ -20,12 +20,15 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from streamwarden.airflow.operators import DeployOperator, ReleaseOperator, StopOperator, SuperviseOperator
 from streamwarden.airflow.triggers import SuperviseTrigger
-from streamwarden.control import operations
-from streamwarden.control.documents import JobDocuments, utc_now
-from streamwarden.control.health.limits import HealthSpec
-from streamwarden.control.operation import begin
-from streamwarden.control.processes import is_alive
-from streamwarden.control.supervision import Observation, Phase, current_claim
+from streamwarden.model.health_spec import HealthSpec
+from streamwarden.model.status import utc_now
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.runtime.operation_lock import begin
+from streamwarden.runtime.processes import is_alive
+from streamwarden.store.documents import JobDocuments
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.claim import current_claim
+from streamwarden.supervision.observe import Observation, Phase
 from tests.airflow.conftest import Place, Run, fired, reborn
 
 pytestmark = pytest.mark.airflow
@@ -96,7 +99,7 @@ def test_spent_budget_fails_with_the_last_error(place: Place) -> None:
     restarts = {"max": 2, "backoff": "100ms"}
     place.write_job(restarts=restarts, standin_fail="BATCH_FAILED", standin_gate=str(gate))
     run, operator = Run(), supervise(place)
-    operations.deploy(place.workspace, "lamp", by="test")
+    deploy_job(place.workspace, "lamp", by="test")
     trigger = deferred(lambda: operator.execute(run.context()), run)
     gate.touch()
     for _ in range(2):
@@ -116,7 +119,7 @@ def test_error_that_cannot_pass_fails_at_once_with_the_log(place: Place) -> None
     gate = place.gate("fails")
     place.write_job(standin_fail="SINK_SCHEMA_MISMATCH", standin_after=3, standin_gate=str(gate))
     run, operator = Run(), supervise(place)
-    operations.deploy(place.workspace, "lamp", by="test")
+    deploy_job(place.workspace, "lamp", by="test")
     trigger = deferred(lambda: operator.execute(run.context()), run)
     gate.touch()
     event = fired(trigger)
@@ -156,7 +159,7 @@ def test_behind_a_failed_or_skipped_deploy_there_may_be_nothing_to_supervise(pla
     skipped = Run(states={"supervise": "running", "deploy": "skipped"})
     with pytest.raises(AirflowSkipException, match="deploy was skipped"):
         downstream(place).execute(skipped.context())
-    operations.stop(place.workspace, "lamp", by="test")
+    driver_control.stop(place.workspace, "lamp", by="test")
     with pytest.raises(AirflowFailException, match="nothing to supervise"):
         downstream(place).execute(failed.context())
 
@@ -252,7 +255,7 @@ def test_late_kill_does_not_hit_a_newer_driver(place: Place, monkeypatch: pytest
     run, first = Run(), place.deploy()
     trigger = deferred(lambda: supervise(place).execute(run.context()), run)
     place.write_job(standin_stop_s=0.1)
-    operations.deploy(place.workspace, "lamp", by="test")
+    deploy_job(place.workspace, "lamp", by="test")
     second = place.until(lambda seen: seen.phase is Phase.RUNNING and seen.incarnation != first.incarnation)
     set_state(monkeypatch, run, "failed")
     asyncio.run(trigger.on_kill())
@@ -278,7 +281,7 @@ def test_late_kill_does_not_undo_a_run_that_was_asked_for_since(place: Place, mo
     run, first = Run(), place.deploy()
     trigger = deferred(lambda: supervise(place).execute(run.context()), run)
     # The run's own teardown was faster than the triggerer; then a person asked for the next run.
-    operations.stop(place.workspace, "lamp", by="release", incarnation=first.incarnation)
+    driver_control.stop(place.workspace, "lamp", by="release", incarnation=first.incarnation)
     asked_for = utc_now()
     set_state(monkeypatch, run, "failed")
     asyncio.run(trigger.on_kill())
@@ -303,7 +306,7 @@ def test_retry_does_not_bring_back_a_job_that_was_stopped(place: Place) -> None:
     run = Run()
     place.deploy()
     deferred(lambda: supervise(place).execute(run.context()), run)
-    operations.stop(place.workspace, "lamp", by="test")
+    driver_control.stop(place.workspace, "lamp", by="test")
     assert supervise(place).execute(Run(attempt=2).context())["phase"] == "stopped"
 
 
@@ -422,7 +425,7 @@ def test_a_last_try_that_is_lost_while_it_hands_over_is_made_up_for(place: Place
 
 def test_a_relieved_run_of_a_job_that_was_stopped_ends_by_itself(place: Place) -> None:
     place.deploy()
-    operations.stop(place.workspace, "lamp", by="test")
+    driver_control.stop(place.workspace, "lamp", by="test")
     assert supervise(place, retries=3).execute(Run(attempt=3, granted=3).context())["phase"] == "stopped"
 
 
@@ -486,7 +489,7 @@ def test_deploy_names_file_and_field_of_a_wrong_yaml(place: Place) -> None:
 def test_run_that_waited_does_not_undo_a_later_stop(place: Place) -> None:
     place.deploy()
     waiting = Run(run_id="manual__2").context("deploy")
-    operations.stop(place.workspace, "lamp", by="somebody")
+    driver_control.stop(place.workspace, "lamp", by="somebody")
     waiting["ti"].max_tries = 2
     deploy = DeployOperator(task_id="deploy", job="lamp", **place.place())
     with pytest.raises(AirflowSkipException, match="stopped by somebody"):
@@ -605,7 +608,7 @@ def test_a_run_of_which_nothing_but_the_deploy_began_is_relieved(place: Place) -
 def test_what_is_deployed_between_the_wanted_end_and_the_teardown_goes_on(place: Place) -> None:
     run, first = Run(), place.deploy()
     trigger = deferred(lambda: supervise(place).execute(run.context()), run)
-    operations.stop(place.workspace, "lamp", by="somebody")
+    driver_control.stop(place.workspace, "lamp", by="somebody")
     event, context = fired(trigger), run.context()
     supervise(place).resume(context, event)
     assert context["ti"].pushed["finished"] == first.incarnation
@@ -661,7 +664,7 @@ def test_a_late_release_does_not_undo_what_a_person_deployed_since(place: Place)
     run.states["supervise"] = "failed"
     context = run.context("release")
     context["task_state_store"] = {"first_try_1000": utc_now().isoformat()}
-    operations.stop(place.workspace, "lamp", by="somebody")
+    driver_control.stop(place.workspace, "lamp", by="somebody")
     place.deploy()
     ReleaseOperator(task_id="release", job="lamp", **place.place()).execute(context)
     assert is_to_run(place)

@@ -10,12 +10,14 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from streamwarden.airflow import operators
 from streamwarden.airflow.watch import WatchOperator
-from streamwarden.control import operations
-from streamwarden.control.documents import Supervision
-from streamwarden.control.enforce import put_down
-from streamwarden.control.health.record import UNWATCHED
-from streamwarden.control.processes import kill
-from streamwarden.control.supervision import Phase, decide
+from streamwarden.model.status import Supervision
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.give_up import put_down
+from streamwarden.runtime.processes import kill
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.alert_queue import UNWATCHED
+from streamwarden.supervision.decide import decide
+from streamwarden.supervision.observe import Phase
 from tests.airflow.conftest import REPOSITORY, Place, Run, fired
 from tests.airflow.test_dags import load
 from tests.airflow.test_health import ask_again, failed_for_good, notify, said, told
@@ -118,7 +120,7 @@ def test_the_page_of_a_jobs_end_comes_though_its_notifier_was_away_for_long(
 def test_a_job_that_is_not_to_run_or_was_given_up_is_left_alone(place: Place) -> None:
     assert watch(place) == []
     place.write_job(standin_fail="CHECKPOINT_DAMAGED")
-    operations.deploy(place.workspace, "lamp", by="test")
+    deploy_job(place.workspace, "lamp", by="test")
     place.until(lambda seen: seen.phase is Phase.FAILED)
     with pytest.raises(AirflowFailException, match="it is failed, and no run"):
         watch(place)
@@ -129,7 +131,7 @@ def test_a_job_that_is_not_to_run_or_was_given_up_is_left_alone(place: Place) ->
     place.deploy()
     with pytest.raises(AirflowFailException, match="JOB_UNWATCHED"):
         watch(place)
-    operations.stop(place.workspace, "lamp", by="test")
+    driver_control.stop(place.workspace, "lamp", by="test")
     assert watch(place) == ["lamp"] and not told(place).rules
 
 
@@ -143,7 +145,7 @@ def test_a_job_whose_yaml_was_removed_is_told_of_until_it_is_stopped(place: Plac
     first = said(paths["mail"])
     assert first.startswith("critical|Streamwarden: lamp: critical (unwatched)")
     assert place.seen().phase is Phase.RUNNING, "no word, and no act"
-    operations.stop(place.workspace, "lamp", by="test")
+    driver_control.stop(place.workspace, "lamp", by="test")
     assert watch(place, attempt=1) == ["lamp"]
     assert said(paths["mail"]).removeprefix(first).startswith("ok|Streamwarden: lamp: well again (unwatched)")
 

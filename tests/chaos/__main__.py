@@ -23,10 +23,10 @@ import psutil
 from filelock import FileLock, Timeout
 
 from streamwarden.console import out
-from streamwarden.control.delta_log import DeltaLog
-from streamwarden.control.supervision import Phase
 from streamwarden.demo.verify import read_table, verify_outputs
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.supervision.observe import Phase
 from tests.chaos.audit import audit, commits_of
 from tests.chaos.injections import ColdStart, Injector, Record
 from tests.chaos.plan import JOBS, SHARED, WORDS, Fault, Kind, make_plan

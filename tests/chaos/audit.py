@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from streamwarden.control.delta_log import DeltaLog
+from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.storage import FileStore
 
 

@@ -14,8 +14,8 @@ import psutil
 
 from streamwarden.airflow.relief import relief_id
 from streamwarden.airflow.rest import AirflowRequestFailed
-from streamwarden.control.supervision import Phase
 from streamwarden.errors import StreamwardenError
+from streamwarden.supervision.observe import Phase
 from tests.chaos.plan import JOBS, SHARED, Fault, Kind, Moment
 from tests.chaos.world import LEASE_S, TRIGGERER_THRESHOLD_S, ChaosError, World, is_running, now_text, some_time
 

@@ -8,8 +8,8 @@ import time
 
 import psutil
 
-from streamwarden.control.supervision import Phase
 from streamwarden.errors import StreamwardenError
+from streamwarden.supervision.observe import Phase
 from tests.chaos.plan import JOBS
 from tests.chaos.world import World
 

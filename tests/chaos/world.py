@@ -25,13 +25,13 @@ import yaml
 from streamwarden.airflow.postgres import PrivatePostgres
 from streamwarden.airflow.rest import AirflowClient, AirflowRequestFailed, new_run_id
 from streamwarden.airflow.standalone import COMPONENTS, Standalone
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.config import config_dir
-from streamwarden.control.documents import JobDocuments
-from streamwarden.control.supervision import Observation, Phase, observe
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.demo.trips import densest_week
+from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.spark.java_options import SHORT_LIVED
+from streamwarden.store.config import config_dir
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision.observe import Observation, Phase, observe
 from streamwarden.trips.generator import GeneratorOptions, InvalidRows, generate
 from streamwarden.trips.replay import Replay, ReplayOptions
 from streamwarden.trips.tlc import read_tlc

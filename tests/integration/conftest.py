@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from streamwarden.control import operations
-from streamwarden.control.documents import JobDocuments, Lease
-from streamwarden.control.processes import kill
-from streamwarden.control.supervision import Observation, observe
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.demo.verify import read_table
+from streamwarden.model.status import Lease
+from streamwarden.runtime.processes import kill
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Observation, observe
 
 REPOSITORY = Path(__file__).parents[2]
 BY = "test"
@@ -70,7 +71,7 @@ class Place:
         return JobDocuments(self.workspace.storage, job)
 
     def wait(self, job: str, condition: Callable[[Observation], bool], what: str, timeout: float = 300) -> Observation:
-        return operations.wait_for(self.workspace, job, condition, timeout=timeout, what=what, poll=0.1)
+        return driver_control.wait_for(self.workspace, job, condition, timeout=timeout, what=what, poll=0.1)
 
     def released(self, job: str) -> Lease:
         """Wait until a driver that has written its end has given back the lease, and return that."""

@@ -11,13 +11,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamwarden.control import operations
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.delta_log import DeltaLog
-from streamwarden.control.documents import Supervision, utc_now
-from streamwarden.control.supervision import Action, Observation, Phase, decide, observe, restart
 from streamwarden.demo.verify import verify_outputs
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.model.status import Supervision, utc_now
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.act import restart
+from streamwarden.supervision.decide import Action, decide
+from streamwarden.supervision.observe import Observation, Phase, observe
 from streamwarden.trips.generator import GeneratorOptions, generate
 from streamwarden.trips.replay import Replay, ReplayOptions
 from streamwarden.trips.tlc import read_tlc
@@ -99,7 +102,7 @@ class Fleet:
 
     def __enter__(self) -> Fleet:
         for job in JOBS:
-            operations.deploy(self.place.workspace, job, by=BY)
+            deploy_job(self.place.workspace, job, by=BY)
         self.supervisor.start()
         self._feeding.start()
         return self
@@ -136,7 +139,7 @@ class Fleet:
         """Stop all jobs cleanly, and compare what they wrote with a batch computation over the same trips."""
         workspace = self.place.workspace
         for job in JOBS:
-            assert operations.stop(workspace, job, by=BY).phase is Phase.STOPPED
+            assert driver_control.stop(workspace, job, by=BY).phase is Phase.STOPPED
             reference = self.place.documents(job).checkpoint.read()
             assert reference is not None
             checkpoint = CheckpointReader(workspace.storage, reference.path)

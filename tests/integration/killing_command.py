@@ -19,10 +19,10 @@ from typing import Any
 import psutil
 
 from streamwarden.cli import app
-from streamwarden.control.operation import OperationHandle
-from streamwarden.control.processes import kill, process_of
-from streamwarden.control.supervision import observe
-from streamwarden.control.workspace import open_workspace
+from streamwarden.runtime.operation_lock import OperationHandle
+from streamwarden.runtime.processes import kill, process_of
+from streamwarden.store.workspace import open_workspace
+from streamwarden.supervision.observe import observe
 
 THE_DRIVER, THE_RESCALE, BOTH, THE_STANDBY = "the driver", "the rescale", "both", "the standby"
 FROZEN = "the driver, frozen"

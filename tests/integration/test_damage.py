@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from streamwarden.control import operations
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.ids import new_id
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints.manifest import Origin
-from streamwarden.control.savepoints.restore import restore
-from streamwarden.control.savepoints.take import take
-from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.supervision import Observation, Phase
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.runner import Driver
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.savepoint import Origin
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.restore import restore
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.take import take
+from streamwarden.savepoints.verify import verify
+from streamwarden.store.ids import new_id
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Observation, Phase
 from tests.integration.conftest import BY, REPOSITORY, Place
 
 pytestmark = pytest.mark.integration
@@ -76,17 +77,17 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, str]]
         place.numbers(resources={"cores": 1, "memory": "512m"}, failures={"tolerable_consecutive": 0})
         for name in ("a.txt", "b.txt"):
             place.land(name)
-        operations.deploy(place.workspace, JOB, by=BY)
+        deploy_job(place.workspace, JOB, by=BY)
         try:
             _committed(place, 1)
             made = take(place.workspace, JOB, origin=Origin.MANUAL, by=BY)
             for name in ("c.txt", "d.txt"):
                 place.land(name)
             _committed(place, NEWEST)
-            assert operations.stop(place.workspace, JOB, by=BY).phase is Phase.STOPPED
+            assert driver_control.stop(place.workspace, JOB, by=BY).phase is Phase.STOPPED
         finally:
             place.kill_all()
-        found = catalogue.find(place.workspace, JOB, made.id)
+        found = catalog.find(place.workspace, JOB, made.id)
         assert verify(place.workspace, [found], by=BY, state=False)[made.id].verdict == "verified"
         # By bytes: the savepoint's files are hard links of the checkpoint's, and must not be damaged with it.
         shutil.copytree(place.workspace.root, folder / "kept")
@@ -174,7 +175,7 @@ def test_a_commit_that_is_missing_is_a_batch_that_is_finished(stopped: Place) ->
     _remove(stopped.workspace.root / CHECKPOINT / "commits" / str(NEWEST))
     assert CheckpointReader(stopped.workspace.storage, CHECKPOINT).last_commit() == NEWEST - 1
     stopped.land("e.txt")
-    operations.deploy(stopped.workspace, JOB, by=BY)
+    deploy_job(stopped.workspace, JOB, by=BY)
     _committed(stopped, NEWEST + 1)
     files = sorted(row["file"] for row in stopped.rows("numbers"))
     assert files == ["a.txt", "b.txt", "c.txt", "d.txt", "e.txt"]

@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from streamwarden.control import operations
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.documents import DriverState, Progress, Supervision, Totals, utc_now
-from streamwarden.control.launcher import launch_driver
-from streamwarden.control.processes import current_process, is_alive
-from streamwarden.control.supervision import Action, Phase, decide, observe, restart
 from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
 from streamwarden.demo.verify import read_table
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.status import DriverState, Progress, Supervision, Totals, utc_now
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.runtime.launcher import launch_driver
+from streamwarden.runtime.processes import current_process, is_alive
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.act import restart
+from streamwarden.supervision.decide import Action, decide
+from streamwarden.supervision.observe import Phase, observe
 from streamwarden.trips.generator import GeneratorOptions, generate
 from streamwarden.trips.replay import Replay, ReplayOptions
 from tests.chaos.audit import audit, commits_of
@@ -38,9 +41,9 @@ def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None
     place.numbers(options={"slow": 0.3})
     for number in range(files):
         place.land(f"{number:03d}.txt", b"x")
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     place.wait("numbers", lambda seen: (seen.heartbeat.batch or 0) >= 2 if seen.heartbeat else False, "batch 2")
-    ended = operations.stop(place.workspace, "numbers", by=BY)
+    ended = driver_control.stop(place.workspace, "numbers", by=BY)
     assert ended.phase is Phase.STOPPED, log_of(place, "numbers")
     checkpoint = _checkpoint(place, "numbers")
     last = checkpoint.last_commit()
@@ -51,7 +54,7 @@ def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None
 
     # Suspended, and deployed again, it goes on where it stopped.
     place.numbers(options={"slow": 0.0})
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     documents = place.documents("numbers")
     progress = place.wait("numbers", lambda seen: _nothing_pending(seen.progress), "the end of the backlog").progress
     assert progress is not None and progress.last is not None
@@ -102,7 +105,7 @@ def _through(totals: Totals | None, batch: int) -> bool:
 def test_of_two_drivers_started_at_once_one_runs(place: Place) -> None:
     place.numbers()
     place.land("a.txt")
-    first = operations.deploy(place.workspace, "numbers", by=BY)
+    first = deploy_job(place.workspace, "numbers", by=BY)
     desired = place.documents("numbers").desired.read()
     assert desired is not None
     second = launch_driver(place.workspace, desired, by=BY, reason="a second one, by mistake")
@@ -127,7 +130,7 @@ def test_a_failing_batch_is_tried_again_then_reported(place: Place) -> None:
     failures = {"tolerable_consecutive": 2, "backoff": "1s"}
     place.numbers(options={"fail_while": str(marker)}, failures=failures)
     place.land("a.txt")
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     ended = place.wait("numbers", lambda seen: not seen.phase.alive, "the failure")
     assert ended.phase is Phase.FAILED
     assert ended.error is not None and ended.error.code == "JOB_CODE_FAILED" and ended.error.retryable
@@ -136,7 +139,7 @@ def test_a_failing_batch_is_tried_again_then_reported(place: Place) -> None:
 
     # So many that one is seen, and that there is one left when the marker goes.
     place.job("numbers", failures={"tolerable_consecutive": 20, "backoff": "1s"})
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     place.wait(
         "numbers", lambda seen: bool(seen.heartbeat and seen.heartbeat.state is DriverState.RETRYING), "a failed try"
     )
@@ -148,7 +151,7 @@ def test_a_failing_batch_is_tried_again_then_reported(place: Place) -> None:
 def test_a_driver_that_lost_its_lease_stops_before_its_next_commit(place: Place) -> None:
     place.numbers(options={"slow": 15.0})
     place.land("a.txt")
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     place.wait("numbers", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 0), "batch 0")
     place.land("b.txt")
     checkpoint = _checkpoint(place, "numbers")
@@ -184,7 +187,7 @@ def test_a_driver_that_lost_its_lease_stops_before_its_next_commit(place: Place)
 def test_what_cannot_run_says_so_and_why(place: Place, fields: dict[str, object], code: str, words: str) -> None:
     place.numbers()
     place.job("numbers", **fields)
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     ended = place.wait("numbers", lambda seen: not seen.phase.alive, "the refusal")
     assert ended.error is not None and ended.error.code == code and not ended.error.retryable
     assert words in ended.error.what
@@ -193,7 +196,7 @@ def test_what_cannot_run_says_so_and_why(place: Place, fields: dict[str, object]
 def test_a_driver_whose_jvm_is_killed_says_so_and_is_started_again(place: Place) -> None:
     place.numbers()
     place.land("a.txt")
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     place.wait("numbers", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 0), "batch 0")
     documents = place.documents("numbers")
     lease = documents.lease.read()
@@ -220,7 +223,7 @@ def test_a_table_whose_making_was_killed_is_made_anew(place: Place) -> None:
     log = place.workspace.root / "tables" / "numbers" / "_delta_log"
     (log / "_staged_commits").mkdir(parents=True)
     (log / ".00000000000000000000.json.72d980b7.tmp").write_bytes(b"{")
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     place.wait("numbers", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 0), "batch 0")
     assert [row["file"] for row in place.rows("numbers")] == ["a.txt"]
 
@@ -230,9 +233,9 @@ def test_logs_are_rotated_also_what_a_job_prints(place: Place) -> None:
     place.numbers(options={"chatter": 200})
     for number in range(6):
         place.land(f"{number}.txt")
-    deployed = operations.deploy(place.workspace, "numbers", by=BY)
+    deployed = deploy_job(place.workspace, "numbers", by=BY)
     place.wait("numbers", lambda seen: (seen.heartbeat.batch or 0) >= 5 if seen.heartbeat else False, "batch 5")
-    operations.stop(place.workspace, "numbers", by=BY)
+    driver_control.stop(place.workspace, "numbers", by=BY)
     folder = place.workspace.log_dir("numbers", deployed.incarnation)
     consoles = sorted(path.name for path in folder.glob("console.log*"))
     assert consoles == ["console.log", "console.log.1", "console.log.2"]
@@ -245,21 +248,21 @@ def test_what_a_checkpoint_has_fixed_cannot_be_changed_by_a_restart(place: Place
     place.job("ingest_trips")
     trips = generate(GeneratorOptions(start=datetime(2023, 3, 6), end=datetime(2023, 3, 7)))
     Replay(trips, place.workspace.root / "landing", ReplayOptions(speed="max", file_every=timedelta(hours=6))).run()
-    operations.deploy(place.workspace, "ingest_trips", by=BY)
+    deploy_job(place.workspace, "ingest_trips", by=BY)
     place.wait("ingest_trips", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 0), "batch 0")
-    operations.stop(place.workspace, "ingest_trips", by=BY)
+    driver_control.stop(place.workspace, "ingest_trips", by=BY)
     # The next batch is years away, as Spark's triggers are at whole multiples of their interval: what the stop leaves
     # owed is not done before it.
     place.profile(jobs={"interval": "3650d", "partitions": 2})
     # On the memory backend, which no job of ours uses by default, it does the same.
-    operations.deploy(place.workspace, "zone_windows", by=BY)
+    deploy_job(place.workspace, "zone_windows", by=BY)
     place.wait("zone_windows", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 0), "batch 0")
-    assert operations.stop(place.workspace, "zone_windows", by=BY).phase is Phase.STOPPED
+    assert driver_control.stop(place.workspace, "zone_windows", by=BY).phase is Phase.STOPPED
     assert not any(row["is_final"] for row in place.rows("zone_windows"))
     # Without a new trip, it makes windows final.
-    operations.start(place.workspace, "zone_windows", by=BY)
+    driver_control.start(place.workspace, "zone_windows", by=BY)
     place.wait("zone_windows", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 1), "batch 1")
-    assert operations.stop(place.workspace, "zone_windows", by=BY).phase is Phase.STOPPED
+    assert driver_control.stop(place.workspace, "zone_windows", by=BY).phase is Phase.STOPPED
     assert any(row["is_final"] for row in place.rows("zone_windows"))
     expected = expected_zone_windows(read_table(place.workspace, "trips"))
     assert compare_zone_windows(expected, read_table(place.workspace, "zone_windows")).equal
@@ -272,12 +275,12 @@ def test_what_a_checkpoint_has_fixed_cannot_be_changed_by_a_restart(place: Place
         if code == "STATE_PARTITIONS_FIXED":
             place.profile(jobs={"interval": "500ms", "partitions": 5})
         with pytest.raises(StreamwardenError, match="ROLLOUT_REFUSED"):
-            operations.deploy(place.workspace, "zone_windows", by=BY)
+            deploy_job(place.workspace, "zone_windows", by=BY)
         # Nor does a driver run that was told to all the same.
         spec = place.workspace.job("zone_windows")
         wanted = {"spec": spec, "digest": spec.digest()}
         place.documents("zone_windows").desired.update(lambda was, wanted=wanted: was.model_copy(update=wanted))
-        launched = operations.start(place.workspace, "zone_windows", by=BY)
+        launched = driver_control.start(place.workspace, "zone_windows", by=BY)
         ended = place.wait(
             "zone_windows", lambda seen, mine=launched: seen.incarnation == mine and not seen.phase.alive, "the refusal"
         )

@@ -18,17 +18,20 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from streamwarden.airflow.logtail import describe_error
-from streamwarden.control import operations
-from streamwarden.control.delta_log import DeltaLog
-from streamwarden.control.diagnosis import Diagnosis, diagnose
-from streamwarden.control.documents import ErrorInfo, Supervision
-from streamwarden.control.rollout_plan import Effect, plan
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints.manifest import Origin
-from streamwarden.control.savepoints.restore import restore
-from streamwarden.control.savepoints.take import take
-from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.supervision import Action, Observation, Phase, decide, observe
+from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.model.savepoint import Origin
+from streamwarden.model.status import ErrorInfo, Supervision
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.diagnosis import Diagnosis, diagnose
+from streamwarden.operations.restore import restore
+from streamwarden.operations.spec_diff import Effect, plan
+from streamwarden.operations.status import job_status
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.take import take
+from streamwarden.savepoints.verify import verify
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.decide import Action, decide
+from streamwarden.supervision.observe import Observation, Phase, observe
 from tests.integration.conftest import BY, REPOSITORY, ROOT, Place, log_of
 
 pytestmark = pytest.mark.integration
@@ -86,14 +89,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         _configure(place)
         for _ in range(3):
             _append(place)
-        operations.deploy(place.workspace, JOB, by=BY)
+        deploy_job(place.workspace, JOB, by=BY)
         try:
             _committed(place, 2)
-            assert operations.stop(place.workspace, JOB, by=BY).phase is Phase.STOPPED
+            assert driver_control.stop(place.workspace, JOB, by=BY).phase is Phase.STOPPED
         finally:
             place.kill_all()
         made = take(place.workspace, JOB, origin=Origin.MANUAL, by=BY)
-        found = catalogue.find(place.workspace, JOB, made.id)
+        found = catalog.find(place.workspace, JOB, made.id)
         assert verify(place.workspace, [found], by=BY, state=False)[made.id].verdict == "verified"
         yield folder
 
@@ -109,7 +112,7 @@ def again(ran: Path, place: Place) -> Place:
 
 
 def _fails(place: Place, code: str, *, retryable: bool, tries: int | None = 1) -> tuple[Observation, Diagnosis]:
-    operations.deploy(place.workspace, JOB, by=BY)
+    deploy_job(place.workspace, JOB, by=BY)
     ended = place.wait(JOB, lambda seen: not seen.phase.alive, "the failure", timeout=400)
     assert ended.phase is Phase.FAILED and ended.error is not None, log_of(place, JOB)
     assert (ended.error.code, ended.error.retryable) == (code, retryable), ended.error
@@ -122,7 +125,7 @@ def _fails(place: Place, code: str, *, retryable: bool, tries: int | None = 1) -
     assert verdict.action is (Action.RESTART if retryable else Action.FAIL)
     found = diagnose(place.workspace, ended)
     assert found is not None and found.code == code and found.evidence
-    status = operations.status(place.workspace, JOB)
+    status = job_status(place.workspace, JOB)
     assert status["diagnosis"]["code"] == code and status["diagnosis"]["act"] == found.act
     return ended, found
 
@@ -153,7 +156,7 @@ def test_damaged_state_is_named_with_the_savepoint_to_go_back_to(again: Place, d
     for path in _state_files(again):
         damage(path)
     _, found = _fails(again, "CHECKPOINT_DAMAGED", retryable=False)
-    (savepoint,) = catalogue.savepoints(again.workspace, JOB)
+    (savepoint,) = catalog.savepoints(again.workspace, JOB)
     assert found.command == f"streamwarden restore {JOB} --savepoint {savepoint.manifest.id}"
     assert "batch 2" in found.act
     if damage is _remove:
@@ -175,12 +178,12 @@ def test_another_aggregation_over_the_same_checkpoint(again: Place) -> None:
 def test_a_column_that_is_added_is_followed_and_one_of_another_type_is_not(again: Place) -> None:
     # Once more than other hopeless ones: the first try found the columns as they had been when it began.
     _configure(again, failures={"tolerable_consecutive": 5, "backoff": "1s"})
-    operations.deploy(again.workspace, JOB, by=BY)
+    deploy_job(again.workspace, JOB, by=BY)
     _committed(again, 3)
     _append(again, key=[1], x=[1.0], note=["new"])
     _committed(again, 4)
     assert observe(again.workspace, JOB).incarnation is not None
-    operations.stop(again.workspace, JOB, by=BY)
+    driver_control.stop(again.workspace, JOB, by=BY)
     _append(again)
     other = pa.table({"key": ["1"], "x": [1.0]})
     write_deltalake(again.workspace.table("facts"), other, mode="overwrite", schema_mode="overwrite")
@@ -206,12 +209,12 @@ def test_source_data_that_is_gone(again: Place, what: str) -> None:
     # What it says, one of each: the file is brought back, or another job begins with what the table has.
     if what == "data":
         newest.with_suffix(".aside").rename(newest)
-        operations.deploy(again.workspace, JOB, by=BY)
+        deploy_job(again.workspace, JOB, by=BY)
         _counted(again, {1: 4, 2: 4, 3: 4})
     else:
         assert "a job of another name, with tables of its own, begins with the whole table" in found.act
         _configure(again, job="anew", sinks=[{"table": "anew", "mode": "upsert", "keys": ["key"]}])
-        operations.deploy(again.workspace, "anew", by=BY)
+        deploy_job(again.workspace, "anew", by=BY)
         _counted(again, {1: 5, 2: 5, 3: 5}, job="anew", table="anew")
 
 
@@ -234,9 +237,9 @@ def test_rows_of_the_source_that_were_changed(again: Place) -> None:
     _configure(again, source=skipping)
     planned = plan(again.workspace, JOB)
     assert [(one.field, one.effect) for one in planned.changes] == [("source.on_change", Effect.RESTART)]
-    operations.deploy(again.workspace, JOB, by=BY)
+    deploy_job(again.workspace, JOB, by=BY)
     _counted(again, {1: 5, 2: 5, 3: 5})
-    status = operations.status(again.workspace, JOB)
+    status = job_status(again.workspace, JOB)
     words = "version 4 of facts deleted or updated rows (DELETE); the job passed over it"
     assert [(one["rule"], one["level"], one["what"]) for one in status["findings"]] == [("passed_over", "warn", words)]
     # Of a commit that does both, the new rows aren't read either; of one that rearranges files nothing is said.
@@ -247,17 +250,17 @@ def test_rows_of_the_source_that_were_changed(again: Place) -> None:
     _append(again, key=[7], x=[0.5])
     _counted(again, {1: 5, 2: 5, 3: 5, 7: 1})
     again.wait(JOB, lambda seen: bool(seen.heartbeat and seen.heartbeat.idle), "an idle query")
-    (finding,) = operations.status(again.workspace, JOB)["findings"]
+    (finding,) = job_status(again.workspace, JOB)["findings"]
     assert finding["what"].startswith("2 commits of its source, the last: version 6 of facts")
     assert finding["what"].endswith("(MERGE); the job passed over it, and read none of the rows that came with it")
     totals = again.documents(JOB).current_totals()
     assert totals is not None and totals.commits_skipped == 2
     # Nor does a savepoint of before, or the change back, stand in the way of a job that is to pass over it.
-    made = catalogue.savepoints(again.workspace, JOB)[0]
+    made = catalog.savepoints(again.workspace, JOB)[0]
     restore(again.workspace, JOB, savepoint=made.manifest.id, by=BY)
     _counted(again, {1: 5, 2: 5, 3: 5, 7: 1})
     _configure(again)
-    assert operations.deploy(again.workspace, JOB, by=BY).effect is Effect.RESTART
+    assert deploy_job(again.workspace, JOB, by=BY).effect is Effect.RESTART
     _append(again, key=[7], x=[0.5])
     _counted(again, {1: 5, 2: 5, 3: 5, 7: 2})
 
@@ -292,7 +295,7 @@ def test_a_worker_of_the_jobs_python_that_dies(again: Place) -> None:
 
 def _jvm_after_batches(place: Place) -> int:
     """Start the job, and return its JVM's process id once it has committed some batches."""
-    operations.deploy(place.workspace, JOB, by=BY)
+    deploy_job(place.workspace, JOB, by=BY)
     _committed(place, 3)
     lease = place.documents(JOB).lease.read()
     assert lease is not None and lease.jvm is not None

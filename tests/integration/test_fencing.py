@@ -13,16 +13,17 @@ from typing import Any
 import psutil
 import pytest
 
-from streamwarden.control import operations, supervision
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.delta_log import DeltaLog
-from streamwarden.control.documents import CheckpointRef, Exit
-from streamwarden.control.launcher import launch_driver
-from streamwarden.control.savepoints import fresh
-from streamwarden.control.savepoints.manifest import Origin
-from streamwarden.control.savepoints.restore import restore
-from streamwarden.control.savepoints.take import take
-from streamwarden.control.supervision import Observation, Phase
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.model.savepoint import Origin
+from streamwarden.model.status import CheckpointRef, Exit
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.restore import restore
+from streamwarden.runtime.launcher import launch_driver
+from streamwarden.savepoints import materialize
+from streamwarden.savepoints.take import take
+from streamwarden.supervision import act
+from streamwarden.supervision.observe import Observation, Phase, observe
 from tests.integration.conftest import BY, Place
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -99,9 +100,9 @@ def test_paused_between_check_and_commit_its_batch_is_there_once(place: Place, t
     pausing(place, marker, before=2)
     for number in range(6):
         place.land(f"{number}.txt")
-    first = operations.deploy(place.workspace, "numbers", by=BY).incarnation
+    first = deploy_job(place.workspace, "numbers", by=BY).incarnation
     until(marker.exists, "the pause")
-    paused = supervision.observe(place.workspace, "numbers")
+    paused = observe(place.workspace, "numbers")
     second = lives_elsewhere(place)
     place.wait("numbers", lambda seen: seen.incarnation == second and at(seen, 5), "the second's batches")
     before = DeltaLog(place.workspace.files, "tables/numbers").latest
@@ -134,16 +135,16 @@ def wakes_in_another_generation(
     pausing(place, marker, before=2)
     for number in range(2):
         place.land(f"{number}.txt")
-    first = operations.deploy(place.workspace, "numbers", by=BY).incarnation
+    first = deploy_job(place.workspace, "numbers", by=BY).incarnation
     place.wait("numbers", lambda seen: at(seen, 1), "batch 1")
     made = take(place.workspace, "numbers", origin=Origin.MANUAL, by=BY)
     place.land("2.txt")
     until(marker.exists, "the pause")
-    paused = supervision.observe(place.workspace, "numbers")
+    paused = observe(place.workspace, "numbers")
     place.wait("numbers", lambda seen: seen.phase is Phase.SILENT, "the paused driver to be silent")
-    monkeypatch.setattr(supervision, "kill", lambda process: False)
+    monkeypatch.setattr(act, "kill", lambda process: False)
     if not fenced:
-        monkeypatch.setattr(fresh, "CheckpointRef", Unfenced)
+        monkeypatch.setattr(materialize, "CheckpointRef", Unfenced)
     restore(place.workspace, "numbers", savepoint=made.id, by=BY)
     place.wait("numbers", lambda seen: at(seen, 2), "batch 2 of the new generation")
     os.kill(pid_of(paused), signal.SIGCONT)
@@ -170,7 +171,7 @@ def test_frozen_with_its_jvm_at_any_moment(place: Place) -> None:
             landed += 1
 
     land(8)
-    current = operations.deploy(place.workspace, "numbers", by=BY).incarnation
+    current = deploy_job(place.workspace, "numbers", by=BY).incarnation
     place.wait("numbers", lambda seen: at(seen, 2), "batch 2")
     for _ in range(3):
         land(8)

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from streamwarden.control.processes import kill
-from streamwarden.control.supervision import observe
+from streamwarden.runtime.processes import kill
+from streamwarden.supervision.observe import observe
 from tests.integration.conftest import Place
 from tests.integration.fleet import JOBS, Fleet
 

@@ -6,10 +6,11 @@ import os
 
 import pytest
 
-from streamwarden.control import operations
-from streamwarden.control.landing.planner import Planner
-from streamwarden.control.spec import FileSource
-from streamwarden.control.supervision import observe
+from streamwarden.landing.planner import Planner
+from streamwarden.model.spec import FileSource
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import observe
 from tests.integration.conftest import BY, Place
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -35,7 +36,7 @@ def _plan(place: Place) -> None:
 
 
 def _run(place: Place) -> None:
-    operations.deploy(place.workspace, "ingest_trips", by=BY)
+    deploy_job(place.workspace, "ingest_trips", by=BY)
 
 
 def _minutes(place: Place) -> list[int]:
@@ -62,7 +63,7 @@ def test_a_planned_file_that_is_gone_ends_the_job_by_its_name(place: Place) -> N
     land("first.csv", 1)
     _run(place)
     wait_for([1])
-    operations.stop(place.workspace, "ingest_trips", by=BY)
+    driver_control.stop(place.workspace, "ingest_trips", by=BY)
 
     land("lost [b].csv", 2)
     land("c.csv", 3)
@@ -78,7 +79,7 @@ def test_a_planned_file_that_is_gone_ends_the_job_by_its_name(place: Place) -> N
     os.utime(landing / "lost [b].csv", (1_000_000_000, 1_000_000_000))
     _run(place)
     wait_for([1, 2, 3])
-    operations.stop(place.workspace, "ingest_trips", by=BY)
+    driver_control.stop(place.workspace, "ingest_trips", by=BY)
 
     land("for good.csv", 4)
     land("e.csv", 5)
@@ -96,5 +97,5 @@ def test_a_planned_file_that_is_gone_ends_the_job_by_its_name(place: Place) -> N
     )
     assert seen.heartbeat is not None and seen.heartbeat.landing is not None
     assert "for good.csv" in seen.heartbeat.landing.first[0]
-    operations.stop(place.workspace, "ingest_trips", by=BY)
+    driver_control.stop(place.workspace, "ingest_trips", by=BY)
     assert observe(place.workspace, "ingest_trips").error is None

@@ -28,12 +28,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from streamwarden.control import operations
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.landing.file import LandedFile, shown
-from streamwarden.control.landing.inspect import FileState, ask_reread, landed_files
-from streamwarden.control.processes import kill
-from streamwarden.control.supervision import observe
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.landing.file import LandedFile, shown
+from streamwarden.landing.inspect import FileState, ask_reread, landed_files
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.runtime.processes import kill
+from streamwarden.supervision.observe import observe
 from tests.integration.conftest import BY, Place
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(7200)]
@@ -168,7 +168,7 @@ class Landings:
             if process is not None:
                 self.kills += kill(process)
         with self.deploying:
-            operations.deploy(self.place.workspace, "ingest_trips", by=BY)
+            deploy_job(self.place.workspace, "ingest_trips", by=BY)
 
     def _landed(self) -> list[Any]:
         return landed_files(self.place.workspace, self.place.workspace.job("ingest_trips"))
@@ -189,7 +189,7 @@ class Landings:
         assert seen.error is None or seen.error.code in ("DRIVER_KILLED", "DRIVER_DIED"), seen.error
         with self.deploying:
             if not observe(self.place.workspace, "ingest_trips").phase.alive:
-                operations.deploy(self.place.workspace, "ingest_trips", by=BY)
+                deploy_job(self.place.workspace, "ingest_trips", by=BY)
 
     def _wait_until_read(self) -> None:
         deadline = time.monotonic() + 300
@@ -290,7 +290,7 @@ def landings(place: Place) -> Iterator[Landings]:
         restarts={"max": 1000},
     )
     place.workspace.root.joinpath("landing").mkdir(parents=True)
-    operations.deploy(place.workspace, "ingest_trips", by=BY)
+    deploy_job(place.workspace, "ingest_trips", by=BY)
     yield Landings(place)
 
 

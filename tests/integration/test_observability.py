@@ -12,12 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from streamwarden.cli import app
-from streamwarden.control import operations
-from streamwarden.control.documents import BatchProgress
-from streamwarden.control.processes import kill
-from streamwarden.control.progress_table import ProgressTable
-from streamwarden.control.supervision import Observation, Phase
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.progress_table import ProgressTable
+from streamwarden.model.status import BatchProgress
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.status import job_status
+from streamwarden.runtime.processes import kill
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Observation, Phase
 from tests.integration.conftest import BY, Place, log_of
 from tests.otlp_collector import Collector, wait_until
 
@@ -98,10 +100,10 @@ def test_metrics_logs_and_the_table_of_batches(place: Place) -> None:
         place.numbers()
         for number in range(3):
             place.land(f"{number}.txt", b"x" * (number + 1))
-        operations.deploy(place.workspace, "numbers", by=BY)
+        deploy_job(place.workspace, "numbers", by=BY)
         seen = at_batch(place, 2)
         assert seen.heartbeat is not None and seen.heartbeat.metrics.startswith("127.0.0.1:")
-        assert operations.status(place.workspace, "numbers")["metrics"] == seen.heartbeat.metrics
+        assert job_status(place.workspace, "numbers")["metrics"] == seen.heartbeat.metrics
 
         found = scraped(seen.heartbeat.metrics)
         assert found["streamwarden_batches_total"] == found["streamwarden_rows_in_total"] == 3
@@ -121,10 +123,10 @@ def test_metrics_logs_and_the_table_of_batches(place: Place) -> None:
         wait_until(lambda: len(written(place)) == 3)
         place.land("3.txt")
         at_batch(place, 3)
-        assert operations.stop(place.workspace, "numbers", by=BY).phase is Phase.STOPPED
+        assert driver_control.stop(place.workspace, "numbers", by=BY).phase is Phase.STOPPED
         # What came after the last export is in the one that a stop makes.
         collector.await_sum("streamwarden.batches", 4, timeout=0.1)
-    assert operations.status(place.workspace, "numbers")["metrics"] is None
+    assert job_status(place.workspace, "numbers")["metrics"] is None
     assert len(written(place)) == 4
     assert_equal(place)
 
@@ -143,7 +145,7 @@ def test_rows_that_a_killed_driver_did_not_write_are_written_by_the_next(place: 
     place.numbers()
     for number in range(3):
         place.land(f"{number}.txt")
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     seen = at_batch(place, 2)
     assert seen.heartbeat is not None and kill(seen.heartbeat.process)
     dead = place.wait("numbers", lambda now: not now.phase.alive, "its death")
@@ -151,12 +153,12 @@ def test_rows_that_a_killed_driver_did_not_write_are_written_by_the_next(place: 
     assert not (place.workspace.root / "tables" / "job_progress").exists()
 
     place.land("3.txt")
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     # Before its own, which wait for their hour, or for the stop.
     at_batch(place, 3)
     wait_until(lambda: len(written(place)) == 3)
     assert {row["incarnation"] for row in written(place)} == {seen.incarnation}
-    assert operations.stop(place.workspace, "numbers", by=BY).phase is Phase.STOPPED
+    assert driver_control.stop(place.workspace, "numbers", by=BY).phase is Phase.STOPPED
     assert len(written(place)) == 4
     assert_equal(place)
 

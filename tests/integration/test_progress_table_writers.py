@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from streamwarden.control.documents import JobDocuments
-from streamwarden.control.progress_table import ProgressTable
-from streamwarden.control.workspace import Workspace
+from streamwarden.formats.progress_table import ProgressTable
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 from tests.batches import make_place
 from tests.integration.conftest import REPOSITORY
 from tests.otlp_collector import wait_until
@@ -26,10 +26,10 @@ pytestmark = pytest.mark.integration
 DRIVER = """
 import sys, time
 from pathlib import Path
-from streamwarden.control.documents import DriverState, Heartbeat, JobDocuments, Launch, Progress, utc_now
-from streamwarden.control.processes import current_process
-from streamwarden.control.profile import ProgressTableSpec
-from streamwarden.control.workspace import open_workspace
+from streamwarden.store.documents import DriverState, Heartbeat, JobDocuments, Launch, Progress, utc_now
+from streamwarden.runtime.processes import current_process
+from streamwarden.model.profile import ProgressTableSpec
+from streamwarden.store.workspace import open_workspace
 from streamwarden.driver.recorder import BatchRecorder
 from tests.batches import made_batch
 

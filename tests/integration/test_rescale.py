@@ -13,20 +13,22 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from streamwarden.control import operations
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.documents import CheckpointRef, Operation
-from streamwarden.control.parallelism import effective_spec
-from streamwarden.control.processes import kill
-from streamwarden.control.rescale import rescale
-from streamwarden.control.rollout_plan import Effect, plan
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints.manifest import Origin, checkpoint_key
-from streamwarden.control.savepoints.restore import restore
-from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.state_reader import StateAt, read_state
-from streamwarden.control.supervision import Phase, observe
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.savepoint import Origin
+from streamwarden.model.status import CheckpointRef, Operation
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.rescale import rescale
+from streamwarden.operations.restore import restore
+from streamwarden.operations.spec_diff import Effect, plan
+from streamwarden.runtime.processes import kill
+from streamwarden.runtime.state_reader import StateAt, read_state
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.documents import checkpoint_key
+from streamwarden.savepoints.verify import verify
+from streamwarden.store.effective_spec import effective_spec
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Phase, observe
 from tests.integration.conftest import BY, Place
 from tests.integration.fleet import Fleet
 
@@ -106,7 +108,7 @@ def running(place: Place) -> None:
 def test_two_to_eight_to_three_partitions_and_more_cores(place: Place) -> None:
     counts = Counts(place)
     counts.add([*range(200), 1, 1])
-    operations.deploy(place.workspace, "counts", by=BY)
+    deploy_job(place.workspace, "counts", by=BY)
     running(place)
     counts.check()
 
@@ -129,10 +131,10 @@ def test_two_to_eight_to_three_partitions_and_more_cores(place: Place) -> None:
     # It is what the job is deployed as: nothing is to be rolled out, and a driver that is killed comes back so.
     assert plan(place.workspace, "counts").effect is Effect.NONE
     assert effective_spec(place.workspace, "counts").state.partitions == 8
-    (made,) = catalogue.savepoints(place.workspace, "counts")
+    (made,) = catalog.savepoints(place.workspace, "counts")
     assert (made.manifest.origin, made.manifest.partitions) == (Origin.PRE_RESCALE, 2)
     assert verify(place.workspace, [made], by=BY)[made.manifest.id].verdict == "verified"
-    assert catalogue.find(place.workspace, "counts", made.manifest.id).record.in_use_by == []
+    assert catalog.find(place.workspace, "counts", made.manifest.id).record.in_use_by == []
 
     done = counts.rescale(partitions=3, cores=2, way="plain")
     assert done.state == "done" and counts.partitions() == 3
@@ -143,7 +145,7 @@ def test_two_to_eight_to_three_partitions_and_more_cores(place: Place) -> None:
     seen = observe(place.workspace, "counts")
     assert seen.desired is not None and seen.desired.spec.resources.cores == 2
     assert seen.heartbeat is not None and kill(seen.heartbeat.process)
-    operations.start(place.workspace, "counts", by=BY)
+    driver_control.start(place.workspace, "counts", by=BY)
     counts.add([1, 7, 7])
     counts.check()
 
@@ -165,7 +167,7 @@ def test_behind_a_batch_that_was_begun_cores_change_and_partitions_do_not(place:
     marker = tmp_path / "hold"
     counts = Counts(place, module="tests.integration.jobs.holding", options={"marker": str(marker)})
     counts.add([1, 1])
-    operations.deploy(place.workspace, "counts", by=BY)
+    deploy_job(place.workspace, "counts", by=BY)
     running(place)
     counts.check()
     marker.touch()
@@ -176,13 +178,13 @@ def test_behind_a_batch_that_was_begun_cores_change_and_partitions_do_not(place:
     assert seen.heartbeat is not None and kill(seen.heartbeat.process)
     marker.unlink()
     assert reader.last_offset() != reader.last_commit()
-    operations.stop(place.workspace, "counts", by=BY)
+    driver_control.stop(place.workspace, "counts", by=BY)
     # In another generation the batch, which may be in the table already, would be written once more.
     with pytest.raises(StreamwardenError, match=r"RESCALE_NOT_HEALTHY.*in the midst of batch 1"):
         counts.rescale(partitions=4)
     assert counts.rescale(cores=2).state == "done"
     assert (counts.reference().generation, counts.partitions()) == (1, 2)
-    operations.start(place.workspace, "counts", by=BY)
+    driver_control.start(place.workspace, "counts", by=BY)
     counts.check()
 
 
@@ -190,7 +192,7 @@ def test_what_is_unhealthy_goes_back_by_itself(place: Place) -> None:
     fragile = {"failures": {"tolerable_consecutive": 0}, "state": {"partitions": 1}}
     counts = Counts(place, module="tests.integration.jobs.fragile", **fragile)
     counts.add([1, 2, 2])
-    operations.deploy(place.workspace, "counts", by=BY)
+    deploy_job(place.workspace, "counts", by=BY)
     running(place)
     counts.check()
     before = counts.reference()
@@ -225,7 +227,7 @@ def test_what_is_unhealthy_goes_back_by_itself(place: Place) -> None:
 def test_a_job_that_does_not_compute_the_same_twice_goes_back_and_can_be_stopped_first(place: Place) -> None:
     counts = Counts(place, module="tests.integration.jobs.random_sums")
     counts.add([*range(50), 1])
-    operations.deploy(place.workspace, "counts", by=BY)
+    deploy_job(place.workspace, "counts", by=BY)
     running(place)
     counts.check()
     reference = counts.reference()
@@ -246,7 +248,7 @@ def test_a_job_that_does_not_compute_the_same_twice_goes_back_and_can_be_stopped
 def test_too_little_memory_shows_in_the_rehearsal_or_goes_back(place: Place) -> None:
     counts = Counts(place, module="tests.integration.jobs.hungry")
     counts.add([1, 2, 400])
-    operations.deploy(place.workspace, "counts", by=BY)
+    deploy_job(place.workspace, "counts", by=BY)
     running(place)
     counts.check()
     before = observe(place.workspace, "counts").incarnation
@@ -268,7 +270,7 @@ def test_too_little_memory_shows_in_the_rehearsal_or_goes_back(place: Place) -> 
 
 def check_that_state_is_as_before(place: Place, job: str) -> None:
     """Compare the state of the checkpoint in force with that of the newest savepoint, after the savepoint's batch."""
-    made = catalogue.savepoints(place.workspace, job)[0].manifest
+    made = catalog.savepoints(place.workspace, job)[0].manifest
     reference = place.documents(job).checkpoint.read()
     assert reference is not None
     folders = {"savepoint": checkpoint_key(job, made.id), "in force": reference.path}
@@ -304,7 +306,7 @@ def past(place: Place) -> list[str]:
 def test_a_target_that_makes_no_sense_is_refused_and_the_job_goes_on(place: Place) -> None:
     counts = Counts(place)
     counts.add([1])
-    operations.deploy(place.workspace, "counts", by=BY)
+    deploy_job(place.workspace, "counts", by=BY)
     running(place)
     first = observe(place.workspace, "counts").incarnation
     for target, code in (
@@ -327,7 +329,7 @@ def test_a_target_that_makes_no_sense_is_refused_and_the_job_goes_on(place: Plac
 def test_a_memory_backend_can_have_more_cores_and_no_other_partitions(place: Place) -> None:
     counts = Counts(place, state={"backend": "memory"})
     counts.add([1, 1])
-    operations.deploy(place.workspace, "counts", by=BY)
+    deploy_job(place.workspace, "counts", by=BY)
     running(place)
     incarnation = observe(place.workspace, "counts").incarnation
     with pytest.raises(StreamwardenError, match="RESCALE_UNSUPPORTED"):
@@ -380,7 +382,7 @@ def rescale_fleet(fleet: Fleet) -> None:
         assert _in_force(place, job)[2] == 3
         # Each savepoint is whole, with as many partitions as the job had then. (One whose copy could not keep up has
         # made another, after the stop.)
-        found = catalogue.savepoints(place.workspace, job)
+        found = catalog.savepoints(place.workspace, job)
         assert {one.manifest.partitions for one in found} == {2, 8}
         verified = verify(place.workspace, found, by=BY)
         assert {name: one.problems for name, one in verified.items() if one.problems} == {}

@@ -13,9 +13,9 @@ import pytest
 
 from streamwarden.airflow.rest import AirflowClient
 from streamwarden.airflow.standalone import Standalone
-from streamwarden.control.documents import Operation
-from streamwarden.control.processes import kill
-from streamwarden.control.supervision import Phase, observe
+from streamwarden.model.status import Operation
+from streamwarden.runtime.processes import kill
+from streamwarden.supervision.observe import Phase, observe
 from tests.integration.conftest import REPOSITORY, Place
 from tests.integration.test_rescale import Counts, running
 

@@ -17,10 +17,13 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from streamwarden.control import operations
-from streamwarden.control.documents import Supervision, utc_now
-from streamwarden.control.operation import active_operation
-from streamwarden.control.supervision import Action, Phase, decide, observe, restart
+from streamwarden.model.status import Supervision, utc_now
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.runtime.operation_lock import active_operation
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.act import restart
+from streamwarden.supervision.decide import Action, decide
+from streamwarden.supervision.observe import Phase, observe
 from tests.integration.conftest import REPOSITORY, Place
 from tests.integration.killing_command import BOTH, FROZEN, THE_DRIVER, THE_RESCALE, THE_STANDBY
 from tests.integration.test_rescale import Counts, running
@@ -146,7 +149,7 @@ def kill_in_rescales(place: Place, chance: random.Random, kills: list[Moment]) -
     # More files in a batch than land while it runs, also on a slow machine.
     counts = CountsAndRows(place, files=10, restarts={"max": 1000, "backoff": "1s", "backoff_max": "1s"})
     counts.add(list(range(500)))
-    operations.deploy(place.workspace, "counts", by="test")
+    deploy_job(place.workspace, "counts", by="test")
     running(place)
     ended: Counter[str] = Counter()
     for count, (way, step, whom, after) in enumerate(kills, 1):
@@ -171,7 +174,7 @@ def kill_in_rescales(place: Place, chance: random.Random, kills: list[Moment]) -
             seen = observe(place.workspace, "counts")
             if not seen.phase.alive:
                 # As a supervisor would.
-                operations.start(place.workspace, "counts", by="test")
+                driver_control.start(place.workspace, "counts", by="test")
             assert counts.partitions() in (was, wanted), said
         counts.check()
         left = place.documents("counts").operation.read()
@@ -186,7 +189,7 @@ def kill_in_rescales(place: Place, chance: random.Random, kills: list[Moment]) -
             f"{time.strftime('%H:%M:%S')} {count}: {was} -> {wanted}, {way}, {whom}, {after:.1f} s after"
             f" {step!r} began: {state}{'' if killed else ' before the kill'}\n"
         )
-    operations.stop(place.workspace, "counts", by="test")
+    driver_control.stop(place.workspace, "counts", by="test")
     return ended
 
 

@@ -7,16 +7,18 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 
-from streamwarden.control import operations, rollout
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.delta_log import DeltaLog, application_id
-from streamwarden.control.documents import CheckpointRef, Operation
-from streamwarden.control.rollout_plan import Effect, plan
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints.manifest import Origin
-from streamwarden.control.spec import JobSpec
-from streamwarden.control.supervision import Observation, Phase, observe
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.delta_log import DeltaLog, application_id
+from streamwarden.model.savepoint import Origin
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import CheckpointRef, Operation
+from streamwarden.operations import rollout
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.spec_diff import Effect, plan
+from streamwarden.operations.status import job_status
+from streamwarden.savepoints import catalog
+from streamwarden.supervision.observe import Observation, Phase, observe
 from tests.integration.conftest import BY, Place
 
 pytestmark = pytest.mark.integration
@@ -49,13 +51,13 @@ def files(place: Place, table: str) -> list[str]:
 def test_what_changes_decides_what_becomes_of_the_driver(place: Place) -> None:
     place.numbers()
     place.land("a.txt")
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     first = batch(place, "numbers", 0)
     assert first.heartbeat is not None
 
     # Live: the very same process.
     place.job("numbers", description="copies numbers", restarts={"max": 7})
-    done = operations.deploy(place.workspace, "numbers", by=BY)
+    done = deploy_job(place.workspace, "numbers", by=BY)
     assert (done.effect, done.launched) == (Effect.LIVE, False)
     place.land("b.txt")
     seen = batch(place, "numbers", 1)
@@ -70,7 +72,7 @@ def test_what_changes_decides_what_becomes_of_the_driver(place: Place) -> None:
     # Restart: another process on the same checkpoint; each file once.
     place.profile(jobs={"interval": "300ms", "partitions": 2})
     place.land("c.txt")
-    done = operations.deploy(place.workspace, "numbers", by=BY)
+    done = deploy_job(place.workspace, "numbers", by=BY)
     assert done.effect is Effect.RESTART and operation(place, "numbers").state == "done"
     place.land("d.txt")
     seen = batch(place, "numbers", 3)
@@ -78,13 +80,13 @@ def test_what_changes_decides_what_becomes_of_the_driver(place: Place) -> None:
     assert seen.launch is not None and seen.launch.spec is not None
     assert seen.launch.spec.trigger.interval.total_seconds() == 0.3
     assert files(place, "numbers") == ["a.txt", "b.txt", "c.txt", "d.txt"]
-    (note,) = operations.status(place.workspace, "numbers")["notes"]
+    (note,) = job_status(place.workspace, "numbers")["notes"]
     assert "table numbers: columns that are not the job's: theirs string" in note
 
     # An option that the module refuses: the old spec goes on where it was.
     place.job("numbers", options={"slwo": 1})
     with pytest.raises(StreamwardenError, match="ROLLOUT_UNHEALTHY") as raised:
-        operations.deploy(place.workspace, "numbers", by=BY)
+        deploy_job(place.workspace, "numbers", by=BY)
     assert "CONFIG_INVALID" in raised.value.what and "slwo: unknown key" in raised.value.what
     assert "began no batch" in raised.value.what
     place.land("e.txt")
@@ -104,7 +106,7 @@ def test_a_batch_that_a_broken_spec_wrote_in_part_is_undone(place: Place, monkey
         failures={"tolerable_consecutive": 0},
     )
     place.land("a.txt")
-    operations.deploy(place.workspace, "pairs", by=BY)
+    deploy_job(place.workspace, "pairs", by=BY)
     batch(place, "pairs", 0)
     # With a column more, besides.
     place.job("pairs", module="tests.integration.jobs.pairs_more", options={"mark": "new", "broken": True})
@@ -120,7 +122,7 @@ def test_a_batch_that_a_broken_spec_wrote_in_part_is_undone(place: Place, monkey
 
     monkeypatch.setattr(rollout._Rollout, "_switch", switch_and_land)
     with pytest.raises(StreamwardenError, match="ROLLOUT_UNHEALTHY") as raised:
-        operations.deploy(place.workspace, "pairs", by=BY)
+        deploy_job(place.workspace, "pairs", by=BY)
     base = operation(place, "pairs").plan["base"]
     assert "broken as it was told" in raised.value.what and "first put back" in raised.value.what
     old = CheckpointReader(place.workspace.storage, "checkpoints/pairs/g000001")
@@ -128,7 +130,7 @@ def test_a_batch_that_a_broken_spec_wrote_in_part_is_undone(place: Place, monkey
     begun = old.last_offset()
     assert begun == base + 1 and old.last_commit() == base
     assert log.after(application_id("pairs", 1), begun).transaction == begun, "it had written the first table"
-    (made,) = catalogue.savepoints(place.workspace, "pairs")
+    (made,) = catalog.savepoints(place.workspace, "pairs")
     assert (made.manifest.origin, made.manifest.batch) == (Origin.PRE_ROLLOUT, base)
     assert reference(place, "pairs").generation == 2
     place.land("c.txt")
@@ -139,11 +141,11 @@ def test_a_batch_that_a_broken_spec_wrote_in_part_is_undone(place: Place, monkey
         ("c.txt", "old"),
     ]
     assert files(place, "second") == ["a.txt", "b.txt", "c.txt"]
-    (note,) = operations.status(place.workspace, "pairs")["notes"]
+    (note,) = job_status(place.workspace, "pairs")["notes"]
     assert "table first: columns that are not the job's: size bigint" in note
 
     place.job("pairs", options={"mark": "new"})
-    done = operations.deploy(place.workspace, "pairs", by=BY)
+    done = deploy_job(place.workspace, "pairs", by=BY)
     assert done.effect is Effect.SAVEPOINT
     precheck = operation(place, "pairs").steps[0]
     assert precheck.name == "precheck" and "module" in precheck.detail
@@ -151,11 +153,11 @@ def test_a_batch_that_a_broken_spec_wrote_in_part_is_undone(place: Place, monkey
     batch(place, "pairs", 3)
     sizes = {row["file"]: row["size"] for row in place.rows("first")}
     assert sizes == {"a.txt": None, "b.txt": None, "c.txt": None, "d.txt": 4}
-    assert operations.status(place.workspace, "pairs")["notes"] == []
+    assert job_status(place.workspace, "pairs")["notes"] == []
     # What the table can't follow is refused, and the driver goes on.
     place.job("pairs", module="tests.integration.jobs.pairs")
     with pytest.raises(StreamwardenError, match="ROLLOUT_REFUSED") as raised:
-        operations.deploy(place.workspace, "pairs", by=BY)
+        deploy_job(place.workspace, "pairs", by=BY)
     assert "sinks.first.columns.size" in raised.value.what and "Keep size" in raised.value.remedy
     assert observe(place.workspace, "pairs").incarnation == done.incarnation
 
@@ -173,14 +175,14 @@ def test_other_state_partitions_are_refused_and_the_driver_goes_on(place: Place)
         sinks=[{"table": "counts", "mode": "upsert", "keys": ["key"]}],
     )
     rows([1, 1, 2])
-    operations.deploy(place.workspace, "counts", by=BY)
+    deploy_job(place.workspace, "counts", by=BY)
     first = batch(place, "counts", 0)
     workspace = place.profile(jobs={"interval": "500ms", "partitions": 5})
     planned = plan(workspace, "counts")
     assert planned.effect is Effect.REFUSED
     assert [(one.field, one.before, one.after) for one in planned.changes] == [("state.partitions", 2, 5)]
     with pytest.raises(StreamwardenError, match="ROLLOUT_REFUSED") as raised:
-        operations.deploy(workspace, "counts", by=BY)
+        deploy_job(workspace, "counts", by=BY)
     assert "rescale" in raised.value.remedy and place.documents("counts").operation.read() is None
     rows([2, 3])
     seen = batch(place, "counts", 1)
@@ -189,9 +191,9 @@ def test_other_state_partitions_are_refused_and_the_driver_goes_on(place: Place)
     # With state, a change of meaning that the state survives: it goes on counting.
     place.profile()
     place.job("counts", spark={"spark.sql.ansi.enabled": "false"})
-    done = operations.deploy(place.workspace, "counts", by=BY)
+    done = deploy_job(place.workspace, "counts", by=BY)
     assert done.effect is Effect.SAVEPOINT
-    (made,) = catalogue.savepoints(place.workspace, "counts")
+    (made,) = catalog.savepoints(place.workspace, "counts")
     assert made.manifest.origin is Origin.PRE_ROLLOUT and made.manifest.partitions == 2
     rows([3, 4])
     batch(place, "counts", made.manifest.batch + 1)

@@ -13,13 +13,14 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from streamwarden.control import operations
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints.manifest import Origin
-from streamwarden.control.savepoints.take import take
-from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.supervision import Observation
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.savepoint import Origin
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.take import take
+from streamwarden.savepoints.verify import verify
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Observation
 from tests.integration.conftest import BY, Place
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -65,7 +66,7 @@ def take_in_a_row(place: Place, number: int) -> Counter[str]:
         },
     )
     load = Load(place)
-    operations.deploy(place.workspace, "counts", by=BY)
+    deploy_job(place.workspace, "counts", by=BY)
     place.wait("counts", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch is not None), "a batch")
     load.start()
     ended: Counter[str] = Counter()
@@ -86,7 +87,7 @@ def take_in_a_row(place: Place, number: int) -> Counter[str]:
     load.done.set()
     load.join()
     assert len(batches) >= number / 3
-    known = catalogue.savepoints(place.workspace, "counts")
+    known = catalog.savepoints(place.workspace, "counts")
     assert len(known) == ended["taken"]
     assert set(place.workspace.files.folders("savepoints/counts")) == {one.manifest.id for one in known}
     found = verify(place.workspace, known, by=BY)
@@ -95,7 +96,7 @@ def take_in_a_row(place: Place, number: int) -> Counter[str]:
     assert all(count is None or 0 < count <= KEYS for count in rows) and sum(count is not None for count in rows) > 0
     total = sum(load.written.values())
     place.wait("counts", lambda seen: _read(place) >= total, "all rows to be read", timeout=300)
-    assert operations.stop(place.workspace, "counts", by=BY).exit is not None
+    assert driver_control.stop(place.workspace, "counts", by=BY).exit is not None
     assert {row["key"]: row["rows"] for row in place.rows("counts")} == dict(load.written)
     sys.stdout.write(f"{number} takes: {dict(ended)}\n")
     return ended

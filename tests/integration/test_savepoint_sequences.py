@@ -15,16 +15,17 @@ from collections import Counter
 
 import pytest
 
-from streamwarden.control import operations
-from streamwarden.control.documents import Operation
-from streamwarden.control.operation import active_operation
-from streamwarden.control.processes import kill
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints.manifest import folder_key
-from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.spec import RetentionSpec
-from streamwarden.control.supervision import observe
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.spec import RetentionSpec
+from streamwarden.model.status import Operation
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.runtime.operation_lock import active_operation
+from streamwarden.runtime.processes import kill
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.documents import folder_key
+from streamwarden.savepoints.verify import verify
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import observe
 from tests.integration.conftest import BY, REPOSITORY, Place
 from tests.integration.fleet import JOBS, Fleet
 
@@ -58,17 +59,17 @@ class Actions:
         elif what == "take with stop":
             self._command("savepoint", job, "--no-verify", "--stop")
             self._settled(job)
-            operations.start(self.place.workspace, job, by=BY)
+            driver_control.start(self.place.workspace, job, by=BY)
         elif what == "kill the driver":
             seen = observe(self.place.workspace, job)
             process = seen.heartbeat.process if seen.heartbeat else seen.launch.process if seen.launch else None
             if process is None or not kill(process):
                 return
         elif what == "stop and deploy":
-            operations.stop(self.place.workspace, job, by=BY)
-            operations.deploy(self.place.workspace, job, by=BY)
+            driver_control.stop(self.place.workspace, job, by=BY)
+            deploy_job(self.place.workspace, job, by=BY)
         else:
-            known = catalogue.savepoints(self.place.workspace, job)
+            known = catalog.savepoints(self.place.workspace, job)
             if not known:
                 return
             chosen = self.chance.choice(known).manifest.id
@@ -111,12 +112,12 @@ def check_catalogue(place: Place) -> None:
         {name: {"count": None} for name in ("periodic", "pre_restore", "pre_rollout", "suspend")}
     )
     for job in JOBS:
-        catalogue.housekeeping(workspace, job, keep)
-        known = {one.manifest.id for one in catalogue.savepoints(workspace, job)}
+        catalog.housekeeping(workspace, job, keep)
+        known = {one.manifest.id for one in catalog.savepoints(workspace, job)}
         assert set(workspace.files.folders(f"savepoints/{job}")) == known
         for name in known:
             assert any(workspace.files.walk(folder_key(job, name)))
-    every = [one for job in JOBS for one in catalogue.savepoints(workspace, job)]
+    every = [one for job in JOBS for one in catalog.savepoints(workspace, job)]
     found = verify(workspace, every, by=BY)
     assert {name: one.problems for name, one in found.items() if one.problems} == {}
 
@@ -140,7 +141,7 @@ def run_sequence(fleet: Fleet, seed: int, actions: int) -> Counter[str]:
             work._settled(job)
             desired = place.documents(job).desired.read()
             if desired is not None and desired.state == "suspended":
-                operations.start(place.workspace, job, by=BY)
+                driver_control.start(place.workspace, job, by=BY)
         fleet.settle()
     fleet.stop_and_compare(f"seed {seed}: {dict(work.done)}")
     check_catalogue(place)

@@ -10,15 +10,17 @@ import pytest
 from typer.testing import CliRunner
 
 from streamwarden.cli import app
-from streamwarden.control import operations
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints.manifest import Manifest, Origin, checkpoint_key
-from streamwarden.control.savepoints.restore import restore
-from streamwarden.control.savepoints.take import savepoint_and_stop, take
-from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.supervision import Observation, Phase, observe
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.savepoint import Manifest, Origin
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.restore import restore
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.documents import checkpoint_key
+from streamwarden.savepoints.take import savepoint_and_stop, take
+from streamwarden.savepoints.verify import verify
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Observation, Phase, observe
 from tests.integration.conftest import BY, Place
 
 pytestmark = pytest.mark.integration
@@ -49,7 +51,7 @@ def running(place: Place) -> Place:
     place.numbers()
     for name in ("a.txt", "b.txt"):
         place.land(name)
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     _batch(place, 1)
     return place
 
@@ -78,9 +80,9 @@ def test_rows_written_after_a_savepoint_are_replayed_once(running: Place) -> Non
     assert _files(place) == ["a.txt", "b.txt", "c.txt", "d.txt", "e.txt"]
     reference = place.documents("numbers").checkpoint.read()
     assert reference is not None and (reference.generation, reference.savepoint) == (2, made.id)
-    before = catalogue.savepoints(place.workspace, "numbers")[0]
+    before = catalog.savepoints(place.workspace, "numbers")[0]
     assert (before.manifest.origin, before.manifest.batch) == (Origin.PRE_RESTORE, 3)
-    assert catalogue.find(place.workspace, "numbers", made.id).record.in_use_by == []
+    assert catalog.find(place.workspace, "numbers", made.id).record.in_use_by == []
 
 
 def test_under_the_old_transaction_id_a_rewound_job_loses_rows(running: Place) -> None:
@@ -90,7 +92,7 @@ def test_under_the_old_transaction_id_a_rewound_job_loses_rows(running: Place) -
     for name in ("c.txt", "d.txt"):
         place.land(name)
     _batch(place, 3)
-    operations.stop(place.workspace, "numbers", by=BY)
+    driver_control.stop(place.workspace, "numbers", by=BY)
     files, old = place.workspace.files, place.documents("numbers").checkpoint.read()
     assert old is not None
     for entry in made.files:
@@ -101,7 +103,7 @@ def test_under_the_old_transaction_id_a_rewound_job_loses_rows(running: Place) -
     DeltaTable(place.workspace.table("numbers")).restore(made.sinks[0].version)
     assert _files(place) == ["a.txt", "b.txt"]
     place.documents("numbers").checkpoint.write(old.model_copy(update={"path": "checkpoints/numbers/naive"}))
-    operations.start(place.workspace, "numbers", by=BY)
+    driver_control.start(place.workspace, "numbers", by=BY)
     place.land("e.txt")
     _batch(place, 4)
     assert _files(place) == ["a.txt", "b.txt", "e.txt"], "batches 2 and 3 were passed over as known"
@@ -110,7 +112,7 @@ def test_under_the_old_transaction_id_a_rewound_job_loses_rows(running: Place) -
 def test_a_savepoint_with_a_stop_in_mid_batch_leaves_no_row_behind_it(place: Place) -> None:
     place.numbers(options={"slow": 10.0})
     place.land("a.txt")
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     _batch(place, 0)
     for name in ("b.txt", "c.txt", "d.txt"):
         place.land(name)
@@ -139,7 +141,7 @@ def test_an_unhealthy_restore_goes_back_by_itself(place: Place, tmp_path: Path) 
     place.numbers(options={"fail_while": str(marker)}, failures={"tolerable_consecutive": 0})
     for name in ("a.txt", "b.txt"):
         place.land(name)
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     _batch(place, 1)
     made = _take(place)
     place.land("c.txt")
@@ -223,13 +225,13 @@ def test_verification_names_what_is_damaged(running: Place) -> None:
     (folder / "commits" / "2").unlink()
     (folder / "commits" / "2").write_text("v1\n{}?")
     (folder / "stray").write_text("")
-    chosen = catalogue.savepoints(place.workspace, "numbers")
+    chosen = catalog.savepoints(place.workspace, "numbers")
     found = verify(place.workspace, chosen, by=BY)
     assert found[first.id].verdict == "verified"
     assert found[second.id].verdict == "damaged"
     words = "\n".join(found[second.id].problems)
     assert "offsets/1: missing" in words and "commits/2: " in words and "stray: not in the manifest" in words
-    assert catalogue.find(place.workspace, "numbers", catalogue.LATEST).manifest.id == first.id
+    assert catalog.find(place.workspace, "numbers", catalog.LATEST).manifest.id == first.id
     with pytest.raises(StreamwardenError, match="SAVEPOINT_DAMAGED"):
         restore(place.workspace, "numbers", savepoint=second.id, by=BY)
     assert observe(place.workspace, "numbers").phase is Phase.RUNNING, "refused before anything was stopped"

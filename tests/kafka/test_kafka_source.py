@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from streamwarden.control import operations
-from streamwarden.control.diagnosis import diagnose
-from streamwarden.control.processes import kill
-from streamwarden.control.rescale import rescale
-from streamwarden.control.rollout_plan import Effect, plan
-from streamwarden.control.savepoints.manifest import Origin
-from streamwarden.control.savepoints.restore import restore
-from streamwarden.control.savepoints.take import take
-from streamwarden.control.supervision import Observation, Phase, observe
+from streamwarden.model.savepoint import Origin
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.diagnosis import diagnose
+from streamwarden.operations.rescale import rescale
+from streamwarden.operations.restore import restore
+from streamwarden.operations.spec_diff import Effect, plan
+from streamwarden.runtime.processes import kill
+from streamwarden.savepoints.take import take
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Observation, Phase, observe
 from tests.conftest import TripMaker
 from tests.integration.conftest import BY, Place
 from tests.kafka.server import KafkaServer
@@ -82,7 +83,7 @@ def test_a_topic_is_waited_for_and_counted_through_kills_a_restore_and_a_rescale
     place: Place, kafka: KafkaServer, trips: list[tuple[int, float]]
 ) -> None:
     records = Records(place, kafka)
-    operations.deploy(place.workspace, "records", by=BY)
+    deploy_job(place.workspace, "records", by=BY)
     seen = place.wait("records", lambda seen: seen.phase is Phase.WAITING, "a topic that is not there")
     assert seen.heartbeat is not None and f"topic {records.topic} does not exist yet" in seen.heartbeat.reason
 
@@ -104,7 +105,7 @@ def test_a_topic_is_waited_for_and_counted_through_kills_a_restore_and_a_rescale
     records.send(trips[900:1100])
     assert seen.heartbeat is not None and kill(seen.heartbeat.process)
     records.send(trips[1100:1200])
-    operations.start(place.workspace, "records", by=BY)
+    driver_control.start(place.workspace, "records", by=BY)
     records.check()
 
     # Read again from where the savepoint stands.
@@ -132,7 +133,7 @@ def test_servers_that_are_away_fail_tries_and_what_a_topic_has_dropped_is_named(
     records = Records(place, kafka, failures={"tolerable_consecutive": 50, "backoff": "1s"})
     kafka.create(records.topic, 1)
     records.send(trips[:300])
-    operations.deploy(place.workspace, "records", by=BY)
+    deploy_job(place.workspace, "records", by=BY)
     first = records.caught_up(300)
     kafka.kill()
     place.wait("records", lambda seen: seen.phase is Phase.RETRYING, "a try that failed")
@@ -142,10 +143,10 @@ def test_servers_that_are_away_fail_tries_and_what_a_topic_has_dropped_is_named(
     last = observe(place.workspace, "records")
     assert last.incarnation == first.incarnation, "the same driver goes on"
 
-    operations.stop(place.workspace, "records", by=BY)
+    driver_control.stop(place.workspace, "records", by=BY)
     records.send(trips[400:600])
     kafka.drop(records.topic, 0, 500)
-    operations.start(place.workspace, "records", by=BY)
+    driver_control.start(place.workspace, "records", by=BY)
     seen = place.wait("records", lambda seen: seen.phase is Phase.FAILED, "its end")
     assert seen.error is not None and seen.error.code == "SOURCE_DATA_GONE", seen.error
     told = diagnose(place.workspace, seen)

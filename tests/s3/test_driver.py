@@ -11,18 +11,22 @@ from contextlib import suppress
 import pytest
 from deltalake import write_deltalake
 
-from streamwarden.control import operations
-from streamwarden.control.diagnosis import diagnose
-from streamwarden.control.documents import Supervision
-from streamwarden.control.processes import is_alive
-from streamwarden.control.savepoints.catalogue import find
-from streamwarden.control.savepoints.manifest import Origin, checkpoint_key
-from streamwarden.control.savepoints.restore import restore
-from streamwarden.control.savepoints.take import take
-from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.supervision import Action, Observation, Phase, decide, observe, restart
 from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
 from streamwarden.demo.verify import read_table
+from streamwarden.model.savepoint import Origin
+from streamwarden.model.status import Supervision
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.diagnosis import diagnose
+from streamwarden.operations.restore import restore
+from streamwarden.runtime.processes import is_alive
+from streamwarden.savepoints.catalog import find
+from streamwarden.savepoints.documents import checkpoint_key
+from streamwarden.savepoints.take import take
+from streamwarden.savepoints.verify import verify
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.act import restart
+from streamwarden.supervision.decide import Action, decide
+from streamwarden.supervision.observe import Observation, Phase, observe
 from tests.conftest import TripMaker
 from tests.integration.conftest import BY, Place
 from tests.s3.conftest import Place as S3Place
@@ -51,7 +55,7 @@ def files(place: Place) -> list[str]:
 def test_a_driver_on_s3_survives_its_own_death_and_the_servers(place: Place, server: S3Server) -> None:
     place.numbers(failures={"tolerable_consecutive": 6, "backoff": "1s"})
     place.land("0.txt")
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     seen = place.wait("numbers", reached(0), "batch 0")
     assert files(place) == ["0.txt"]
 
@@ -80,7 +84,7 @@ def test_a_driver_on_s3_survives_its_own_death_and_the_servers(place: Place, ser
     assert "try 1 failed" in log_of(place, before)
     assert files(place) == [f"{number}.txt" for number in range(4)]
 
-    ended = operations.stop(place.workspace, "numbers", by=BY)
+    ended = driver_control.stop(place.workspace, "numbers", by=BY)
     assert ended.phase is Phase.STOPPED
     # Nothing but logs, the landing folder and what a driver has while it runs is on this machine's disk.
     assert sorted(path.name for path in place.workspace.root.iterdir()) == ["landing", "logs", "scratch"]
@@ -96,7 +100,7 @@ def test_what_is_left_of_files_in_a_bucket_is_counted(place: Place, s3: S3Place)
     for name in ("empty.txt", "folder/"):
         client.put_object(Bucket=bucket, Key=f"landed here/{name}", Body=b"")
     client.put_object(Bucket=bucket, Key="landed here too/4.txt", Body=b"x")
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
 
     def is_told(seen: Observation) -> bool:
         return seen.progress is not None and len(seen.progress.recent) >= 4
@@ -113,7 +117,7 @@ def test_what_is_left_of_files_in_a_bucket_is_counted(place: Place, s3: S3Place)
 def test_credentials_that_are_taken_away_are_named(place: Place, server: S3Server) -> None:
     place.numbers(failures={"tolerable_consecutive": 0})
     place.land("0.txt")
-    operations.deploy(place.workspace, "numbers", by=BY)
+    deploy_job(place.workspace, "numbers", by=BY)
     seen = place.wait("numbers", reached(0), "batch 0")
     assert seen.heartbeat is not None
     right = server.secret_key
@@ -146,7 +150,7 @@ def test_state_on_s3_outlives_its_driver_and_is_saved_and_restored(place: Place,
     trips = as_trips(make_trips(2_000, hours=24))
     for start in range(0, 2_000, 500):
         write_deltalake(uri, trips.slice(start, 500), mode="append", storage_options=options)
-    operations.deploy(place.workspace, "zone_windows", by=BY)
+    deploy_job(place.workspace, "zone_windows", by=BY)
     seen = place.wait("zone_windows", reached(1), "batch 1", timeout=240)
     # With its JVM, as when the machine goes: state is then read back from the bucket.
     lease = place.documents("zone_windows").lease.read()
@@ -171,6 +175,6 @@ def test_state_on_s3_outlives_its_driver_and_is_saved_and_restored(place: Place,
     assert restore(place.workspace, "zone_windows", savepoint=saved.id, by=BY).state == "done"
     place.wait("zone_windows", reached(3), "batch 3", timeout=240)
 
-    assert operations.stop(place.workspace, "zone_windows", by=BY).phase is Phase.STOPPED
+    assert driver_control.stop(place.workspace, "zone_windows", by=BY).phase is Phase.STOPPED
     expected = expected_zone_windows(read_table(place.workspace, "trips"))
     assert compare_zone_windows(expected, read_table(place.workspace, "zone_windows")).equal

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from streamwarden.control import operations, supervision
-from streamwarden.control.delta_log import DeltaLog
-from streamwarden.control.processes import kill
+from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.runtime.processes import kill
+from streamwarden.supervision import driver_control, observe
 from tests.integration.conftest import BY, Place
 from tests.integration.test_fencing import (
     LEASE,
@@ -51,13 +52,13 @@ def test_paused_in_a_request_it_writes_over_nothing(
     place.numbers()
     place.land("0.txt")
     place.land("1.txt")
-    first = operations.deploy(place.workspace, "numbers", by=BY).incarnation
+    first = deploy_job(place.workspace, "numbers", by=BY).incarnation
     place.wait("numbers", lambda seen: at(seen, 1), "batch 1")
     entry = entry.format(DeltaLog(place.workspace.files, "tables/numbers").latest + 1)
     hold = proxy.hold = Hold(f"PUT .*/{entry}")
     place.land("2.txt")
     assert hold.reached.wait(120), f"a PUT of {entry}"
-    frozen = freeze(pid_of(supervision.observe(place.workspace, "numbers")))
+    frozen = freeze(pid_of(observe.observe(place.workspace, "numbers")))
     place.land("3.txt")
     second = lives_elsewhere(place)
     place.wait("numbers", lambda seen: seen.incarnation == second and len(files(place)) == 4, "all files")
@@ -73,8 +74,8 @@ def test_paused_in_a_request_it_writes_over_nothing(
     ended(place, first)
     assert hold.status == 412 and content() == written
     # Who goes on from there reads each file once.
-    assert kill(supervision.observe(place.workspace, "numbers").heartbeat.process)  # type: ignore[union-attr]
-    operations.start(place.workspace, "numbers", by=BY)
+    assert kill(observe.observe(place.workspace, "numbers").heartbeat.process)  # type: ignore[union-attr]
+    driver_control.start(place.workspace, "numbers", by=BY)
     place.land("4.txt")
     place.wait("numbers", lambda _: "4.txt" in files(place), "a file after that")
     assert files(place) == [f"{number}.txt" for number in range(5)]

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamwarden.control.documents import CheckpointRef, JobDocuments, utc_now
-from streamwarden.control.landing.file import LandedFile, LandedFileChanged, LandedFileGone
-from streamwarden.control.landing.planner import Planner
-from streamwarden.control.landing.plans import plans_of
-from streamwarden.control.spec import FileSource
-from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.landing.file import LandedFile, LandedFileChanged, LandedFileGone
+from streamwarden.landing.planner import Planner
+from streamwarden.landing.plans import plans_of
+from streamwarden.model.spec import FileSource
+from streamwarden.model.status import CheckpointRef, utc_now
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
 from tests.s3.conftest import Place as S3Place
 
 pytestmark = pytest.mark.s3

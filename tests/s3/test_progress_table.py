@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from streamwarden.control.documents import utc_now
-from streamwarden.control.progress_table import ProgressTable
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.progress_table import ProgressTable
+from streamwarden.model.status import utc_now
+from streamwarden.store.workspace import Workspace
 from tests.batches import made_batch, make_place
 from tests.integration.conftest import REPOSITORY
 from tests.s3.conftest import Place
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.s3
 WRITER = """
 import sys
 from pathlib import Path
-from streamwarden.control.progress_table import ProgressTable
-from streamwarden.control.workspace import open_workspace
+from streamwarden.formats.progress_table import ProgressTable
+from streamwarden.store.workspace import open_workspace
 from tests.batches import made_batch
 table = ProgressTable(open_workspace("test", config=Path(sys.argv[1])))
 added = sum(table.append("lamp", sys.argv[2], 1, [made_batch(2 * n), made_batch(2 * n + 1)]) for n in range(10))

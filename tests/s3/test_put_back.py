@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from streamwarden.control.put_back import put_back
+from streamwarden.formats.delta_restore import put_back
 from tests.integration.conftest import Place
 
 pytestmark = pytest.mark.s3

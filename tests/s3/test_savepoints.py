@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 
-from streamwarden.control.config import load_job
-from streamwarden.control.documents import CheckpointRef, Desired, JobDocuments, utc_now
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints import take as take_module
-from streamwarden.control.savepoints.manifest import Manifest, Origin, checkpoint_key, record_document
-from streamwarden.control.savepoints.take import Report, take
-from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.savepoint import Manifest, Origin
+from streamwarden.model.status import CheckpointRef, Desired, utc_now
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints import take as take_module
+from streamwarden.savepoints.documents import checkpoint_key, record_document
+from streamwarden.savepoints.take import Report, take
+from streamwarden.savepoints.verify import verify
 from streamwarden.storage import S3Files, S3Location, S3Storage
 from streamwarden.storage.s3_client import make_client
+from streamwarden.store.config import load_job
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 from tests.integration.conftest import BY
 from tests.integration.conftest import Place as Jobs
 from tests.s3.conftest import Place
@@ -90,8 +92,8 @@ def _take(workspace: Workspace, report: Report | None = None) -> Manifest:
 
 
 def _nothing_is_left(workspace: Workspace) -> None:
-    catalogue.housekeeping(workspace, JOB, load_job(JOB).savepoints.keep)
-    assert catalogue.savepoints(workspace, JOB) == []
+    catalog.housekeeping(workspace, JOB, load_job(JOB).savepoints.keep)
+    assert catalog.savepoints(workspace, JOB) == []
     assert list(workspace.files.walk(f"savepoints/{JOB}")) == []
 
 
@@ -108,8 +110,8 @@ def _later(work: Callable[[], None], seconds: float) -> threading.Thread:
 def test_a_savepoint_on_s3_is_whole_and_shares_nothing(workspace: Workspace) -> None:
     made = _take(workspace)
     assert len(made.files) == 1 + 3 + 3 + 2 + 2 * PARTITIONS
-    found = catalogue.find(workspace, JOB, made.id)
-    described = catalogue.describe(workspace, found)
+    found = catalog.find(workspace, JOB, made.id)
+    described = catalog.describe(workspace, found)
     assert (described["shared_bytes"], described["own_bytes"]) == (0, made.bytes)
     workspace.files.delete_tree(made.checkpoint)
     assert verify(workspace, [found], by=BY, state=False)[made.id].verdict == "verified"
@@ -120,7 +122,7 @@ def test_throttling_is_waited_out(workspace: Workspace, proxy: Proxy, through_pr
     # Documents have less patience, and with so much of it would now and then be refused.
     made = _take(replace(_through(workspace, through_proxy), storage=workspace.storage))
     assert proxy.seen["slow_down"] > 5
-    found = catalogue.find(workspace, JOB, made.id)
+    found = catalog.find(workspace, JOB, made.id)
     assert verify(workspace, [found], by=BY, state=False)[made.id].verdict == "verified"
 
 
@@ -138,7 +140,7 @@ def test_a_server_restarted_in_the_middle_of_a_copy(
     made = _take(_through(workspace, through_proxy), in_the_middle)
     assert len(restarting) == 1
     restarting[0].join()
-    found = catalogue.find(workspace, JOB, made.id)
+    found = catalog.find(workspace, JOB, made.id)
     assert verify(workspace, [found], by=BY, state=False)[made.id].verdict == "verified"
 
 
@@ -154,7 +156,7 @@ def test_a_server_that_stays_away_is_a_clear_error_and_leaves_no_half_savepoint(
         _take(_through(workspace, through_proxy, patience_s=1.0), in_the_middle)
     assert raised.value.code == "S3_UNREACHABLE" and raised.value.retryable
     server.start()
-    assert catalogue.savepoints(workspace, JOB) == []
+    assert catalog.savepoints(workspace, JOB) == []
     # Whose process lives could still be at it; this one's is the test's.
     for key in workspace.storage.list(f"control/{JOB}/savepoints"):
         document = record_document(workspace, JOB, key.rsplit("/", 1)[1].removesuffix(".json"))
@@ -189,7 +191,7 @@ def test_a_corrupted_object_is_found_and_named(workspace: Workspace, s3: Place) 
     made = _take(workspace)
     key = f"{checkpoint_key(JOB, made.id)}/state/0/7/SSTs/1-7.sst"
     s3.client().put_object(Bucket=s3.location.bucket, Key=f"{s3.location.prefix}/{key}", Body=b"tablx7")
-    found = catalogue.find(workspace, JOB, made.id)
+    found = catalog.find(workspace, JOB, made.id)
     verdict = verify(workspace, [found], by=BY, state=False)[made.id]
     assert verdict.verdict == "damaged"
     assert verdict.problems == ["state/0/7/SSTs/1-7.sst: other content than was copied"]
@@ -213,5 +215,5 @@ def test_state_that_is_removed_under_a_copy_is_taken_at_a_newer_batch(
     made = _take(workspace)
     assert made.batch == 3
     assert not [entry.path for entry in made.files if entry.path.endswith("/3.zip")]
-    found = catalogue.find(workspace, JOB, made.id)
+    found = catalog.find(workspace, JOB, made.id)
     assert verify(workspace, [found], by=BY, state=False)[made.id].verdict == "verified"

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from streamwarden.control.documents import JobDocuments
-from streamwarden.control.lease import LeaseHolder
-from streamwarden.control.processes import current_process
 from streamwarden.errors import StreamwardenError
+from streamwarden.runtime.lease import LeaseHolder
+from streamwarden.runtime.processes import current_process
 from streamwarden.storage import Conflict, S3Files, S3Location, S3Storage
 from streamwarden.storage.s3_client import make_client
+from streamwarden.store.documents import JobDocuments
 from tests.s3.conftest import Place
 from tests.s3.proxy import Proxy, Trouble
 from tests.s3.server import S3Server

@@ -17,11 +17,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.spec import JobSpec
 from streamwarden.driver.batches import BatchWriter
 from streamwarden.driver.job_api import DELETED, EVENT_ENDS
 from streamwarden.driver.sink import DeltaSink
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.spec import JobSpec
 from streamwarden.storage.local import LocalStorage
 
 BINARY_FILE = "path string, modificationTime timestamp, length bigint, content binary"

@@ -12,7 +12,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import card_sessions, ingest_trips, zone_windows
-from streamwarden.control.config import load_job
 from streamwarden.demo.batch import (
     compare_card_sessions,
     compare_quarantine,
@@ -23,6 +22,7 @@ from streamwarden.demo.batch import (
     read_landed,
 )
 from streamwarden.driver.job_api import JobSettings
+from streamwarden.store.config import load_job
 from streamwarden.trips.cards import add_card_ids
 from tests.conftest import REPOSITORY, TripMaker
 from tests.spark.job_runs import (

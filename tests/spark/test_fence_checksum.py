@@ -10,10 +10,10 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
-from streamwarden.control.delta_log import application_id
-from streamwarden.control.documents import CheckpointRef, utc_now
-from streamwarden.control.fence import fence
-from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.formats.delta_fence import fence
+from streamwarden.formats.delta_log import application_id
+from streamwarden.model.status import CheckpointRef, utc_now
+from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.spark
 

@@ -13,14 +13,15 @@ from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from streamwarden.control.documents import CheckpointRef, JobDocuments, OutputStart, utc_now
-from streamwarden.control.output_columns import RECORD
-from streamwarden.control.signatures import recognise
-from streamwarden.control.spec import SinkSpec
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.driver.outputs import AUTHOR, start_outputs
 from streamwarden.driver.sink import DeltaSink
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.output_columns import RECORD
+from streamwarden.model.spec import SinkSpec
+from streamwarden.model.status import CheckpointRef, OutputStart, utc_now
+from streamwarden.runtime.failure_signatures import recognise
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
 from tests.conftest import REPOSITORY
 from tests.spark.job_runs import run, stream_delta
 

@@ -10,10 +10,11 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from streamwarden.control.delta_log import application_id
-from streamwarden.control.documents import CheckpointRef, JobDocuments, OutputStart, utc_now
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.driver.outputs import start_outputs
+from streamwarden.formats.delta_log import application_id
+from streamwarden.model.status import CheckpointRef, OutputStart, utc_now
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
 from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.spark

@@ -13,14 +13,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.documents import BatchProgress, JobDocuments
-from streamwarden.control.spec import DeltaSource, JobSpec
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.driver.backlog import backlog_of
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.driver.query import RunningQuery
 from streamwarden.driver.source import open_source
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.spec import DeltaSource, JobSpec
+from streamwarden.model.status import BatchProgress
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
 from tests.conftest import REPOSITORY
 from tests.spark.job_runs import write_table
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from streamwarden.control.progress_table import COLUMNS, ProgressTable
+from streamwarden.formats.progress_table import COLUMNS, ProgressTable
 from tests.batches import made_batch, make_place
 
 pytestmark = pytest.mark.spark

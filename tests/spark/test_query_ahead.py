@@ -12,15 +12,15 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.spec import JobSpec
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.driver.ahead import QueryAhead
 from streamwarden.driver.batches import BatchWriter
 from streamwarden.driver.module import load_module, settings_for
 from streamwarden.driver.query import RunningQuery
 from streamwarden.driver.replay import Replay
 from streamwarden.driver.source import open_source
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.spec import JobSpec
+from streamwarden.store.workspace import Workspace, open_workspace
 from tests.conftest import REPOSITORY, TripMaker
 from tests.spark.job_runs import as_trips, delta_tables, in_order_of_arrival, read_table, run, write_table
 

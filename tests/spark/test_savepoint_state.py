@@ -28,13 +28,13 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.rescale_plan import refused_operators
-from streamwarden.control.savepoints.closure import Closure, StateFileMissing, closure, relocated, repartitioned
 from streamwarden.driver.repartition import repartition
 from streamwarden.driver.state_digest import state_digests
 from streamwarden.driver.state_rows import count_state_rows
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.checkpoint_files import Closure, StateFileMissing, closure, relocated, repartitioned
+from streamwarden.operations.rescale_plan import refused_operators
 from streamwarden.storage import LocalFiles, LocalStorage
 from tests.conftest import DAY
 

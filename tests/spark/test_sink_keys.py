@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
-from streamwarden.control.spec import JobSpec
 from streamwarden.driver.job_api import DELETED
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.spec import JobSpec
 from tests.spark.job_runs import delta_tables, read_table, run, stream_delta, write_table
 
 pytestmark = pytest.mark.spark

@@ -22,7 +22,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import card_sessions, ingest_trips, zone_windows
-from streamwarden.control.config import load_job
 from streamwarden.demo.batch import (
     compare_card_sessions,
     compare_trips,
@@ -33,6 +32,7 @@ from streamwarden.demo.batch import (
 )
 from streamwarden.driver.job_api import JobSettings
 from streamwarden.quality import check
+from streamwarden.store.config import load_job
 from tests.conftest import DAY, REPOSITORY, TripMaker
 from tests.spark.job_runs import (
     delta_tables,

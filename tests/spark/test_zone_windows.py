@@ -12,11 +12,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs import zone_windows
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.no_data_batch import begin_no_data_batch
 from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
 from streamwarden.driver.job_api import JobSettings
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.no_data_batch import begin_no_data_batch
 from streamwarden.storage import LocalStorage
 from tests.conftest import TripMaker
 from tests.spark.job_runs import (

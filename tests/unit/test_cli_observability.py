@@ -9,10 +9,11 @@ import yaml
 from typer.testing import CliRunner
 
 from streamwarden.cli import app
-from streamwarden.control.documents import Desired, DriverState, Exit, Heartbeat, JobDocuments, Launch, Lease, utc_now
-from streamwarden.control.processes import current_process
-from streamwarden.control.progress_table import ProgressTable
-from streamwarden.control.workspace import Workspace
+from streamwarden.formats.progress_table import ProgressTable
+from streamwarden.model.status import Desired, DriverState, Exit, Heartbeat, Launch, Lease, utc_now
+from streamwarden.runtime.processes import current_process
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 from tests.batches import START, made_batch, make_place
 
 pytestmark = pytest.mark.unit

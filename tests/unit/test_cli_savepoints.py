@@ -11,8 +11,9 @@ import yaml
 from typer.testing import CliRunner
 
 from streamwarden.cli import app
-from streamwarden.control.documents import CheckpointRef, Desired, JobDocuments, Operation, Step, utc_now
-from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.model.status import CheckpointRef, Desired, Operation, Step, utc_now
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
 

@@ -9,22 +9,14 @@ import pytest
 
 from streamwarden.airflow.logtail import describe_error
 from streamwarden.cli import jobs
-from streamwarden.control import running
-from streamwarden.control.documents import (
-    DriverState,
-    ErrorInfo,
-    Exit,
-    Heartbeat,
-    JobDocuments,
-    Launch,
-    Restart,
-    Supervision,
-    utc_now,
-)
-from streamwarden.control.processes import current_process, process_of
-from streamwarden.control.supervision import Action, Verdict, decide, observe
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import DriverState, ErrorInfo, Exit, Heartbeat, Launch, Restart, Supervision, utc_now
+from streamwarden.runtime.processes import current_process, process_of
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.decide import Action, Verdict, decide
+from streamwarden.supervision.observe import observe
 from tests.unit.test_cli_savepoints import JOB, run, workspace
 
 __all__ = ["workspace"]
@@ -93,7 +85,7 @@ def test_a_job_that_failed_for_good_stays_so_when_its_window_has_passed(failed: 
     assert "[RESTART_BUDGET_SPENT]" in run("supervise", JOB, code=2), "it is not for a supervisor to start it again"
     assert documents.incarnations() == ["i1"]
 
-    running.forgive(failed, JOB, why="deployed")
+    driver_control.forgive(failed, JOB, why="deployed")
     seen, memory = observe(failed, JOB), supervision.read()
     assert memory is not None and decide(seen, memory).action is Action.RESTART
 

@@ -13,9 +13,10 @@ import yaml
 from streamwarden.airflow import operators
 from streamwarden.airflow.notify import tell
 from streamwarden.airflow.operators import ReleaseOperator
-from streamwarden.control.documents import HealthRecord, JobDocuments
-from streamwarden.control.health.rules import Finding, Health, Level
-from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.model.status import HealthRecord
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision.health_rules import Finding, Health, Level
 
 pytestmark = pytest.mark.unit
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from streamwarden.airflow.relief import are_used_up, is_due, relief_id
-from streamwarden.control.supervision import Claim
+from streamwarden.supervision.claim import Claim
 
 pytestmark = pytest.mark.unit
 

@@ -13,10 +13,11 @@ import pytest
 
 from streamwarden.airflow import triggers
 from streamwarden.airflow.triggers import SuperviseTrigger
-from streamwarden.control.documents import HealthRecord, Launch, RuleState, utc_now
-from streamwarden.control.health.rules import Finding, Health, Level
-from streamwarden.control.processes import process_of
-from streamwarden.control.supervision import Action, Observation, Phase, Verdict
+from streamwarden.model.status import HealthRecord, Launch, RuleState, utc_now
+from streamwarden.runtime.processes import process_of
+from streamwarden.supervision.decide import Action, Verdict
+from streamwarden.supervision.health_rules import Finding, Health, Level
+from streamwarden.supervision.observe import Observation, Phase
 from tests.unit.control.test_supervision import JOB, seen
 
 pytestmark = pytest.mark.unit

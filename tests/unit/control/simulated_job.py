@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from streamwarden.control.advice.load import BatchSeen
-from streamwarden.control.advice.rule import Recommendation, StateShare, recommend
-from streamwarden.control.advice.settings import AdvisorSpec
-from streamwarden.control.documents import Width
+from streamwarden.autoscaler.ds2 import Recommendation, StateShare, recommend
+from streamwarden.autoscaler.load import BatchSeen
+from streamwarden.model.advisor_spec import AdvisorSpec
+from streamwarden.model.status import Width
 
 START = datetime(2026, 3, 9, tzinfo=None).astimezone()
 Load = Callable[[float], float]

@@ -11,10 +11,10 @@ from hypothesis import Phase, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from streamwarden.control.advice.load import BatchSeen, arrivals, cost
-from streamwarden.control.advice.rule import Recommendation, StateShare, recommend
-from streamwarden.control.advice.settings import AdvisorSpec
-from streamwarden.control.documents import Width
+from streamwarden.autoscaler.ds2 import Recommendation, StateShare, recommend
+from streamwarden.autoscaler.load import BatchSeen, arrivals, cost
+from streamwarden.model.advisor_spec import AdvisorSpec
+from streamwarden.model.status import Width
 from tests.unit.control.simulated_job import START, SimulatedJob
 
 HOUR = 3600.0

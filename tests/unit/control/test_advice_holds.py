@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import pytest
 
-from streamwarden.control.advice.advise import holds_back
-from streamwarden.control.documents import ErrorInfo, Operation, Step, utc_now
+from streamwarden.autoscaler.advise import holds_back
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import ErrorInfo, Operation, Step, utc_now
 from tests.unit.control.test_rescale_plan import Place
 from tests.unit.control.test_rollout_plan import JOB, deployed, spec, write
 

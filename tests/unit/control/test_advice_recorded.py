@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from streamwarden.control.advice.load import BatchSeen
-from streamwarden.control.advice.rule import Recommendation, StateShare, recommend
-from streamwarden.control.advice.settings import AdvisorSpec
-from streamwarden.control.documents import Width
+from streamwarden.autoscaler.ds2 import Recommendation, StateShare, recommend
+from streamwarden.autoscaler.load import BatchSeen
+from streamwarden.model.advisor_spec import AdvisorSpec
+from streamwarden.model.status import Width
 
 SETTINGS = AdvisorSpec.model_validate({"window": "60s", "catch_up": "2m", "down_after": "3m", "max_cores": 4})
 EVERY = timedelta(seconds=15)

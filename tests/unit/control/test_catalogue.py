@@ -13,9 +13,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamwarden.control.documents import CheckpointRef, JobDocuments, Operation, Totals, utc_now
-from streamwarden.control.processes import ProcessRef, current_process
-from streamwarden.control.savepoints.catalogue import (
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.savepoint import FileEntry, Manifest, OperatorState, Origin, Record, Verification
+from streamwarden.model.spec import KeepSpec, RetentionSpec
+from streamwarden.model.status import CheckpointRef, Operation, Totals, utc_now
+from streamwarden.runtime.processes import current_process
+from streamwarden.savepoints.catalog import (
     LATEST,
     delete,
     describe,
@@ -26,22 +30,16 @@ from streamwarden.control.savepoints.catalogue import (
     savepoints,
     use,
 )
-from streamwarden.control.savepoints.manifest import (
-    FileEntry,
-    Manifest,
-    OperatorState,
-    Origin,
-    Record,
-    Verification,
+from streamwarden.savepoints.documents import (
     checkpoint_key,
     folder_key,
+    is_interrupted,
     manifest_document,
     record_document,
 )
-from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.spec import KeepSpec, RetentionSpec
-from streamwarden.control.workspace import Workspace, open_workspace
-from streamwarden.errors import StreamwardenError
+from streamwarden.savepoints.verify import verify
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
 from tests.unit.control.test_supervision import GONE, JOB, spec
 
 pytestmark = pytest.mark.unit
@@ -485,7 +483,7 @@ def test_a_take_that_was_killed_after_its_manifest_is_complete(workspace: Worksp
     assert housekeeping(workspace, JOB, KEEP_ALL, now=NOW)["removed_interrupted"] == []
     record = find(workspace, JOB, "1").record
     assert (record.state, record.process, record.done) == ("complete", None, {})
-    assert record.interrupted() is False
+    assert is_interrupted(record) is False
 
 
 def _generations(workspace: Workspace, *numbers: int, current: int) -> Iterator[str]:

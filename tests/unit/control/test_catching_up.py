@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streamwarden.control.catching_up import has_caught_up
-from streamwarden.control.documents import BatchProgress, SourceProgress, utc_now
+from streamwarden.model.status import BatchProgress, SourceProgress, utc_now
+from streamwarden.supervision.backlog import has_caught_up
 
 pytestmark = pytest.mark.unit
 

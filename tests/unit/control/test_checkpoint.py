@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from streamwarden.control.checkpoint import CheckpointReader
 from streamwarden.driver.job_api import EVENT_ENDS
 from streamwarden.driver.progress import late_rows
+from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.storage import LocalStorage
 
 pytestmark = pytest.mark.unit

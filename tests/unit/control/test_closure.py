@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamwarden.control.checkpoint import BatchOffsets, CheckpointReader
-from streamwarden.control.savepoints.closure import Closure, StateFileMissing, closure, relocated, repartitioned
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import BatchOffsets, CheckpointReader
+from streamwarden.formats.checkpoint_files import Closure, StateFileMissing, closure, relocated, repartitioned
 from streamwarden.storage import LocalFiles, LocalStorage
 
 pytestmark = pytest.mark.unit

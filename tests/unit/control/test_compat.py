@@ -12,12 +12,13 @@ import pytest
 import yaml
 from deltalake import DeltaTable, write_deltalake
 
-from streamwarden.control.documents import CheckpointRef, Desired, JobDocuments, OutputStart, utc_now
-from streamwarden.control.savepoints.compat import incompatibilities, job_version, missing_outputs, readers_of
-from streamwarden.control.savepoints.manifest import Manifest, OperatorState
-from streamwarden.control.spec import JobSpec
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.savepoint import Manifest, OperatorState
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import CheckpointRef, Desired, OutputStart, utc_now
+from streamwarden.savepoints.compatibility import incompatibilities, job_version, missing_outputs, readers_of
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
 from tests.unit.control.test_catalogue import manifest
 from tests.unit.control.test_closure import CHECKPOINT, Made
 

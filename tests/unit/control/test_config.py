@@ -11,10 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamwarden.control.config import job_names, load_job, load_profile
-from streamwarden.control.durations import format_duration, parse_duration
-from streamwarden.control.spec import FailureSpec, JobSpec
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.durations import format_duration, parse_duration
+from streamwarden.model.spec import FailureSpec, JobSpec
+from streamwarden.store.config import job_names, load_job, load_profile
 
 pytestmark = pytest.mark.unit
 

@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.documents import Decided, JobDocuments
-from streamwarden.control.operation import begin
-from streamwarden.control.rollout_plan import checkpoint_facts
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints.closure import check_described, newest_closure
-from streamwarden.control.savepoints.compat import incompatibilities
-from streamwarden.control.savepoints.manifest import Origin
-from streamwarden.control.savepoints.restore import _Restore
-from streamwarden.control.savepoints.take import take
-from streamwarden.control.savepoints.verify import verify
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.checkpoint_files import check_described, newest_closure
+from streamwarden.model.savepoint import Origin
+from streamwarden.model.status import Decided
+from streamwarden.operations.restore import _Restore
+from streamwarden.operations.spec_diff import checkpoint_facts
+from streamwarden.runtime.operation_lock import begin
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.compatibility import incompatibilities
+from streamwarden.savepoints.take import take
+from streamwarden.savepoints.verify import verify
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 from tests.unit.control.test_closure import CHECKPOINT, Made
 from tests.unit.control.test_compat import current, job_module, made, of, spec, workspace
 from tests.unit.control.test_take import documents
@@ -69,7 +70,7 @@ def test_a_damaged_file_of_the_logs_is_named_before_spark_starts(
 ) -> None:
     _reader(workspace).check()
     saved = take(workspace, "job", origin=Origin.MANUAL, by="test")
-    found = catalogue.find(workspace, "job", saved.id)
+    found = catalog.find(workspace, "job", saved.id)
     verify(workspace, [found], by="test", state=False)
     path = made.folder / name
     path.write_bytes(path.read_bytes())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamwarden.control.delta_log import DeltaLog, TableState, application_id
+from streamwarden.formats.delta_log import DeltaLog, TableState, application_id
 from streamwarden.storage import LocalFiles
 
 pytestmark = pytest.mark.unit

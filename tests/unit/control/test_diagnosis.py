@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from streamwarden.control import operations
-from streamwarden.control.diagnosis import describe, diagnose
-from streamwarden.control.documents import ErrorInfo, JobDocuments
-from streamwarden.control.signatures import Places, recognise
-from streamwarden.control.supervision import Phase
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import CATALOGUE, StreamwardenError
+from streamwarden.model.status import ErrorInfo
+from streamwarden.operations.diagnosis import describe, diagnose
+from streamwarden.operations.status import job_status
+from streamwarden.runtime.failure_signatures import Places, recognise
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision.observe import Phase
 from tests.unit.control import test_catalogue
 from tests.unit.control.test_supervision import GONE, JOB, desired, launched, seen
 
@@ -102,18 +103,18 @@ def test_of_a_driver_that_died_without_a_word_the_logs_are_asked(
     found = diagnose(workspace, dead)
     assert found is not None and found.code == code and words in describe(found)
     # The same through the documents, as `status --json` shows it.
-    shown = operations.status(workspace, JOB)
+    shown = job_status(workspace, JOB)
     assert shown["phase"] == "dead"
     assert set(shown["diagnosis"]) == {"code", "name", "evidence", "act", "command"}
 
 
 def test_a_running_job_s_status_has_no_diagnosis(workspace: Workspace) -> None:
-    assert operations.status(workspace, JOB)["diagnosis"] is None
+    assert job_status(workspace, JOB)["diagnosis"] is None
 
 
 def test_every_signature_is_in_the_catalogue() -> None:
-    from streamwarden.control import signatures
+    from streamwarden.runtime import failure_signatures
 
-    codes = {one.code for one in (*signatures._SIGNATURES, *signatures._FATAL)}
+    codes = {one.code for one in (*failure_signatures._SIGNATURES, *failure_signatures._FATAL)}
     assert codes <= set(CATALOGUE)
     assert recognise("nothing", Places()) is None

@@ -7,12 +7,12 @@ import pytest
 import yaml
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from streamwarden.control.delta_log import DeltaLog, TableState, application_id
-from streamwarden.control.documents import CheckpointRef, utc_now
-from streamwarden.control.fence import fence
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.delta_fence import fence
+from streamwarden.formats.delta_log import DeltaLog, TableState, application_id
+from streamwarden.model.status import CheckpointRef, utc_now
 from streamwarden.storage import Conflict
+from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
 

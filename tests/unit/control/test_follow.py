@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from streamwarden.control.follow import Follower, pays_to_start_ahead
-from streamwarden.control.state_copy import follow
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.offset_replay import Follower, pays_to_start_ahead
+from streamwarden.operations.state_copy import follow
+from streamwarden.store.workspace import Workspace
 from tests.batches import make_place
 
 pytestmark = pytest.mark.unit

@@ -10,25 +10,25 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from streamwarden.control.documents import (
+from streamwarden.model.health_spec import HealthSpec
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import (
     BatchProgress,
     Desired,
     DriverState,
     HealthRecord,
     Heartbeat,
-    JobDocuments,
     OperatorProgress,
     Progress,
     Restart,
     SourceProgress,
     utc_now,
 )
-from streamwarden.control.health import record
-from streamwarden.control.health.limits import HealthSpec
-from streamwarden.control.health.rules import RULES, Facts, Finding, Health, Level, judge, stuck_for
-from streamwarden.control.processes import current_process
-from streamwarden.control.spec import JobSpec
-from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.runtime.processes import current_process
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision import alert_queue
+from streamwarden.supervision.health_rules import RULES, Facts, Finding, Health, Level, judge, stuck_for
 
 pytestmark = pytest.mark.unit
 
@@ -350,11 +350,11 @@ def steps(changes: Iterable[Any]) -> list[tuple[str, str, str]]:
 
 
 def test_each_change_is_noted_once(workspace: Workspace) -> None:
-    assert record.note(workspace, "job", health()) == []
-    first = record.note(workspace, "job", health(backlog=Level.WARN, late_rows=Level.WARN))
+    assert alert_queue.note(workspace, "job", health()) == []
+    first = alert_queue.note(workspace, "job", health(backlog=Level.WARN, late_rows=Level.WARN))
     assert steps(first) == [("backlog", "ok", "warn"), ("late_rows", "ok", "warn")]
-    assert record.note(workspace, "job", health(backlog=Level.WARN, late_rows=Level.WARN)) == []
-    second = record.note(workspace, "job", health(backlog=Level.CRITICAL))
+    assert alert_queue.note(workspace, "job", health(backlog=Level.WARN, late_rows=Level.WARN)) == []
+    second = alert_queue.note(workspace, "job", health(backlog=Level.CRITICAL))
     assert steps(second) == [("backlog", "warn", "critical"), ("late_rows", "warn", "ok")]
     assert second[1].what == "well again; was: late_rows is warn"
     assert set(told(workspace).rules) == {"backlog"}
@@ -362,29 +362,29 @@ def test_each_change_is_noted_once(workspace: Workspace) -> None:
 
 
 def test_only_the_rules_that_lasted(workspace: Workspace) -> None:
-    noted = record.note(workspace, "job", health(backlog=Level.WARN, restarts=Level.WARN), rules=["restarts"])
+    noted = alert_queue.note(workspace, "job", health(backlog=Level.WARN, restarts=Level.WARN), rules=["restarts"])
     assert steps(noted) == [("restarts", "ok", "warn")]
 
 
 def test_who_was_paged_hears_of_the_end_though_it_came_by_steps(workspace: Workspace) -> None:
     page = [("page", Level.CRITICAL)]
     for level in (Level.WARN, Level.CRITICAL, Level.WARN):
-        record.note(workspace, "job", health(backlog=level), notifiers=page)
-    record.note(workspace, "job", health(), notifiers=page)
+        alert_queue.note(workspace, "job", health(backlog=level), notifiers=page)
+    alert_queue.note(workspace, "job", health(), notifiers=page)
     assert steps(told(workspace).unsent["page"]) == [
         *(("backlog", "warn", "critical"), ("backlog", "critical", "warn"), ("backlog", "warn", "ok")),
     ]
     # A new alarm that stays below: nothing to page, and nothing to call off.
-    record.sent(workspace, "job", "page", told(workspace).unsent["page"], ok=True)
-    record.note(workspace, "job", health(backlog=Level.WARN), notifiers=page)
-    record.note(workspace, "job", health(), notifiers=page)
+    alert_queue.sent(workspace, "job", "page", told(workspace).unsent["page"], ok=True)
+    alert_queue.note(workspace, "job", health(backlog=Level.WARN), notifiers=page)
+    alert_queue.note(workspace, "job", health(), notifiers=page)
     assert not told(workspace).unsent
 
 
 def test_what_is_kept_for_anybody_goes_to_whoever_wants_it(workspace: Workspace) -> None:
-    kept = [(record.ANYBODY, Level.WARN)]
-    record.note(workspace, "job", health(backlog=Level.WARN, driver=Level.CRITICAL), notifiers=kept)
-    record.hand_out(workspace, "job", [("mail", Level.WARN), ("page", Level.CRITICAL)])
+    kept = [(alert_queue.ANYBODY, Level.WARN)]
+    alert_queue.note(workspace, "job", health(backlog=Level.WARN, driver=Level.CRITICAL), notifiers=kept)
+    alert_queue.hand_out(workspace, "job", [("mail", Level.WARN), ("page", Level.CRITICAL)])
     owed = told(workspace).unsent
     assert {name: [change.rule for change in queue] for name, queue in owed.items()} == {
         "mail": ["backlog", "driver"],
@@ -393,80 +393,80 @@ def test_what_is_kept_for_anybody_goes_to_whoever_wants_it(workspace: Workspace)
 
 
 def test_who_was_paged_hears_of_an_end_that_was_kept_for_anybody(workspace: Workspace) -> None:
-    page, nobody = [("page", Level.CRITICAL)], [(record.ANYBODY, Level.WARN)]
+    page, nobody = [("page", Level.CRITICAL)], [(alert_queue.ANYBODY, Level.WARN)]
     for level in (Level.CRITICAL, Level.WARN):
-        record.note(workspace, "job", health(backlog=level), notifiers=page)
-    record.sent(workspace, "job", "page", told(workspace).unsent["page"], ok=True)
-    record.note(workspace, "job", health(), notifiers=nobody)
-    record.hand_out(workspace, "job", page)
+        alert_queue.note(workspace, "job", health(backlog=level), notifiers=page)
+    alert_queue.sent(workspace, "job", "page", told(workspace).unsent["page"], ok=True)
+    alert_queue.note(workspace, "job", health(), notifiers=nobody)
+    alert_queue.hand_out(workspace, "job", page)
     assert steps(told(workspace).unsent["page"]) == [("backlog", "warn", "ok")]
 
 
 def test_a_notifier_is_owed_what_it_wants_and_the_end_of_it(workspace: Workspace) -> None:
     both = [("mail", Level.WARN), ("page", Level.CRITICAL)]
-    record.note(workspace, "job", health(backlog=Level.WARN), notifiers=both)
+    alert_queue.note(workspace, "job", health(backlog=Level.WARN), notifiers=both)
     assert {name: len(queue) for name, queue in told(workspace).unsent.items()} == {"mail": 1}
-    record.note(workspace, "job", health(backlog=Level.CRITICAL), notifiers=both)
-    record.note(workspace, "job", health(), notifiers=both)
+    alert_queue.note(workspace, "job", health(backlog=Level.CRITICAL), notifiers=both)
+    alert_queue.note(workspace, "job", health(), notifiers=both)
     owed = told(workspace).unsent
     assert {name: len(queue) for name, queue in owed.items()} == {"mail": 3, "page": 2}
-    assert record.unsent_due(told(workspace))
+    assert alert_queue.unsent_due(told(workspace))
 
-    record.sent(workspace, "job", "page", owed["page"], ok=False)
-    assert not record.due(told(workspace), "page") and record.due(told(workspace), "mail")
-    record.sent(workspace, "job", "mail", [], ok=False)
-    assert not record.unsent_due(told(workspace)), "not again at once"
-    assert record.unsent_due(told(workspace), now=utc_now() + record.RETRY)
-    record.sent(workspace, "job", "page", owed["page"], ok=True)
-    record.sent(workspace, "job", "mail", owed["mail"][:2], ok=True)
+    alert_queue.sent(workspace, "job", "page", owed["page"], ok=False)
+    assert not alert_queue.due(told(workspace), "page") and alert_queue.due(told(workspace), "mail")
+    alert_queue.sent(workspace, "job", "mail", [], ok=False)
+    assert not alert_queue.unsent_due(told(workspace)), "not again at once"
+    assert alert_queue.unsent_due(told(workspace), now=utc_now() + alert_queue.RETRY)
+    alert_queue.sent(workspace, "job", "page", owed["page"], ok=True)
+    alert_queue.sent(workspace, "job", "mail", owed["mail"][:2], ok=True)
     assert told(workspace).unsent == {"mail": owed["mail"][2:]}
 
 
 def test_one_at_a_time_asks_a_notifier(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    record.note(workspace, "job", health(backlog=Level.WARN), notifiers=[("mail", Level.WARN)])
-    given = record.begin_sending(workspace, "job", "mail")
-    assert steps(given) == [("backlog", "ok", "warn")] and not record.unsent_due(told(workspace))
+    alert_queue.note(workspace, "job", health(backlog=Level.WARN), notifiers=[("mail", Level.WARN)])
+    given = alert_queue.begin_sending(workspace, "job", "mail")
+    assert steps(given) == [("backlog", "ok", "warn")] and not alert_queue.unsent_due(told(workspace))
     # Also whoever would ask one that has just failed.
-    assert not record.begin_sending(workspace, "job", "mail", anyway=True)
-    record.sent(workspace, "job", "mail", given, ok=False)
-    assert not record.begin_sending(workspace, "job", "mail")
-    assert record.begin_sending(workspace, "job", "mail", anyway=True) == given
+    assert not alert_queue.begin_sending(workspace, "job", "mail", anyway=True)
+    alert_queue.sent(workspace, "job", "mail", given, ok=False)
+    assert not alert_queue.begin_sending(workspace, "job", "mail")
+    assert alert_queue.begin_sending(workspace, "job", "mail", anyway=True) == given
     # Who asks may die of it.
-    died = utc_now() + record.SENDING
-    assert record.unsent_due(told(workspace), now=died)
-    record.sent(workspace, "job", "mail", given, ok=True)
+    died = utc_now() + alert_queue.SENDING
+    assert alert_queue.unsent_due(told(workspace), now=died)
+    alert_queue.sent(workspace, "job", "mail", given, ok=True)
     assert not told(workspace).sending and not told(workspace).unsent
-    assert not record.begin_sending(workspace, "job", "mail")
+    assert not alert_queue.begin_sending(workspace, "job", "mail")
 
 
 def test_some_rules_changes_are_no_reason_to_ask(workspace: Workspace) -> None:
-    record.note(workspace, "job", health(backlog=Level.WARN), notifiers=[("mail", Level.WARN)])
-    assert not record.unsent_due(told(workspace), but={"backlog"})
-    record.note(workspace, "job", health(backlog=Level.WARN, driver=Level.WARN), notifiers=[("mail", Level.WARN)])
-    assert record.unsent_due(told(workspace), but={"backlog"})
+    alert_queue.note(workspace, "job", health(backlog=Level.WARN), notifiers=[("mail", Level.WARN)])
+    assert not alert_queue.unsent_due(told(workspace), but={"backlog"})
+    alert_queue.note(workspace, "job", health(backlog=Level.WARN, driver=Level.WARN), notifiers=[("mail", Level.WARN)])
+    assert alert_queue.unsent_due(told(workspace), but={"backlog"})
 
 
 def test_a_notifier_that_stays_away_is_asked_ever_more_seldom(workspace: Workspace) -> None:
-    record.note(workspace, "job", health(backlog=Level.WARN), notifiers=[("mail", Level.WARN)])
+    alert_queue.note(workspace, "job", health(backlog=Level.WARN), notifiers=[("mail", Level.WARN)])
     waits = []
     for _ in range(40):
-        record.sent(workspace, "job", "mail", told(workspace).unsent["mail"], ok=False)
+        alert_queue.sent(workspace, "job", "mail", told(workspace).unsent["mail"], ok=False)
         waits.append(round((told(workspace).refused["mail"].retry_at - utc_now()) / timedelta(minutes=1)))
     assert waits == [1, 2, 4, 8, 16] + [30] * 35
     # What comes meanwhile waits with the rest, for this one alone.
-    record.note(
+    alert_queue.note(
         workspace, "job", health(driver=Level.CRITICAL), notifiers=[("mail", Level.WARN), ("page", Level.CRITICAL)]
     )
-    assert [name for name in ("mail", "page") if record.due(told(workspace), name)] == ["page"]
-    record.sent(workspace, "job", "mail", told(workspace).unsent["mail"], ok=True)
+    assert [name for name in ("mail", "page") if alert_queue.due(told(workspace), name)] == ["page"]
+    alert_queue.sent(workspace, "job", "mail", told(workspace).unsent["mail"], ok=True)
     assert "mail" not in told(workspace).refused
 
 
 def test_what_is_put_off_is_no_refusal(workspace: Workspace) -> None:
-    record.note(workspace, "job", health(backlog=Level.WARN), notifiers=[("mail", Level.WARN)])
-    record.put_off(workspace, "job")
-    assert not record.unsent_due(told(workspace)) and told(workspace).refused["mail"].times == 0
-    assert record.unsent_due(told(workspace), now=utc_now() + record.RETRY)
+    alert_queue.note(workspace, "job", health(backlog=Level.WARN), notifiers=[("mail", Level.WARN)])
+    alert_queue.put_off(workspace, "job")
+    assert not alert_queue.unsent_due(told(workspace)) and told(workspace).refused["mail"].times == 0
+    assert alert_queue.unsent_due(told(workspace), now=utc_now() + alert_queue.RETRY)
 
 
 @pytest.mark.parametrize(
@@ -481,9 +481,9 @@ def test_what_is_put_off_is_no_refusal(workspace: Workspace) -> None:
     ],
 )
 def test_levels_on_the_way_from_what_was_told(workspace: Workspace, before: str, now: str, way: list[str]) -> None:
-    record.note(workspace, "job", health(**({} if before == "ok" else {"backlog": Level(before)})))
+    alert_queue.note(workspace, "job", health(**({} if before == "ok" else {"backlog": Level(before)})))
     found = health(**({} if now == "ok" else {"backlog": Level(now)}))
-    assert record.apart(told(workspace), found) == [("backlog", Level(level)) for level in way]
+    assert alert_queue.apart(told(workspace), found) == [("backlog", Level(level)) for level in way]
 
 
 @pytest.mark.parametrize(
@@ -503,7 +503,7 @@ def test_levels_on_the_way_from_what_was_told(workspace: Workspace, before: str,
 def test_what_is_told_is_no_further_than_what_lasted(
     workspace: Workspace, before: str, now: str, lasted: str, after: str | None
 ) -> None:
-    record.note(workspace, "job", health(**({} if before == "ok" else {"backlog": Level(before)})))
+    alert_queue.note(workspace, "job", health(**({} if before == "ok" else {"backlog": Level(before)})))
     found = health(**({} if now == "ok" else {"backlog": Level(now)}))
-    noted = record.note(workspace, "job", found, lasted={"backlog": lasted})
+    noted = alert_queue.note(workspace, "job", found, lasted={"backlog": lasted})
     assert steps(noted) == ([("backlog", before, after)] if after else [])

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from streamwarden.control.documents import JobDocuments
-from streamwarden.control.housekeeping import housekeep
-from streamwarden.control.spec import RetentionSpec
-from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.model.spec import RetentionSpec
+from streamwarden.operations.housekeeping import housekeep
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
 

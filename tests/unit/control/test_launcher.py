@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
-from streamwarden.control import launcher
-from streamwarden.control import standby as standby_module
-from streamwarden.control.documents import Desired, JobDocuments, Lease, utc_now
-from streamwarden.control.launcher import launch_driver
-from streamwarden.control.processes import ProcessRef, current_process, process_of
-from streamwarden.control.standby import standby
-from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.status import Desired, Lease, utc_now
+from streamwarden.runtime import launcher
+from streamwarden.runtime import spare as standby_module
+from streamwarden.runtime.launcher import launch_driver
+from streamwarden.runtime.processes import current_process, process_of
+from streamwarden.runtime.spare import standby
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
 from tests.unit.control.test_rollout_plan import spec
 
 pytestmark = pytest.mark.unit

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from streamwarden.control.documents import JobDocuments, utc_now
-from streamwarden.control.lease import LeaseHolder, lease_is_live
-from streamwarden.control.processes import ProcessRef, current_process, is_alive, process_of
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.status import utc_now
+from streamwarden.runtime.lease import LeaseHolder, lease_is_live
+from streamwarden.runtime.processes import current_process, is_alive, process_of
 from streamwarden.storage import LocalStorage
+from streamwarden.store.documents import JobDocuments
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamwarden.control.no_data_batch import begin_no_data_batch
+from streamwarden.formats.no_data_batch import begin_no_data_batch
 from streamwarden.storage import LocalStorage
 
 pytestmark = pytest.mark.unit

@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 import yaml
 
-from streamwarden.control import operation as module
-from streamwarden.control.documents import Exit, JobDocuments, Launch, Operation, Supervision, utc_now
-from streamwarden.control.operation import OperationHandle, active_operation, begin, operations_of, refuse_if_busy
-from streamwarden.control.processes import ProcessRef, current_process, process_of
-from streamwarden.control.supervision import Action, decide, observe
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.status import Exit, Launch, Operation, Supervision, utc_now
+from streamwarden.runtime import operation_lock as module
+from streamwarden.runtime.operation_lock import OperationHandle, active_operation, begin, operations_of, refuse_if_busy
+from streamwarden.runtime.processes import current_process, process_of
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision.decide import Action, decide
+from streamwarden.supervision.observe import observe
 from tests.unit.control.test_supervision import GONE, JOB, desired, error
 
 pytestmark = pytest.mark.unit
@@ -261,8 +264,8 @@ def _until(condition: Callable[[], bool]) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from streamwarden.control.operation import begin
-from streamwarden.control.workspace import open_workspace
+from streamwarden.runtime.operation_lock import begin
+from streamwarden.store.workspace import open_workspace
 
 workspace = open_workspace("test", config=Path(sys.argv[1]))
 with begin(workspace, sys.argv[2], "restore", by="me", params={"savepoint": "latest", "of": None}) as handle:

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import types as T
 
-from streamwarden.control.output_columns import columns_of
+from streamwarden.formats.output_columns import columns_of
 
 pytestmark = pytest.mark.unit
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from streamwarden.control.documents import JobDocuments, Width
-from streamwarden.control.parallelism import as_before, decide, effective_spec, forget_overruled, width_of
-from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.model.status import Width
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.effective_spec import as_before, decide, effective_spec, forget_overruled, width_of
+from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from streamwarden.control.processes import current_process, end_of, is_alive, process_of
+from streamwarden.runtime.processes import current_process, end_of, is_alive, process_of
 
 pytestmark = pytest.mark.unit
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from streamwarden.control.documents import BatchProgress, utc_now
-from streamwarden.control.progress_table import COLUMNS, ProgressTable
-from streamwarden.control.spec import SinkSpec
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.progress_table import COLUMNS, ProgressTable
+from streamwarden.model.spec import SinkSpec
+from streamwarden.model.status import BatchProgress, utc_now
+from streamwarden.store.workspace import Workspace
 from tests.batches import START, made_batch, make_place
 
 pytestmark = pytest.mark.unit

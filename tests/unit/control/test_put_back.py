@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from streamwarden.control.delta_log import DeltaLog
-from streamwarden.control.put_back import put_back
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.formats.delta_restore import put_back
+from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
 

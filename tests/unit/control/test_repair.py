@@ -12,16 +12,16 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
-from streamwarden.control import operations
-from streamwarden.control.delta_log import application_id
-from streamwarden.control.documents import (
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.delta_log import application_id
+from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.status import (
     Cancel,
     CheckpointRef,
     DriverState,
     Exit,
     HealthRecord,
     Heartbeat,
-    JobDocuments,
     Launch,
     Lease,
     Operation,
@@ -33,15 +33,18 @@ from streamwarden.control.documents import (
     Totals,
     utc_now,
 )
-from streamwarden.control.lease import LeaseHolder
-from streamwarden.control.parallelism import decide, effective_spec, width_of
-from streamwarden.control.processes import ProcessRef, current_process
-from streamwarden.control.repair import repair
-from streamwarden.control.running import deployed_jobs
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.supervision import Claim, claim, current_claim, observe
-from streamwarden.control.workspace import Workspace
-from streamwarden.errors import StreamwardenError
+from streamwarden.operations.repair import repair
+from streamwarden.operations.status import metrics_targets
+from streamwarden.runtime.lease import LeaseHolder
+from streamwarden.runtime.processes import current_process
+from streamwarden.savepoints import catalog
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.effective_spec import decide, effective_spec, width_of
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.claim import Claim, claim, current_claim
+from streamwarden.supervision.driver_control import deployed_jobs
+from streamwarden.supervision.observe import observe
 from tests.unit.control.test_damaged_checkpoint import Damage, cut, empty, foreign
 from tests.unit.test_cli_savepoints import JOB, run, taken, workspace
 
@@ -126,7 +129,7 @@ def test_what_decides_is_restored_and_hides_no_other_job(
     assert found[JOB]["phase"] == "unknown"
     text = run("status", code=1)
     assert "zone_windows" in text and "[DOCUMENT_INVALID]" in text and f"streamwarden repair {JOB}" in text
-    assert JOB in deployed_jobs(workspace) and operations.metrics_targets(workspace) == {}
+    assert JOB in deployed_jobs(workspace) and metrics_targets(workspace) == {}
     before = _path(job, workspace, name).read_bytes()
     assert f"control/{JOB}/{name}: " in run("repair", JOB, code=1)
     assert _path(job, workspace, name).read_bytes() == before, "it only says what it would do"
@@ -151,7 +154,7 @@ def test_what_is_derived_stands_in_nobodys_way(
     run("status", JOB, code=1 if "exit" in name else 0)
     run("operations", JOB)
     # Whoever writes it next writes over it.
-    operations.forgive(workspace, JOB, why="for the test")
+    driver_control.forgive(workspace, JOB, why="for the test")
     claim(workspace, JOB, Claim(holder="another", attempt=1, at=utc_now()))
     job.totals(1).update(lambda was: was or Totals(generation=1))
     found = repair(workspace, JOB, by="test")
@@ -168,17 +171,17 @@ def test_what_is_derived_stands_in_nobodys_way(
 def test_a_savepoint_whose_record_is_damaged_is_kept_and_restored_from(
     workspace: Workspace, job: JobDocuments, damage: Damage
 ) -> None:
-    (one,) = catalogue.savepoints(workspace, JOB)
+    (one,) = catalog.savepoints(workspace, JOB)
     damage(_path(job, workspace, f"savepoints/{one.manifest.id}.json"))
-    (seen,) = catalogue.savepoints(workspace, JOB)
+    (seen,) = catalog.savepoints(workspace, JOB)
     assert (seen.verdict, seen.record.label) == ("unverified", "record lost"), "no retention removes it"
     assert "made anew from its manifest" in run("repair", JOB, code=1).replace("\n", " ")
     repair(workspace, JOB, by="test")
-    (seen,) = catalogue.savepoints(workspace, JOB)
+    (seen,) = catalog.savepoints(workspace, JOB)
     assert (seen.verdict, seen.record.label) == ("unverified", "record lost"), "nor afterwards"
     damage(_path(job, workspace, f"savepoints/{one.manifest.id}.json"))
     run("savepoints", "verify", JOB, "--no-state")
-    (seen,) = catalogue.savepoints(workspace, JOB)
+    (seen,) = catalog.savepoints(workspace, JOB)
     assert (seen.verdict, seen.record.label) == ("verified", "record lost")
     assert repair(workspace, JOB, by="test") == []
 
@@ -189,8 +192,8 @@ def test_a_savepoint_whose_manifest_is_damaged_hides_no_other_and_is_removed(
 ) -> None:
     second = taken()["id"]
     damage(workspace.root / "savepoints" / JOB / second / "manifest.json")
-    (other,) = catalogue.savepoints(workspace, JOB)
-    assert catalogue.find(workspace, JOB, catalogue.LATEST).manifest.id == other.manifest.id
+    (other,) = catalog.savepoints(workspace, JOB)
+    assert catalog.find(workspace, JOB, catalog.LATEST).manifest.id == other.manifest.id
     assert "[SAVEPOINT_DAMAGED]" in run("savepoints", "show", JOB, second, code=2)
     assert "removed with its savepoint" in run("repair", JOB, "--yes").replace("\n", " ")
     assert not list(workspace.files.walk(f"savepoints/{JOB}/{second}"))

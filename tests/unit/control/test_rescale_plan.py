@@ -10,23 +10,15 @@ import yaml
 from typer.testing import CliRunner
 
 from streamwarden.cli import app
-from streamwarden.control import rescale_plan
-from streamwarden.control.documents import (
-    CheckpointRef,
-    Desired,
-    DriverState,
-    Exit,
-    JobDocuments,
-    Operation,
-    Width,
-    utc_now,
-)
-from streamwarden.control.operation import begin
-from streamwarden.control.rescale import rescale
-from streamwarden.control.rescale_plan import plan_rescale
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import CheckpointRef, Desired, DriverState, Exit, Operation, Width, utc_now
+from streamwarden.operations import rescale_plan
+from streamwarden.operations.rescale import rescale
+from streamwarden.operations.rescale_plan import plan_rescale
+from streamwarden.runtime.operation_lock import begin
 from streamwarden.storage import LocalFiles
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
 from tests.unit.control.test_closure import CHECKPOINT, Made
 from tests.unit.control.test_rollout_plan import JOB, ROCKSDB, deployed, driver, spec, write
 

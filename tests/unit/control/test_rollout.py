@@ -15,17 +15,18 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 from typer.testing import CliRunner
 
 from streamwarden.cli import app
-from streamwarden.control import job_operation, operations, parallelism, rollout, rollout_plan, running
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.delta_log import application_id
-from streamwarden.control.documents import (
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.delta_log import application_id
+from streamwarden.model.savepoint import Origin
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import (
     CheckpointRef,
     Desired,
     DriverState,
     ErrorInfo,
     Exit,
     Heartbeat,
-    JobDocuments,
     Launch,
     Operation,
     OutputStart,
@@ -33,15 +34,18 @@ from streamwarden.control.documents import (
     Width,
     utc_now,
 )
-from streamwarden.control.operation import active_operation, begin
-from streamwarden.control.processes import current_process, kill
-from streamwarden.control.rollout_plan import Change, Effect
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints.manifest import Origin
-from streamwarden.control.spec import JobSpec
-from streamwarden.control.supervision import Action, Observation, Phase, decide, observe
-from streamwarden.control.workspace import Workspace, open_workspace
-from streamwarden.errors import StreamwardenError
+from streamwarden.operations import rollout, spec_diff, workflow
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.spec_diff import Change, Effect
+from streamwarden.runtime.operation_lock import active_operation, begin
+from streamwarden.runtime.processes import current_process, kill
+from streamwarden.savepoints import catalog
+from streamwarden.store import effective_spec
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.decide import Action, decide
+from streamwarden.supervision.observe import Observation, Phase, observe
 
 pytestmark = pytest.mark.unit
 
@@ -74,8 +78,8 @@ class Place:
         }
         (self.config / "jobs" / f"{JOB}.yaml").write_text(yaml.safe_dump(spec))
 
-    def deploy(self, *, by: str = BY, health_timeout: float = 60) -> operations.Deployment:
-        return operations.deploy(self.workspace, JOB, by=by, health_timeout=health_timeout)
+    def deploy(self, *, by: str = BY, health_timeout: float = 60) -> deploy.Deployment:
+        return deploy_job(self.workspace, JOB, by=by, health_timeout=health_timeout)
 
     def runs(self, *, batches: int = 1) -> Observation:
         """Deploy, and wait for some batches."""
@@ -83,7 +87,7 @@ class Place:
         return self.until(lambda seen: bool(seen.heartbeat and (seen.heartbeat.batch or 0) >= batches))
 
     def until(self, condition: Callable[[Observation], bool]) -> Observation:
-        return operations.wait_for(self.workspace, JOB, condition, timeout=120, what="the test", poll=0.05)
+        return driver_control.wait_for(self.workspace, JOB, condition, timeout=120, what="the test", poll=0.05)
 
     def seen(self) -> Observation:
         return observe(self.workspace, JOB)
@@ -165,7 +169,7 @@ def test_what_a_driver_reads_at_its_start_restarts_it_on_its_checkpoint(place: P
     seen = place.goes_on()
     assert seen.incarnation == done.incarnation != first.incarnation
     assert place.reference.generation == 1 and place.desired.spec.trigger.interval.total_seconds() == 7
-    assert catalogue.savepoints(place.workspace, JOB) == []
+    assert catalog.savepoints(place.workspace, JOB) == []
     assert active_operation(place.workspace, JOB) is None
 
 
@@ -175,7 +179,7 @@ def test_a_change_of_meaning_takes_a_savepoint_of_where_the_old_spec_ended(place
     done = place.deploy()
     assert done.effect is Effect.SAVEPOINT and place.operation.state == "done"
     assert place.steps == ["precheck", "stop", "pre-rollout savepoint", "switch", "start", "wait for health"]
-    (made,) = catalogue.savepoints(place.workspace, JOB)
+    (made,) = catalog.savepoints(place.workspace, JOB)
     assert made.manifest.origin is Origin.PRE_ROLLOUT and made.manifest.spec.options == {}
     assert made.manifest.batch == place.operation.plan["base"] and made.record.in_use_by == []
     assert place.goes_on().heartbeat.generation == 1  # type: ignore[union-attr]
@@ -191,7 +195,7 @@ def test_a_refused_change_touches_nothing(place: Place) -> None:
     assert place.desired == before and place.documents.operation.read() is None
     assert place.goes_on().incarnation == first.incarnation
     # Nor is a job started so that is down.
-    operations.stop(place.workspace, JOB, by=BY)
+    driver_control.stop(place.workspace, JOB, by=BY)
     with pytest.raises(StreamwardenError, match="ROLLOUT_REFUSED"):
         place.deploy()
     assert place.seen().phase is Phase.STOPPED and place.desired.state == "suspended"
@@ -199,7 +203,7 @@ def test_a_refused_change_touches_nothing(place: Place) -> None:
 
 def test_a_job_that_is_down_is_started_without_an_operation(place: Place) -> None:
     first = place.runs()
-    operations.stop(place.workspace, JOB, by=BY)
+    driver_control.stop(place.workspace, JOB, by=BY)
     place.write(options={"size": 2})
     done = place.deploy()
     assert done.launched and done.effect is Effect.SAVEPOINT and done.operation is None
@@ -226,7 +230,7 @@ def test_a_spec_that_never_begins_a_batch_leaves_nothing_behind(
     assert (place.desired.spec, place.desired.digest, place.desired.state) == (before.spec, before.digest, "running")
     assert place.goes_on().heartbeat.batch > place.operation.plan["base"]  # type: ignore[operator, union-attr]
     assert place.reference.generation == 1
-    (made,) = catalogue.savepoints(place.workspace, JOB)
+    (made,) = catalog.savepoints(place.workspace, JOB)
     assert made.record.in_use_by == []
     memory = place.documents.supervision.read()
     assert memory is not None and memory.decisions[-1].what == "roll back" and code in memory.decisions[-1].why
@@ -249,21 +253,21 @@ def test_a_driver_that_ended_before_it_knew_its_generation_is_not_waited_for(pla
     )
     place.documents.exit("i1").write(Exit(incarnation="i1", at=now, outcome="failed", error=error))
     with pytest.raises(StreamwardenError, match="CONFIG_INVALID"):
-        running.await_health(place.workspace, JOB, generation=3, base=None, timeout=5)
+        driver_control.await_health(place.workspace, JOB, generation=3, base=None, timeout=5)
 
 
 def unhealthy_after_a_batch(
     place: Place, monkeypatch: pytest.MonkeyPatch, *, then: Callable[[int], None] = lambda _: None
 ) -> None:
     """A job of which the health is lost in the moment after its first batches."""
-    real = running.await_health
+    real = driver_control.await_health
 
     def wait(*arguments: Any, base: int | None, **rest: Any) -> str:
         real(*arguments, base=(base or 0) + 2, **rest)
         then(base or 0)
         raise StreamwardenError("DRIVER_DIED", "for the test")
 
-    monkeypatch.setattr(running, "await_health", wait)
+    monkeypatch.setattr(driver_control, "await_health", wait)
 
 
 def test_a_column_of_a_module_that_was_edited_is_rolled_out_and_the_way_back_says_what_it_lacks(
@@ -272,7 +276,7 @@ def test_a_column_of_a_module_that_was_edited_is_rolled_out_and_the_way_back_say
     """Nothing else differs: the spec names the module, and does not hold it."""
     first = place.runs()
     added = Change("sinks.lamp.columns.z", None, "bigint", Effect.SAVEPOINT, "for the test")
-    monkeypatch.setattr(rollout_plan, "_with_tables", lambda workspace, found, *_, **__: (*found, added))
+    monkeypatch.setattr(spec_diff, "_with_tables", lambda workspace, found, *_, **__: (*found, added))
     done = place.deploy()
     assert (done.effect, done.changes) == (Effect.SAVEPOINT, (added,)) and done.incarnation != first.incarnation
     assert "sinks.lamp.columns.z" in place.operation.steps[0].detail and not place.desired.went_back
@@ -290,7 +294,7 @@ def test_batches_under_another_meaning_are_undone(place: Place, monkeypatch: pyt
     with pytest.raises(StreamwardenError, match="ROLLOUT_UNHEALTHY") as raised:
         place.deploy()
     base = place.operation.plan["base"]
-    (made,) = catalogue.savepoints(place.workspace, JOB)
+    (made,) = catalog.savepoints(place.workspace, JOB)
     assert f"from savepoint {made.manifest.id} after batch {base}" in raised.value.what
     assert (place.reference.generation, place.reference.path) == (2, "checkpoints/lamp/g000002")
     assert (place.reference.savepoint, place.reference.base_batch) == (made.manifest.id, base)
@@ -330,7 +334,7 @@ def test_a_deploy_repeated_while_the_driver_stops_is_a_rollout_again(place: Plac
     place.runs()
     place.write(options={"size": 2})
     with pytest.raises(StreamwardenError, match="STOP_TIMED_OUT"):
-        operations.deploy(place.workspace, JOB, by=BY, stop_timeout=0.5)
+        deploy_job(place.workspace, JOB, by=BY, stop_timeout=0.5)
     assert place.operation.state == "failed" and place.seen().phase is Phase.STOPPING
     opens = threading.Timer(1, gate.touch)
     opens.start()
@@ -362,7 +366,7 @@ def test_tables_that_the_new_spec_wrote_are_put_back_where_nobody_reads_them(
 ) -> None:
     sinks = [{"table": JOB, **sink}]
     # There is no module that could say what it has.
-    monkeypatch.setattr(rollout_plan, "compared_columns", lambda *_, **__: [])
+    monkeypatch.setattr(spec_diff, "compared_columns", lambda *_, **__: [])
 
     def write(batch: int) -> None:
         uri, options = place.workspace.delta_rs(JOB)
@@ -413,7 +417,7 @@ def test_tables_that_are_still_to_be_put_back_are_so_after_a_way_back(
     def unhealthy(*_: Any, **__: Any) -> str:
         raise StreamwardenError("DRIVER_DIED", "for the test")
 
-    monkeypatch.setattr(running, "await_health", unhealthy)
+    monkeypatch.setattr(driver_control, "await_health", unhealthy)
     with pytest.raises(StreamwardenError, match=r"ROLLOUT_UNHEALTHY(?s:.)*the new spec began no batch"):
         place.deploy()
     assert (place.reference.generation, place.reference.outputs) == (1, pending)
@@ -443,13 +447,13 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, target: Any, name: str, *, after:
 
 
 POINTS = [
-    (running, "stop_in_turn", False),
-    (running, "stop_in_turn", True),
-    (job_operation, "take", True),
+    (driver_control, "stop_in_turn", False),
+    (driver_control, "stop_in_turn", True),
+    (workflow, "take", True),
     (rollout._Rollout, "_switch", False),
     (rollout._Rollout, "_switch", True),
-    (running, "start", True),
-    (running, "await_health", True),
+    (driver_control, "start", True),
+    (driver_control, "await_health", True),
 ]
 IDS = [f"{'after' if after else 'before'} {name}" for _, name, after in POINTS]
 
@@ -474,7 +478,7 @@ def test_a_killed_rollout_is_gone_on_with(
     assert place.desired.spec.options == {"size": 2}
     assert place.goes_on().incarnation == done.incarnation
     assert place.reference.generation == 1
-    assert all(one.record.in_use_by == [] for one in catalogue.savepoints(place.workspace, JOB))
+    assert all(one.record.in_use_by == [] for one in catalog.savepoints(place.workspace, JOB))
 
 
 @pytest.mark.parametrize("target, name, after", [POINTS[1], POINTS[5]], ids=[IDS[1], IDS[5]])
@@ -499,7 +503,7 @@ def test_a_killed_rollout_is_settled_by_another_deploy(
 def test_a_killed_rollout_whose_change_is_taken_back_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.runs()
     place.write(options={"size": 2})
-    killed_at(monkeypatch, running, "stop_in_turn", after=False)
+    killed_at(monkeypatch, driver_control, "stop_in_turn", after=False)
     with pytest.raises(Killed):
         place.deploy()
     left = place.operation
@@ -511,10 +515,10 @@ def test_a_killed_rollout_whose_change_is_taken_back_is_given_up(place: Place, m
 @pytest.mark.parametrize(
     "target, name, after",
     [
-        (running, "end_driver", False),
+        (driver_control, "end_driver", False),
         (rollout, "fresh_checkpoint", True),
         (rollout._Rollout, "_put_state_back", True),
-        (running, "start", False),
+        (driver_control, "start", False),
         (rollout, "record_decision", False),
     ],
 )
@@ -526,20 +530,20 @@ def test_a_killed_way_back_is_gone_on_with(
     unhealthy_after_a_batch(place, monkeypatch)
     if name == "start":
         # The second one: the first starts the new spec.
-        real = running.start
+        real = driver_control.start
 
         def first(*arguments: Any, **rest: Any) -> str:
-            killed_at(monkeypatch, running, "start", after=False)
+            killed_at(monkeypatch, driver_control, "start", after=False)
             return real(*arguments, **rest)
 
-        monkeypatch.setattr(running, "start", first)
+        monkeypatch.setattr(driver_control, "start", first)
     else:
         killed_at(monkeypatch, target, name, after=after)
     with pytest.raises(Killed):
         place.deploy()
     left = place.operation
     assert left.state == "running" and left.plan["failure"]["code"] == "DRIVER_DIED"
-    monkeypatch.setattr(running, "start", real) if name == "start" else None
+    monkeypatch.setattr(driver_control, "start", real) if name == "start" else None
     with pytest.raises(StreamwardenError, match="ROLLOUT_UNHEALTHY"):
         place.deploy()
     assert (place.operation.id, place.operation.state) == (left.id, "rolled back")
@@ -555,7 +559,7 @@ def test_a_failure_before_the_switch_leaves_the_old_spec_running(place: Place, m
     def outrun(*_: Any, **__: Any) -> None:
         raise StreamwardenError("SAVEPOINT_OUTRUN", "for the test")
 
-    monkeypatch.setattr(job_operation, "take", outrun)
+    monkeypatch.setattr(workflow, "take", outrun)
     with pytest.raises(StreamwardenError, match="SAVEPOINT_OUTRUN"):
         place.deploy()
     assert place.operation.state == "failed" and place.desired.spec.options == {}
@@ -567,14 +571,14 @@ def test_a_first_batch_that_was_begun_meanwhile_is_heeded(place: Place, monkeypa
     place.deploy()
     place.until(lambda seen: seen.phase is Phase.RUNNING)
     place.write(options={"standin_mute": 0}, source={"kind": "files", "path": "elsewhere"})
-    real = running.stop_in_turn
+    real = driver_control.stop_in_turn
 
     def stop(*arguments: Any, **rest: Any) -> str:
         done = real(*arguments, **rest)
         place.workspace.files.write(f"{place.reference.path}/offsets/0", b'v1\n{"conf":{}}\n-')
         return done
 
-    monkeypatch.setattr(running, "stop_in_turn", stop)
+    monkeypatch.setattr(driver_control, "stop_in_turn", stop)
     with pytest.raises(StreamwardenError, match="ROLLOUT_REFUSED"):
         place.deploy()
     assert place.operation.state == "failed" and place.desired.spec.source.path == "landing"  # type: ignore[union-attr]
@@ -605,7 +609,7 @@ def test_diff_shows_what_a_deploy_would_do(place: Place) -> None:
     assert "never deployed" in run("diff", JOB)
     # As wide as a rescale has made it, and not as the YAML says: no difference.
     place.documents.parallelism.write(
-        parallelism.decide(place.workspace, JOB, Width(partitions=8, cores=2, memory="1g"), by=BY)
+        effective_spec.decide(place.workspace, JOB, Width(partitions=8, cores=2, memory="1g"), by=BY)
     )
     place.runs()
     assert "none: a deploy leaves the driver alone" in run("diff", JOB)
@@ -630,7 +634,7 @@ def test_diff_shows_what_a_deploy_would_do(place: Place) -> None:
     assert json.loads(run("diff", JOB, "--json", code=1))["effect"] == "refused"
     assert "ROLLOUT_REFUSED" in run("deploy", JOB, code=2)
     place.write(trigger={"interval": "9s"})
-    operations.stop(place.workspace, JOB, by=BY)
+    driver_control.stop(place.workspace, JOB, by=BY)
     assert "it is down; a deploy starts it" in run("diff", JOB)
     (place.config / "jobs" / f"{JOB}.yaml").write_text("name: lamp")
     assert "CONFIG_INVALID" in run("diff", JOB, code=2)

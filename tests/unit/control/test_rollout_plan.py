@@ -15,20 +15,13 @@ import yaml
 from deltalake import DeltaTable, write_deltalake
 from pydantic import BaseModel
 
-from streamwarden.control import column_changes, rollout_plan
-from streamwarden.control.documents import (
-    CheckpointRef,
-    Desired,
-    DriverState,
-    Exit,
-    Heartbeat,
-    JobDocuments,
-    Launch,
-    utc_now,
-)
-from streamwarden.control.output_columns import RECORD
-from streamwarden.control.processes import current_process
-from streamwarden.control.rollout_plan import (
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats import column_changes
+from streamwarden.formats.output_columns import RECORD
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import CheckpointRef, Desired, DriverState, Exit, Heartbeat, Launch, utc_now
+from streamwarden.operations import spec_diff
+from streamwarden.operations.spec_diff import (
     Change,
     CheckpointFacts,
     Effect,
@@ -39,9 +32,9 @@ from streamwarden.control.rollout_plan import (
     plan,
     strongest,
 )
-from streamwarden.control.spec import JobSpec
-from streamwarden.control.workspace import Workspace, open_workspace
-from streamwarden.errors import StreamwardenError
+from streamwarden.runtime.processes import current_process
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
 
@@ -112,7 +105,7 @@ def test_every_field_of_the_spec_has_a_class() -> None:
 def test_no_class_is_of_a_field_that_is_gone() -> None:
     known = {*leaves(JobSpec), "sinks", *(field.split(".")[0] for field in leaves(JobSpec))}
     # To come: the limits of health rules.
-    assert set(rollout_plan._RULES) - known <= {"health"}
+    assert set(spec_diff._RULES) - known <= {"health"}
 
 
 # -- what each change asks for -----------------------------------------------------------------------------------------

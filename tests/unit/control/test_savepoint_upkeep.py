@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import yaml
 
-from streamwarden.control.documents import CheckpointRef, Desired, JobDocuments, utc_now
-from streamwarden.control.operation import begin
-from streamwarden.control.savepoints import catalogue
-from streamwarden.control.savepoints import verify as verifying
-from streamwarden.control.savepoints.manifest import Manifest, Origin, record_document
-from streamwarden.control.savepoints.take import take
-from streamwarden.control.spec import RetentionSpec
-from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.model.savepoint import Manifest, Origin
+from streamwarden.model.spec import RetentionSpec
+from streamwarden.model.status import CheckpointRef, Desired, utc_now
+from streamwarden.runtime.operation_lock import begin
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints import verify as verifying
+from streamwarden.savepoints.documents import record_document
+from streamwarden.savepoints.take import take
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
 
@@ -68,29 +70,29 @@ def taken(workspace: Workspace) -> Manifest:
 
 def test_a_savepoint_used_by_a_killed_operation_is_freed_once_another_took_its_place(workspace: Workspace) -> None:
     made = taken(workspace)
-    found = catalogue.find(workspace, JOB, made.id)
+    found = catalog.find(workspace, JOB, made.id)
     with begin(workspace, JOB, "restore", by="killed", params={}) as handle:
-        catalogue.use(workspace, found, handle.id)
-    catalogue.housekeeping(workspace, JOB, RetentionSpec())
-    record = catalogue.find(workspace, JOB, made.id).record
+        catalog.use(workspace, found, handle.id)
+    catalog.housekeeping(workspace, JOB, RetentionSpec())
+    record = catalog.find(workspace, JOB, made.id).record
     assert record.in_use_by == [handle.id], "it may still be resumed"
     with begin(workspace, JOB, "restore", by="another", params={}) as later:
         later.end("done")
-    catalogue.housekeeping(workspace, JOB, RetentionSpec())
-    assert catalogue.find(workspace, JOB, made.id).record.in_use_by == []
-    catalogue.delete(workspace, JOB, made.id)
+    catalog.housekeeping(workspace, JOB, RetentionSpec())
+    assert catalog.find(workspace, JOB, made.id).record.in_use_by == []
+    catalog.delete(workspace, JOB, made.id)
 
 
 def test_verifying_a_savepoint_that_is_deleted_meanwhile_leaves_nothing_of_it(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone, stays = taken(workspace), taken(workspace)
-    chosen = catalogue.savepoints(workspace, JOB)
+    chosen = catalog.savepoints(workspace, JOB)
     real = verifying.check_files
 
     def slow(*args: Any, **kwargs: Any) -> list[str]:
         if args[1].id == gone.id:
-            catalogue.delete(workspace, JOB, gone.id)
+            catalog.delete(workspace, JOB, gone.id)
         return real(*args, **kwargs)
 
     monkeypatch.setattr(verifying, "check_files", slow)

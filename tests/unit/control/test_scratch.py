@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from streamwarden.control import scratch
-from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.runtime import work_dirs
+from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
 
@@ -20,9 +20,9 @@ JOB = "zone_windows"
 
 CLAIM = """
 import sys
-from streamwarden.control import scratch
-from streamwarden.control.workspace import open_workspace
-folder = scratch.claim(open_workspace("local", root=sys.argv[1]), sys.argv[2], sys.argv[3])
+from streamwarden.runtime import work_dirs
+from streamwarden.store.workspace import open_workspace
+folder = work_dirs.claim(open_workspace("local", root=sys.argv[1]), sys.argv[2], sys.argv[3])
 (folder / "state.sst").write_text("state")
 print("claimed", flush=True)
 input()
@@ -49,19 +49,19 @@ def driver(workspace: Workspace, incarnation: str) -> Iterator[subprocess.Popen[
 def test_what_a_killed_process_left_goes_and_what_a_running_one_has_stays(workspace: Workspace) -> None:
     with driver(workspace, "alive"):
         with driver(workspace, "killed"):
-            assert scratch.sweep(workspace, JOB) == []
-        assert scratch.sweep(workspace, "another") == []
-        assert scratch.sweep(workspace, JOB) == ["killed"]
+            assert work_dirs.sweep(workspace, JOB) == []
+        assert work_dirs.sweep(workspace, "another") == []
+        assert work_dirs.sweep(workspace, JOB) == ["killed"]
         assert [folder.name for folder in workspace.scratch.glob("*/*")] == ["alive"]
         assert (workspace.scratch_dir(JOB, "alive") / "state.sst").exists()
-    assert scratch.sweep(workspace, JOB) == ["alive"]
-    assert scratch.sweep(workspace, JOB) == []
+    assert work_dirs.sweep(workspace, JOB) == ["alive"]
+    assert work_dirs.sweep(workspace, JOB) == []
 
 
 def test_a_process_does_not_sweep_its_own(workspace: Workspace) -> None:
-    folder = scratch.claim(workspace, JOB, "own")
-    assert scratch.sweep(workspace, JOB) == []
-    scratch.remove(folder)
+    folder = work_dirs.claim(workspace, JOB, "own")
+    assert work_dirs.sweep(workspace, JOB) == []
+    work_dirs.remove(folder)
     assert not folder.exists()
 
 
@@ -70,14 +70,14 @@ def test_a_claim_holds_whatever_sweeps_at_that_moment(workspace: Workspace) -> N
 
     def sweeping() -> None:
         while not ended.is_set():
-            scratch.sweep(workspace, JOB)
+            work_dirs.sweep(workspace, JOB)
 
     sweeper = threading.Thread(target=sweeping)
     sweeper.start()
     try:
-        claimed = [scratch.claim(workspace, JOB, f"{number:03}") for number in range(300)]
+        claimed = [work_dirs.claim(workspace, JOB, f"{number:03}") for number in range(300)]
     finally:
         ended.set()
         sweeper.join()
     assert all(folder.is_dir() for folder in claimed)
-    assert scratch.sweep(workspace, JOB) == []
+    assert work_dirs.sweep(workspace, JOB) == []

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from streamwarden.control.postmortem import LastWords, last_words
-from streamwarden.control.signatures import Places, recognise
+from streamwarden.runtime.failure_signatures import Places, recognise
+from streamwarden.runtime.postmortem import LastWords, last_words
 
 pytestmark = pytest.mark.unit
 

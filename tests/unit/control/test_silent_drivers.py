@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 
-from streamwarden.control import running, supervision
-from streamwarden.control.documents import Desired, DriverState, Heartbeat, JobDocuments, Launch, utc_now
-from streamwarden.control.processes import ProcessRef
-from streamwarden.control.rescale_back import RescaleBack
-from streamwarden.control.rescale_verdict import RescaleVerdict
-from streamwarden.control.spec import JobSpec
-from streamwarden.control.supervision import Observation, Silence
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import Desired, DriverState, Heartbeat, Launch, utc_now
+from streamwarden.operations.rescale_rollback import RescaleBack
+from streamwarden.operations.rescale_verify import RescaleVerdict
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision import driver_control, silence
+from streamwarden.supervision.observe import Observation
+from streamwarden.supervision.silence import Silence
 from tests.batches import make_place
 
 pytestmark = pytest.mark.unit
@@ -33,7 +35,7 @@ ELSEWHERE = ProcessRef(host="another-machine", boot="b", pid=1, started=0)
 
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    monkeypatch.setattr(supervision, "_SECOND_LOOK", timedelta(seconds=0.7))
+    monkeypatch.setattr(silence, "_SECOND_LOOK", timedelta(seconds=0.7))
     made = make_place(tmp_path, heartbeat="300ms", lease="2s")
     sinks = [{"table": JOB, "mode": "append"}]
     source = {"kind": "files", "path": "landing"}
@@ -82,7 +84,7 @@ def heard_again(workspace: Workspace) -> Iterator[None]:
 
 
 def awaited(workspace: Workspace, timeout: float = 20) -> str:
-    return running.await_health(workspace, JOB, generation=1, base=6, timeout=timeout)
+    return driver_control.await_health(workspace, JOB, generation=1, base=6, timeout=timeout)
 
 
 def work(workspace: Workspace, **fields: Any) -> Any:
@@ -123,7 +125,7 @@ def look_for(workspace: Workspace, seconds: float) -> None:
 def test_one_that_freezes_while_its_rescale_is_prepared_ends_that(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamwarden.control.rescale_back._LOOK_S", 0.0)
+    monkeypatch.setattr("streamwarden.operations.rescale_rollback._LOOK_S", 0.0)
     speak(workspace, ago=60)
     look_for(workspace, 0.3)
     with pytest.raises(StreamwardenError, match=r"RESCALE_NOT_HEALTHY.*ended meanwhile: no heartbeat"):

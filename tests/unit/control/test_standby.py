@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamwarden.control import standby as module
-from streamwarden.control.processes import kill, process_of
-from streamwarden.control.spec import JobSpec
-from streamwarden.control.standby import standby
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.spec import JobSpec
+from streamwarden.runtime import spare as module
+from streamwarden.runtime.processes import kill, process_of
+from streamwarden.runtime.spare import standby
+from streamwarden.store.workspace import Workspace, open_workspace
 from tests.unit.control.test_rollout_plan import spec
 
 pytestmark = pytest.mark.unit

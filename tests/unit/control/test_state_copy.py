@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from streamwarden.control.documents import CheckpointRef, Desired, JobDocuments, Launch, Progress, Step, utc_now
-from streamwarden.control.savepoints.manifest import Manifest, OperatorState, Origin
-from streamwarden.control.savepoints.take import take
-from streamwarden.control.state_copy import StateCopy, differing
-from streamwarden.control.state_reader import StateAt
-from streamwarden.control.workspace import Workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.savepoint import Manifest, OperatorState, Origin
+from streamwarden.model.status import CheckpointRef, Desired, Launch, Progress, Step, utc_now
+from streamwarden.operations.state_copy import StateCopy, differing
+from streamwarden.runtime.state_reader import StateAt
+from streamwarden.savepoints.take import take
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 from tests.batches import made_batch, make_place
 
 pytestmark = pytest.mark.unit

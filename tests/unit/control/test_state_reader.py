@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from streamwarden.control import state_reader
-from streamwarden.control.state_reader import SCRATCH, StateAt, read_state
 from streamwarden.errors import StreamwardenError
+from streamwarden.runtime import state_reader
+from streamwarden.runtime.state_reader import SCRATCH, StateAt, read_state
 from tests.batches import make_place
 
 pytestmark = pytest.mark.unit

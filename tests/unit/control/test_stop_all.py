@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 from streamwarden.airflow.__main__ import _stop_jobs
-from streamwarden.control import running
-from streamwarden.control.documents import DriverState, Exit, Heartbeat, JobDocuments, Launch, Lease, utc_now
-from streamwarden.control.operation import begin
-from streamwarden.control.processes import current_process
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import DriverState, Exit, Heartbeat, Launch, Lease, utc_now
+from streamwarden.runtime.operation_lock import begin
+from streamwarden.runtime.processes import current_process
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision import driver_control
 from tests.unit.control.test_supervision import desired
 
 pytestmark = pytest.mark.unit
@@ -58,7 +59,7 @@ def wanted(workspace: Workspace, job: str) -> str:
 def test_a_busy_job_keeps_no_other_from_being_stopped(workspace: Workspace) -> None:
     with begin(workspace, "first", "restore", by="somebody", params={}) as handle:
         with pytest.raises(StreamwardenError) as raised:
-            running.stop_all(workspace, ["first", "second", "third"], by=BY, timeout=5)
+            driver_control.stop_all(workspace, ["first", "second", "third"], by=BY, timeout=5)
         handle.end("done")
     assert [wanted(workspace, job) for job in ("first", "second", "third")] == ["running", "suspended", "suspended"]
     assert raised.value.code == "STOP_INCOMPLETE"
@@ -70,7 +71,7 @@ def test_each_that_does_not_end_in_time_is_named(workspace: Workspace) -> None:
     runs(workspace, "first")
     runs(workspace, "third")
     with pytest.raises(StreamwardenError) as raised:
-        running.stop_all(workspace, ["first", "second", "third"], by=BY, timeout=0.5)
+        driver_control.stop_all(workspace, ["first", "second", "third"], by=BY, timeout=0.5)
     assert raised.value.code == "STOP_INCOMPLETE"
     assert raised.value.what.count("STOP_TIMED_OUT") == 2 and "second" not in raised.value.what
     for job in ("first", "third"):
@@ -80,7 +81,7 @@ def test_each_that_does_not_end_in_time_is_named(workspace: Workspace) -> None:
 def test_all_are_those_that_were_deployed_with_or_without_their_yaml(workspace: Workspace) -> None:
     deployed(workspace, "removed")
     (workspace.config / "jobs" / "never.yaml").touch()
-    assert set(running.stop_all(workspace, by=BY)) == {"first", "second", "third", "removed"}
+    assert set(driver_control.stop_all(workspace, by=BY)) == {"first", "second", "third", "removed"}
     assert wanted(workspace, "removed") == "suspended"
 
 

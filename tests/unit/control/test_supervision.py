@@ -13,8 +13,11 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from streamwarden.control import operations, running, supervision
-from streamwarden.control.documents import (
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.health_spec import HealthSpec
+from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import (
     BatchProgress,
     Desired,
     DriverState,
@@ -22,7 +25,6 @@ from streamwarden.control.documents import (
     ErrorInfo,
     Exit,
     Heartbeat,
-    JobDocuments,
     Launch,
     Lease,
     Operation,
@@ -31,32 +33,21 @@ from streamwarden.control.documents import (
     Supervision,
     utc_now,
 )
-from streamwarden.control.enforce import put_down
-from streamwarden.control.health.limits import HealthSpec
-from streamwarden.control.health.rules import Level
-from streamwarden.control.processes import ProcessRef, current_process, process_of
-from streamwarden.control.spec import JobSpec
-from streamwarden.control.standstill import Standstill
-from streamwarden.control.supervision import (
-    Action,
-    Claim,
-    Observation,
-    Phase,
-    Silence,
-    Verdict,
-    ask_to_stop,
-    assess,
-    claim,
-    current_claim,
-    decide,
-    end_stuck,
-    note_deferred,
-    observe,
-    record_decision,
-    restart,
-)
-from streamwarden.control.workspace import Workspace, open_workspace
-from streamwarden.errors import StreamwardenError
+from streamwarden.operations.deploy import _stops
+from streamwarden.operations.give_up import put_down
+from streamwarden.operations.status import job_status
+from streamwarden.runtime.processes import current_process, process_of
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision import driver_control, silence
+from streamwarden.supervision import observe as observing
+from streamwarden.supervision.act import ask_to_stop, end_stuck, record_decision, restart
+from streamwarden.supervision.claim import Claim, claim, current_claim, note_deferred
+from streamwarden.supervision.decide import Action, Verdict, assess, decide
+from streamwarden.supervision.health_rules import Level
+from streamwarden.supervision.observe import Observation, Phase, observe
+from streamwarden.supervision.silence import Silence
+from streamwarden.supervision.stuck import Standstill
 
 pytestmark = pytest.mark.unit
 
@@ -381,7 +372,7 @@ def test_a_driver_that_ends_between_two_looks_has_ended_and_did_not_die(
         launched(workspace, "a1", process=process, code="SINK_SCHEMA_MISMATCH")
         return False
 
-    monkeypatch.setattr(supervision, "is_alive", ends_now)
+    monkeypatch.setattr(observing, "is_alive", ends_now)
     found = observe(workspace, JOB)
     assert found.phase is Phase.FAILED and found.exit is not None
     assert found.error is not None and found.error.code == "SINK_SCHEMA_MISMATCH"
@@ -426,7 +417,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         launched(workspace, f"b{len(calls)}", process=current_process())
         return f"b{len(calls)}"
 
-    monkeypatch.setattr("streamwarden.control.supervision.launch_driver", launch)
+    monkeypatch.setattr("streamwarden.supervision.act.launch_driver", launch)
     return calls
 
 
@@ -537,7 +528,7 @@ def test_a_stuck_driver_that_is_given_up_is_named_so_afterwards(workspace: Works
     error = put_down(workspace, found, verdict, by="test")
     assert child.wait(timeout=10) == -signal.SIGKILL
     assert error.code == "RESTART_BUDGET_SPENT" and "DRIVER_STUCK" in error.what
-    shown = operations.status(workspace, JOB)
+    shown = job_status(workspace, JOB)
     assert (shown["phase"], shown["health"], shown["batch"]) == ("failed", "critical", 7)
     assert shown["error"]["code"] == shown["diagnosis"]["code"] == "DRIVER_STUCK"
     assert shown["diagnosis"]["command"] == f"streamwarden logs {JOB} --source spark"
@@ -617,7 +608,7 @@ def test_a_state_limits_savepoint_is_tried_again_for_a_while(
     def take(*_: Any, **__: Any) -> Any:
         raise failure
 
-    monkeypatch.setattr("streamwarden.control.enforce.take", take)
+    monkeypatch.setattr("streamwarden.operations.give_up.take", take)
     found, verdict = ended_at_its_limit(workspace)
     documents = JobDocuments(workspace.storage, JOB)
     for _ in range(2):
@@ -639,7 +630,7 @@ def test_a_state_limits_savepoint_is_tried_again_for_a_while(
 def test_a_verdict_is_not_carried_out_on_a_driver_that_came_later(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamwarden.control.enforce.take", lambda *_, **__: pytest.fail("of a job that runs"))
+    monkeypatch.setattr("streamwarden.operations.give_up.take", lambda *_, **__: pytest.fail("of a job that runs"))
     found, suspend = ended_at_its_limit(workspace)
     launched(workspace, "i2", process=current_process())
     for verdict in (suspend, Verdict(Action.FAIL, "for the test")):
@@ -650,8 +641,8 @@ def test_a_verdict_is_not_carried_out_on_a_driver_that_came_later(
     assert now.desired is not None and now.desired.state == "running"
     assert JobDocuments(workspace.storage, JOB).supervision.read() is None
     # Deployed in the very moment of the stop.
-    monkeypatch.setattr(running, "stop", lambda *_, **__: now)
-    monkeypatch.setattr("streamwarden.control.enforce.observe", lambda *_: found)
+    monkeypatch.setattr(driver_control, "stop", lambda *_, **__: now)
+    monkeypatch.setattr("streamwarden.operations.give_up.observe", lambda *_: found)
     with pytest.raises(StreamwardenError, match="i2 is its driver now"):
         put_down(workspace, found, suspend, by="test")
 
@@ -670,7 +661,7 @@ def test_a_silent_driver_that_woke_is_not_put_down(workspace: Workspace) -> None
 def test_the_end_of_a_driver_elsewhere_is_not_waited_for_for_ever(workspace: Workspace) -> None:
     hangs(workspace, current_process().model_copy(update={"host": "elsewhere"}))
     with pytest.raises(StreamwardenError, match=r"STOP_TIMED_OUT.*its driver on elsewhere"):
-        running.end_driver(workspace, JOB, by="test", reason="for the test", timeout=0.1)
+        driver_control.end_driver(workspace, JOB, by="test", reason="for the test", timeout=0.1)
 
 
 def test_no_restart_of_a_job_that_was_stopped_meanwhile(workspace: Workspace, launches: list[str]) -> None:
@@ -712,18 +703,18 @@ def test_a_stop_that_finds_nobody_to_ask_waits_for_what_was_launched_meanwhile(
         launched(workspace, "a2", process=current_process())
         return False
 
-    monkeypatch.setattr(running, "request_stop", nobody)
+    monkeypatch.setattr(driver_control, "request_stop", nobody)
     with pytest.raises(StreamwardenError, match="STOP_TIMED_OUT"):
-        running.stop(workspace, JOB, by="test", timeout=0.2)
+        driver_control.stop(workspace, JOB, by="test", timeout=0.2)
 
 
 def test_a_suspended_jobs_living_driver_is_none_for_a_deploy_to_leave_alone(workspace: Workspace) -> None:
     documents = JobDocuments(workspace.storage, JOB)
     launched(workspace, "a1", process=current_process())
     beats(workspace, "a1", current_process())
-    assert not operations._stops(documents, observe(workspace, JOB))
+    assert not _stops(documents, observe(workspace, JOB))
     documents.desired.write(desired("suspended"))
-    assert operations._stops(documents, observe(workspace, JOB))
+    assert _stops(documents, observe(workspace, JOB))
 
 
 def hangs(workspace: Workspace, process: ProcessRef) -> None:
@@ -742,8 +733,8 @@ def test_a_driver_that_does_not_stop_is_killed_if_that_is_asked_for(workspace: W
 
     def stop(*, kill: bool) -> Observation:
         if all_of_them:
-            return running.stop_all(workspace, [JOB], by="test", timeout=0.2, kill=kill)[JOB]
-        return running.stop(workspace, JOB, by="test", timeout=0.2, kill=kill)
+            return driver_control.stop_all(workspace, [JOB], by="test", timeout=0.2, kill=kill)[JOB]
+        return driver_control.stop(workspace, JOB, by="test", timeout=0.2, kill=kill)
 
     with pytest.raises(StreamwardenError, match="stop JOB --kill"):
         stop(kill=False)
@@ -760,12 +751,12 @@ def test_a_driver_that_does_not_stop_is_killed_if_that_is_asked_for(workspace: W
 def test_a_driver_elsewhere_that_does_not_stop_cant_be_killed(workspace: Workspace) -> None:
     hangs(workspace, current_process().model_copy(update={"host": "elsewhere"}))
     with pytest.raises(StreamwardenError, match=r"STOP_TIMED_OUT.*elsewhere"):
-        running.stop(workspace, JOB, by="test", timeout=0.2, kill=True)
+        driver_control.stop(workspace, JOB, by="test", timeout=0.2, kill=True)
 
 
 def test_a_driver_that_stops_in_time_is_not_killed(workspace: Workspace) -> None:
     launched(workspace, "i1", process=current_process(), code="stopped")
-    assert running.stop(workspace, JOB, by="test", timeout=0.2, kill=True).phase is Phase.STOPPED
+    assert driver_control.stop(workspace, JOB, by="test", timeout=0.2, kill=True).phase is Phase.STOPPED
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -817,7 +808,7 @@ def test_decisions_are_kept_to_a_number(workspace: Workspace) -> None:
 
 def test_a_silent_driver_is_looked_at_for_a_while(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("streamwarden.control.supervision.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("streamwarden.supervision.silence.time.monotonic", lambda: clock[0])
     found, _ = silent(workspace, current_process())
     silence = Silence()
     assert silence.is_doubtful(workspace, found)
@@ -835,8 +826,8 @@ def test_a_silent_driver_is_looked_at_for_a_while(workspace: Workspace, monkeypa
 def test_one_look_that_finds_a_driver_silent_kills_nothing(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, how: str, speaks: bool
 ) -> None:
-    monkeypatch.setattr(supervision, "_SECOND_LOOK", timedelta(seconds=0.2))
-    monkeypatch.setattr(running, "launch_driver", lambda *_, **__: "b1")
+    monkeypatch.setattr(silence, "_SECOND_LOOK", timedelta(seconds=0.2))
+    monkeypatch.setattr(driver_control, "launch_driver", lambda *_, **__: "b1")
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
     process = process_of(child.pid)
     silent(workspace, process)
@@ -845,11 +836,11 @@ def test_one_look_that_finds_a_driver_silent_kills_nothing(
     back.start()
     with suppress(StreamwardenError):
         if how == "stop":
-            running.stop(workspace, JOB, by="test", timeout=None)
+            driver_control.stop(workspace, JOB, by="test", timeout=None)
         elif how == "start":
-            running.start(workspace, JOB, by="test")
+            driver_control.start(workspace, JOB, by="test")
         else:
-            running.stop_in_turn(workspace, JOB, by="test", reason="", timeout=2)
+            driver_control.stop_in_turn(workspace, JOB, by="test", reason="", timeout=2)
     back.join()
     if how != "start":
         assert [one.kind for one in JobDocuments(workspace.storage, JOB).open_requests("i1")] == ["stop"]
@@ -861,21 +852,21 @@ def test_one_look_that_finds_a_driver_silent_kills_nothing(
 
 def test_a_stuck_driver_is_ended_only_if_who_looks_has_seen_it_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("streamwarden.control.standstill.time.monotonic", lambda: clock[0])
-    running, wait = seen(Phase.RUNNING), Verdict(Action.WAIT, "")
-    assert running.desired is not None
-    enough = max(60.0, 3 * running.desired.spec.trigger.interval.total_seconds())
+    monkeypatch.setattr("streamwarden.supervision.stuck.time.monotonic", lambda: clock[0])
+    driver_control, wait = seen(Phase.RUNNING), Verdict(Action.WAIT, "")
+    assert driver_control.desired is not None
+    enough = max(60.0, 3 * driver_control.desired.spec.trigger.interval.total_seconds())
     standstill, stuck = Standstill(), Verdict(Action.RESTART, "stuck")
     # The machine sleeps: the time of day goes on, and this clock does not.
-    assert not standstill.is_doubtful(running, wait)
+    assert not standstill.is_doubtful(driver_control, wait)
     clock[0] += 2
-    assert standstill.is_doubtful(running, stuck)
+    assert standstill.is_doubtful(driver_control, stuck)
     clock[0] += enough - 3
-    assert standstill.is_doubtful(running, stuck)
+    assert standstill.is_doubtful(driver_control, stuck)
     clock[0] += 2
-    assert not standstill.is_doubtful(running, stuck)
+    assert not standstill.is_doubtful(driver_control, stuck)
     # Of another one what was seen before counts for nothing.
-    other = replace(running, incarnation="i2")
+    other = replace(driver_control, incarnation="i2")
     assert standstill.is_doubtful(other, stuck)
     # A dead one is no matter of doubt.
     assert not standstill.is_doubtful(seen(Phase.DEAD), stuck)

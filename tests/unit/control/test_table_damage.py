@@ -9,10 +9,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from streamwarden.control.documents import Desired, JobDocuments, utc_now
-from streamwarden.control.put_back import put_back
-from streamwarden.control.savepoints.manifest import Manifest, SinkState
-from streamwarden.control.table_damage import (
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.delta_restore import put_back
+from streamwarden.model.savepoint import Manifest, SinkState
+from streamwarden.model.status import Desired, utc_now
+from streamwarden.savepoints.table_damage import (
     check_output,
     check_source,
     cut_off,
@@ -20,8 +21,8 @@ from streamwarden.control.table_damage import (
     forget_damaged_checkpoints,
     unfit,
 )
-from streamwarden.control.workspace import Workspace
-from streamwarden.errors import StreamwardenError
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 from tests.unit.control.test_catalogue import manifest
 from tests.unit.control.test_closure import Made
 from tests.unit.control.test_compat import current, job_module, spec, workspace

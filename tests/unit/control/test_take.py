@@ -8,27 +8,28 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
-from streamwarden.control.delta_log import application_id
-from streamwarden.control.documents import (
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.delta_log import application_id
+from streamwarden.model.savepoint import Manifest, Origin
+from streamwarden.model.status import (
     BatchProgress,
     Desired,
     DriverState,
     Exit,
     Heartbeat,
-    JobDocuments,
     Launch,
     OperatorProgress,
     OutputStart,
     Progress,
     utc_now,
 )
-from streamwarden.control.processes import current_process
-from streamwarden.control.savepoints.catalogue import savepoints
-from streamwarden.control.savepoints.manifest import Manifest, Origin, checkpoint_key
-from streamwarden.control.savepoints.take import take
-from streamwarden.control.savepoints.verify import check_files
-from streamwarden.control.workspace import Workspace
-from streamwarden.errors import StreamwardenError
+from streamwarden.runtime.processes import current_process
+from streamwarden.savepoints.catalog import savepoints
+from streamwarden.savepoints.documents import checkpoint_key
+from streamwarden.savepoints.take import take
+from streamwarden.savepoints.verify import check_files
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 from tests.unit.control.test_closure import Made
 from tests.unit.control.test_compat import current, job_module, made, spec, workspace
 

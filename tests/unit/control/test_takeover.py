@@ -10,24 +10,17 @@ from typing import Any
 import pytest
 import yaml
 
-from streamwarden.control.documents import (
-    CheckpointRef,
-    Desired,
-    JobDocuments,
-    Operation,
-    Parallelism,
-    Width,
-    utc_now,
-)
-from streamwarden.control.job_operation import JobOperation
-from streamwarden.control.operation import OperationHandle, begin
-from streamwarden.control.parallelism import decide, effective_spec
-from streamwarden.control.rescale import _Rescale
-from streamwarden.control.rollout import _Rollout
-from streamwarden.control.savepoints.fresh import fresh_checkpoint
-from streamwarden.control.savepoints.restore import _Restore
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import CheckpointRef, Desired, Operation, Parallelism, Width, utc_now
+from streamwarden.operations.rescale import _Rescale
+from streamwarden.operations.restore import _Restore
+from streamwarden.operations.rollout import _Rollout
+from streamwarden.operations.workflow import JobOperation
+from streamwarden.runtime.operation_lock import OperationHandle, begin
+from streamwarden.savepoints.materialize import fresh_checkpoint
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.effective_spec import decide, effective_spec
+from streamwarden.store.workspace import Workspace, open_workspace
 from tests.unit.control.test_supervision import GONE, JOB, desired
 
 pytestmark = pytest.mark.unit

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.errors import StreamwardenError
 from streamwarden.storage import LocalFiles, LocalStorage, S3Files, S3Storage
+from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
 

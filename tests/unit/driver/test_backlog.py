@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from streamwarden.control.documents import SourceProgress
-from streamwarden.control.spec import DeltaSource
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.driver.backlog import DeltaBacklog, KafkaBacklog
+from streamwarden.model.spec import DeltaSource
+from streamwarden.model.status import SourceProgress
+from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
 

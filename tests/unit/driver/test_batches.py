@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from streamwarden.control.spec import JobSpec
 from streamwarden.driver.batches import BatchWriter
+from streamwarden.model.spec import JobSpec
 
 pytestmark = pytest.mark.unit
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 
-from streamwarden.control.signatures import Places
 from streamwarden.driver.causes import Failure, explain, headline, shortened
 from streamwarden.driver.query import BatchError, RunningQuery
 from streamwarden.errors import StreamwardenError
+from streamwarden.runtime.failure_signatures import Places
 
 pytestmark = pytest.mark.unit
 

@@ -16,11 +16,11 @@ from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from streamwarden.control.documents import DriverState
-from streamwarden.control.health.rules import Health
-from streamwarden.control.profile import MetricsSpec
 from streamwarden.driver.export import Export, _OneAtATime, _Seldom, open_export
 from streamwarden.driver.metrics import DriverMetrics, DriverView
+from streamwarden.model.profile import MetricsSpec
+from streamwarden.model.status import DriverState
+from streamwarden.supervision.health_rules import Health
 from tests import otlp_collector
 from tests.batches import made_batch
 from tests.otlp_collector import wait_until

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from streamwarden.control.spec import KafkaSource
-from streamwarden.control.workspace import Workspace
 from streamwarden.driver.kafka import client_properties, missing_topic
 from streamwarden.driver.source import open_source
+from streamwarden.model.spec import KafkaSource
+from streamwarden.store.workspace import Workspace
 
 pytestmark = pytest.mark.unit
 

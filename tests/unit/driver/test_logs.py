@@ -16,9 +16,9 @@ import pytest
 from py4j.java_gateway import GatewayClient, GatewayParameters
 
 from streamwarden.airflow.logtail import log_tail
-from streamwarden.control.log_lines import readable
-from streamwarden.control.profile import LogSpec
 from streamwarden.driver.logs import RecordContext, configure_logging, write_log4j
+from streamwarden.model.profile import LogSpec
+from streamwarden.runtime.log_lines import readable
 from tests.batches import make_place
 
 pytestmark = pytest.mark.unit
@@ -122,7 +122,7 @@ def test_airflow_shows_the_end_of_a_log_in_json_as_text(tmp_path: Path) -> None:
 FULL_DISK = """
 import logging, os, resource, sys, time
 from pathlib import Path
-from streamwarden.control.profile import LogSpec
+from streamwarden.model.profile import LogSpec
 from streamwarden.driver.logs import configure_logging, rotate_console
 
 folder, spec = Path(sys.argv[1]), LogSpec(format="json")

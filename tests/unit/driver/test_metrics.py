@@ -8,10 +8,10 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from streamwarden.control.documents import DriverState
-from streamwarden.control.health.rules import RULES, Finding, Health, Level
 from streamwarden.driver import progress
 from streamwarden.driver.metrics import _STORE, METRICS, DriverMetrics, DriverView
+from streamwarden.model.status import DriverState
+from streamwarden.supervision.health_rules import RULES, Finding, Health, Level
 from tests.batches import START, made_batch
 
 pytestmark = pytest.mark.unit

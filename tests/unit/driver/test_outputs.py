@@ -13,14 +13,15 @@ import yaml
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
-from streamwarden.control.delta_log import DeltaLog, application_id
-from streamwarden.control.documents import CheckpointRef, JobDocuments, OutputStart, utc_now
-from streamwarden.control.lease import LeaseHolder
-from streamwarden.control.processes import ProcessRef
-from streamwarden.control.workspace import Workspace, open_workspace
 from streamwarden.driver import outputs
 from streamwarden.driver.outputs import clear_unborn, start_outputs
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.delta_log import DeltaLog, application_id
+from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.status import CheckpointRef, OutputStart, utc_now
+from streamwarden.runtime.lease import LeaseHolder
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
 

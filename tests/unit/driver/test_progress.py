@@ -13,12 +13,13 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
-from streamwarden.control.checkpoint import CheckpointReader
-from streamwarden.control.documents import BatchProgress, JobDocuments, SourceProgress, Totals, utc_now
 from streamwarden.driver import progress as module
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.status import BatchProgress, SourceProgress, Totals, utc_now
 from streamwarden.storage import LocalStorage
+from streamwarden.store.documents import JobDocuments
 
 pytestmark = pytest.mark.unit
 

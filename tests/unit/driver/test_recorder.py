@@ -11,21 +11,14 @@ from typing import Any
 
 import pytest
 
-from streamwarden.control.documents import (
-    BatchProgress,
-    DriverState,
-    Heartbeat,
-    JobDocuments,
-    Launch,
-    Progress,
-    utc_now,
-)
-from streamwarden.control.processes import current_process
-from streamwarden.control.profile import ProgressTableSpec
-from streamwarden.control.progress_table import ProgressTable
-from streamwarden.control.workspace import Workspace
 from streamwarden.driver import recorder as module
 from streamwarden.driver.recorder import BatchRecorder
+from streamwarden.formats.progress_table import ProgressTable
+from streamwarden.model.profile import ProgressTableSpec
+from streamwarden.model.status import BatchProgress, DriverState, Heartbeat, Launch, Progress, utc_now
+from streamwarden.runtime.processes import current_process
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 from tests.batches import made_batch, make_place
 from tests.otlp_collector import wait_until
 

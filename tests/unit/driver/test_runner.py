@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 
-from streamwarden.control.documents import BatchProgress, DriverState, ErrorInfo, JobDocuments, SourceProgress, utc_now
-from streamwarden.control.workspace import Workspace
 from streamwarden.driver import runner
 from streamwarden.driver.causes import Failure
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.runner import Driver
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import BatchProgress, DriverState, ErrorInfo, SourceProgress, utc_now
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 from tests.unit.control import test_catalogue
 from tests.unit.control.test_supervision import JOB, desired
 

@@ -23,7 +23,7 @@ from spark_jobs.schemas import TRIP_COLUMNS
 from spark_jobs.trip_columns import REQUIRED, FileRefusedError, match_columns
 from spark_jobs.trip_files import read_file
 from spark_jobs.trip_rules import PARSED
-from streamwarden.control.landing.file import LandedFile, LandedFileChanged, LandedFileGone
+from streamwarden.landing.file import LandedFile, LandedFileChanged, LandedFileGone
 from tests.conftest import TripMaker
 from tests.landed import describe
 

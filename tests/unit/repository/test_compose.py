@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 import streamwarden
-from streamwarden.control.config import load_profile
+from streamwarden.store.config import load_profile
 
 pytestmark = pytest.mark.unit
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.unit
 ROOT = Path(__file__).resolve().parents[3]
 
 # A DAG file is wiring: what it does is in streamwarden.airflow.
-DAG_MAY_IMPORT = ("airflow", "streamwarden.airflow", "streamwarden.control.config")
+DAG_MAY_IMPORT = ("airflow", "streamwarden.airflow", "streamwarden.store.config")
 
 
 def test_packages_keep_the_contracts() -> None:
@@ -57,7 +57,7 @@ def test_dags_import_only_wiring() -> None:
     [
         "import pyspark",
         "from streamwarden.driver.sink import DeltaSink",
-        "from streamwarden.control.spec import JobSpec",
+        "from streamwarden.model.spec import JobSpec",
         "from . import other",
         "def f():\n    import pandas",
     ],

@@ -12,8 +12,9 @@ from random import Random
 
 import pytest
 
-from streamwarden.control.documents import JobDocuments, Launch, utc_now
-from streamwarden.control.processes import process_of
+from streamwarden.model.status import Launch, utc_now
+from streamwarden.runtime.processes import process_of
+from streamwarden.store.documents import JobDocuments
 from tests.integration import killing_command
 from tests.integration.killing_command import THE_DRIVER, THE_STANDBY
 from tests.integration.test_rescale_kills import BACK, moments

@@ -11,10 +11,10 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import CollectorRegistry
 
-from streamwarden.control.documents import DriverState
-from streamwarden.control.health.rules import Health
-from streamwarden.control.progress_table import COLUMNS
 from streamwarden.driver.metrics import _STORE, METRICS, DriverMetrics, DriverView
+from streamwarden.formats.progress_table import COLUMNS
+from streamwarden.model.status import DriverState
+from streamwarden.supervision.health_rules import Health
 from tests.batches import made_batch
 
 pytestmark = pytest.mark.unit

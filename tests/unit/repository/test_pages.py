@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from streamwarden.airflow.describe import dag_id_of, periodic_dag_id
-from streamwarden.control.documents import Document, JobDocuments
-from streamwarden.control.health.record import UNWATCHED
-from streamwarden.control.health.rules import PASSED_OVER, RULES
-from streamwarden.control.rollout_plan import _RULES, Effect
+from streamwarden.operations.spec_diff import _RULES, Effect
 from streamwarden.storage import LocalStorage
+from streamwarden.store.documents import Document, JobDocuments
+from streamwarden.supervision.alert_queue import UNWATCHED
+from streamwarden.supervision.health_rules import PASSED_OVER, RULES
 
 pytestmark = pytest.mark.unit
 

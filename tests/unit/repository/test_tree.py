@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamwarden.control.config import job_names, load_alerts, load_job, load_profile
+from streamwarden.store.config import job_names, load_alerts, load_job, load_profile
 
 pytestmark = pytest.mark.unit
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from streamwarden.control.documents import CheckpointRef, JobDocuments, utc_now
-from streamwarden.control.landing.file import LandedFile
-from streamwarden.control.landing.planner import Planner
-from streamwarden.control.landing.plans import plans_of
-from streamwarden.control.spec import FileSource, JobSpec
-from streamwarden.control.workspace import Workspace, open_workspace
+from streamwarden.landing.file import LandedFile
+from streamwarden.landing.planner import Planner
+from streamwarden.landing.plans import plans_of
+from streamwarden.model.spec import FileSource, JobSpec
+from streamwarden.model.status import CheckpointRef, utc_now
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
 
 OLD_S = 1_000_000_000
 

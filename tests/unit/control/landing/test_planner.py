@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamwarden.control.documents import SourceProgress
-from streamwarden.control.landing.file import LandedFile, LandedFileChanged, LandedFileGone, shown
-from streamwarden.control.landing.inspect import FileState, ask_reread, landed_files
-from streamwarden.control.landing.plans import plans_of
 from streamwarden.errors import StreamwardenError
+from streamwarden.landing.file import LandedFile, LandedFileChanged, LandedFileGone, shown
+from streamwarden.landing.inspect import FileState, ask_reread, landed_files
+from streamwarden.landing.plans import plans_of
+from streamwarden.model.status import SourceProgress
 from tests.unit.control.landing.conftest import OLD_S, Landing
 
 pytestmark = pytest.mark.unit

@@ -1,0 +1,1 @@
+"""Advice on a job's parallelism, from the load that its drivers have reported."""

@@ -1,0 +1,322 @@
+"""Advice on a job: its batches, its state and its past gathered, the rule asked, and whether it may be acted upon."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from streamwarden.autoscaler.ds2 import Recommendation, StateShare, recommend
+from streamwarden.autoscaler.load import BatchSeen
+from streamwarden.errors import OUTAGES, StreamwardenError
+from streamwarden.formats.checkpoint_files import newest_closure
+from streamwarden.model.advisor_spec import AdvisorSpec
+from streamwarden.model.durations import format_duration
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import BatchProgress, Operation, utc_now
+from streamwarden.operations.rescale_plan import current_width, plan_rescale
+from streamwarden.runtime.operation_lock import active_operation
+from streamwarden.store.documents import JobDocuments, dump
+from streamwarden.store.effective_spec import width_of
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision.observe import Observation, observe
+
+__all__ = ["Advice", "advise", "batches_seen", "holds_back"]
+
+_MORE_BATCHES = 50
+"""Read beyond those of the time that is looked at: where little was to do in it, they tell what a batch costs."""
+
+_DAY = timedelta(days=1)
+
+_FIRST_LOOK = "precheck"
+
+_AWAY = frozenset({"stop", "switch"})
+"""Steps of a rescale that the job is away in."""
+
+_CANCELLED = "OPERATION_CANCELLED"
+
+_SAYS_NOTHING = OUTAGES | {_CANCELLED, "OPERATION_INTERRUPTED", "RESCALE_NOT_HEALTHY"}
+"""What ends a rescale and says nothing of its target: the store was away, somebody did not want it any more, the driver
+that was to run on meanwhile has ended, or was in the midst of a batch."""
+
+_LAUNCHES = 20
+"""Looked through for when the job's width was another."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What is recommended for a job, and what stands against doing it without being asked.
+
+    Parameters
+    ----------
+    job, at
+        Whom it is for, and of when.
+    recommendation
+        What, and why.
+    holds
+        Why it is not acted upon by itself; none: it is.
+    """
+
+    job: str
+    at: datetime
+    recommendation: Recommendation
+    holds: tuple[str, ...] = ()
+
+    @property
+    def acts(self) -> bool:
+        """Whether the rescale should be triggered now."""
+        return bool(self.recommendation.changes) and not self.holds
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return it in words, for a terminal or a log: what each line is about, and the line."""
+        said = self.recommendation
+        changes = ", ".join(f"{name} {getattr(said.now, name)} -> {value}" for name, value in said.changes.items())
+        found = [("recommended", changes or f"as it is: partitions {said.now.partitions}, cores {said.now.cores}")]
+        found += [("because", line) for line in said.why]
+        if said.changes:
+            found += [("by itself", "no: " + line) for line in self.holds] or [("by itself", "yes")]
+        figures = {
+            "input": (said.rows_per_second, "{:.0f} rows/s"),
+            "capacity": (said.capacity, "{:.0f} rows/s without a pause"),
+            "busy": (said.busy, "{:.0%} of the time"),
+            "backlog": (said.backlog_rows, "{:.0f} rows"),
+        }
+        found += [(name, text.format(value)) for name, (value, text) in figures.items() if value is not None]
+        if said.expected_busy is not None:
+            now, then = said.expected_busy
+            found.append(("a batch", f"takes {now:.0%} of the interval, and {then:.0%} as recommended"))
+        return [*found, ("state skew", f"largest partition {said.skew:.1f} times the mean")]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as plain JSON values."""
+        said = self.recommendation
+        return {
+            "job": self.job,
+            "at": self.at.isoformat(),
+            **{**asdict(said), "now": dump(said.now), "to": dump(said.to), "why": list(said.why)},
+            "changes": said.changes,
+            "holds": list(self.holds),
+            "acts": self.acts,
+        }
+
+
+def advise(workspace: Workspace, job: str, *, now: datetime | None = None) -> Advice:
+    """Recommend how wide a job should run. Changes nothing.
+
+    Reads the table of batches, where the profile has one, and else the driver's progress document, which holds 50.
+
+    Parameters
+    ----------
+    now
+        The time; default the real one.
+
+    Raises
+    ------
+    StreamwardenError
+        ``NOT_DEPLOYED``, ``PROGRESS_TABLE_FAILED`` or ``CHECKPOINT_DAMAGED``.
+    """
+    at = now or utc_now()
+    seen = observe(workspace, job)
+    if seen.desired is None:
+        raise StreamwardenError("NOT_DEPLOYED", job)
+    spec = seen.desired.spec
+    width, facts = current_width(workspace, job, spec)
+    if not seen.phase.alive:
+        why = f"{job} is {seen.phase}: there is no load to go by"
+        return Advice(job, at, Recommendation(width, width, (why,)))
+    stateful = facts is not None and facts.partitions is not None
+    said = recommend(
+        batches_seen(workspace, job, spec, seen, now=at),
+        at,
+        width,
+        _since(workspace, job, spec, at),
+        spec.trigger.interval,
+        spec.advisor,
+        _state(workspace, job, width.partitions) if stateful else None,
+        idle=seen.heartbeat is not None and seen.heartbeat.idle,
+    )
+    return Advice(job, at, said, holds_back(workspace, job, said.changes, now=at) if said.changes else ())
+
+
+def holds_back(
+    workspace: Workspace, job: str, changes: Mapping[str, int], *, now: datetime | None = None
+) -> tuple[str, ...]:
+    """Say what stands against a rescale that nobody has asked for; nothing: it may be done.
+
+    To be asked when it is recommended, and again when it starts: hours may lie between.
+
+    Parameters
+    ----------
+    changes
+        The partitions and cores that it would bring, by name.
+    now
+        The time; default the real one.
+
+    Raises
+    ------
+    StreamwardenError
+        ``NOT_DEPLOYED``.
+    """
+    desired = JobDocuments(workspace.storage, job).desired.read()
+    if desired is None:
+        raise StreamwardenError("NOT_DEPLOYED", job)
+    return tuple(_holds(workspace, job, desired.spec.advisor, changes, now or utc_now()))
+
+
+def batches_seen(
+    workspace: Workspace, job: str, spec: JobSpec, seen: Observation, *, now: datetime | None = None
+) -> list[BatchSeen]:
+    """Return a job's batches as the advisor sees them, oldest first: of the time that it looks at, and some before.
+
+    Parameters
+    ----------
+    spec
+        In force.
+    seen
+        The job, as observed: its progress document has batches that are not in the table yet.
+    now
+        The time; default the real one.
+
+    Raises
+    ------
+    StreamwardenError
+        ``PROGRESS_TABLE_FAILED``.
+    """
+    looked_at = spec.advisor.down_after + spec.advisor.window
+    found: dict[tuple[str, int], BatchSeen] = {}
+    if workspace.profile.progress_table.enabled:
+        # Imported here: it takes a good part of a second.
+        from streamwarden.formats.progress_table import ProgressTable
+
+        last = math.ceil(looked_at / spec.trigger.interval) + _MORE_BATCHES
+        try:
+            # More than one an interval where a backlog is worked off, or a batch takes longer.
+            rows = ProgressTable(workspace).read(job, last, since=(now or utc_now()) - looked_at)
+        except StreamwardenError as error:
+            if error.code != "PROGRESS_TABLE_MISSING":
+                raise
+            rows = []
+        for row in rows:
+            found[row["incarnation"], row["batch"]] = BatchSeen(
+                incarnation=row["incarnation"],
+                at=row["at"],
+                seconds=row["duration_ms"] / 1000,
+                fixed_seconds=row["checkpoint_ms"] / 1000,
+                rows=row["rows_in"],
+                taken=row["source_taken"],
+                pending=row["source_pending"],
+            )
+    if seen.progress is not None:
+        # Those that the driver has yet to write there.
+        for done in seen.progress.recent:
+            found.setdefault((seen.progress.incarnation, done.batch), _seen(seen.progress.incarnation, done))
+    return sorted(found.values(), key=lambda one: one.at)
+
+
+def _seen(incarnation: str, done: BatchProgress) -> BatchSeen:
+    return BatchSeen(
+        incarnation=incarnation,
+        at=done.at,
+        seconds=done.duration_ms / 1000,
+        fixed_seconds=done.checkpoint_ms / 1000,
+        rows=done.rows_in,
+        taken=done.source.taken if done.source else None,
+        pending=done.source.pending if done.source else None,
+    )
+
+
+def _since(workspace: Workspace, job: str, spec: JobSpec, now: datetime) -> datetime:
+    """Return since when the job has run as wide as it does."""
+    documents = JobDocuments(workspace.storage, job)
+    since = now
+    for incarnation in documents.incarnations()[: -_LAUNCHES - 1 : -1]:
+        launch = documents.launch(incarnation).read()
+        if launch is None or launch.spec is None or width_of(launch.spec) != width_of(spec):
+            break
+        since = launch.at
+    return since
+
+
+def _state(workspace: Workspace, job: str, partitions: int) -> StateShare:
+    reference = JobDocuments(workspace.storage, job).checkpoint.read()
+    found = newest_closure(workspace.files, workspace.storage, reference.path) if reference is not None else None
+    sizes = [0] * partitions
+    for path, size in found.files.items() if found is not None else ():
+        parts = path.split("/")
+        # state/OPERATOR/PARTITION/...; an operator's metadata lies beside its partitions.
+        if parts[0] == "state" and parts[2].isdigit() and int(parts[2]) < partitions:
+            sizes[int(parts[2])] += size
+    return StateShare(tuple(sizes))
+
+
+def _holds(
+    workspace: Workspace, job: str, settings: AdvisorSpec, changes: Mapping[str, int], now: datetime
+) -> Iterator[str]:
+    if not settings.apply:
+        yield "advisor.apply is off in the job's YAML"
+    active = active_operation(workspace, job)
+    if active is not None:
+        yield f"{active.kind} {active.id} works on the job"
+    past = list(_past(workspace, job, now - max(_DAY, settings.cool_down)))
+    interrupted = next((one for one in past if one.state == "running" and active is None), None)
+    if interrupted is not None:
+        # Another one would take its place, and nobody would go on with it.
+        yield f"{interrupted.kind} {interrupted.id} was interrupted, and is to be gone on with"
+    rescales = [one for one in past if one.kind == "rescale" and one.started_at >= now - _DAY]
+    away = sum(any(step.name in _AWAY for step in one.steps) for one in rescales)
+    if away >= settings.per_day:
+        yield f"{away} rescales in 24 hours; {settings.per_day} is the limit (advisor.per_day)"
+    ended = max((one.ended_at for one in past if one.ended_at is not None and _was_felt(one)), default=None)
+    if ended is not None and now < ended + settings.cool_down:
+        left = format_duration(timedelta(seconds=math.ceil((ended + settings.cool_down - now).total_seconds())))
+        yield f"cooling down for {left} more since the last operation (advisor.cool_down)"
+    failed = _failed_before(rescales, changes)
+    if failed is not None:
+        why = f": {failed.error.code}" if failed.error else ""
+        yield f"rescale {failed.id} to the same has {failed.state.replace('rolled', 'gone')}{why}"
+    if active is None and interrupted is None:
+        try:
+            plan_rescale(workspace, job, partitions=changes.get("partitions"), cores=changes.get("cores"))
+        except StreamwardenError as error:
+            yield f"a rescale would be refused: {error.code}: {error.what}"
+
+
+def _was_felt(one: Operation) -> bool:
+    """Tell whether what a job did beside an operation, and after it, is to be waited out.
+
+    A rescale that was refused in its first look was never felt. Beyond that a second JVM shared the job's cores, also
+    where the job was not stopped. And who cancels one does not want it again at the next look.
+    """
+    if one.kind != "rescale" or (one.error is not None and one.error.code == _CANCELLED):
+        return True
+    return any(step.name != _FIRST_LOOK for step in one.steps)
+
+
+def _failed_before(rescales: list[Operation], changes: Mapping[str, int]) -> Operation | None:
+    """Return the rescale to the same target that was tried and went wrong, if none that came later went well."""
+    for one in rescales:
+        target = one.plan.get("to")
+        if one.state == "done":
+            return None
+        # Without a target it did not get beyond its first look, which is asked for again anyway.
+        same = target and all(target.get(name) == value for name, value in changes.items())
+        tried = one.error is None or one.error.code not in _SAYS_NOTHING
+        if same and tried and one.state in ("failed", "rolled back"):
+            return one
+    return None
+
+
+def _past(workspace: Workspace, job: str, since: datetime) -> Iterator[Operation]:
+    documents = JobDocuments(workspace.storage, job)
+    current = documents.operation.read()
+    if current is not None and (current.ended_at is None or current.ended_at >= since):
+        yield current
+    for name in reversed(documents.past_operations()):
+        found = documents.past_operation(name).read()
+        if found is None or (current is not None and found.id == current.id):
+            continue
+        if (found.ended_at or found.started_at) < since:
+            return
+        yield found

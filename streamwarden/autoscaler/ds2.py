@@ -1,0 +1,386 @@
+"""How wide a job should run: DS2's rule, for micro-batches.
+
+DS2 (Kalavri and others, "Three steps is all you need", OSDI 2018) asks how many rows a second an instance could process
+if it never waited, and gives an operator as many instances as its input needs. Here the operator is the batch. Waiting
+is the time between batches, and not all of a batch gets faster with more cores: so its fixed time is told from that of
+its rows, and only the latter is divided.
+
+Pure: the command, the DAG and a simulation that give it the same figures get the same answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from streamwarden.autoscaler.load import BatchSeen, Cost, arrivals, busy_share, cost, pending_rows
+from streamwarden.model.advisor_spec import AdvisorSpec
+from streamwarden.model.durations import format_duration
+from streamwarden.model.status import Width
+
+__all__ = ["Recommendation", "StateShare", "recommend"]
+
+_PER_CORE = 2
+"""State partitions a core that are recommended. 2: the slower half of a batch's tasks overlaps with the faster."""
+
+_TOO_MANY = 8
+"""State partitions a core from which fewer are recommended: each commits a store in every batch."""
+
+_SKEWED = 2.0
+"""The largest partition by the mean one, from which the state counts as skewed. 2: files differ by compaction alone."""
+
+_COUNTED = 2**20
+"""Bytes of state below which its skew says nothing: a store has some kilobytes however empty it is."""
+
+
+@dataclass(frozen=True)
+class StateShare:
+    """How the state lies in its partitions.
+
+    Parameters
+    ----------
+    bytes
+        By partition, over all operators and stores.
+    """
+
+    bytes: Sequence[int] = ()
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self.bytes)
+
+    @property
+    def skew(self) -> float:
+        """The largest by the mean one; 1 where too little is there to tell."""
+        return max(self.bytes) * len(self.bytes) / self.total if self.total >= _COUNTED else 1.0
+
+    @property
+    def largest(self) -> float | None:
+        """The largest one's share, or None if it is about as large as the others."""
+        return max(self.bytes) / self.total if self.skew > _SKEWED else None
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """How wide a job should run, and why.
+
+    Parameters
+    ----------
+    now, to
+        How wide it runs and should; equal where nothing is to be changed.
+    why
+        In sentences, the weightiest first.
+    rows_per_second
+        That come to the source; None: not enough known.
+    capacity
+        Rows a second that it could process without waiting; None: unknown.
+    busy
+        Share of the time that its batches took.
+    expected_busy
+        Share of the interval that a batch takes, now and as recommended, by the fitted cost.
+    backlog_rows
+        Rows that wait.
+    skew
+        The largest state partition by the mean one.
+    """
+
+    now: Width
+    to: Width
+    why: tuple[str, ...]
+    rows_per_second: float | None = None
+    capacity: float | None = None
+    busy: float | None = None
+    expected_busy: tuple[float, float] | None = None
+    backlog_rows: float | None = None
+    skew: float = 1.0
+
+    @property
+    def changes(self) -> dict[str, int]:
+        """The fields that are to be changed."""
+        names = ("partitions", "cores")
+        return {name: getattr(self.to, name) for name in names if getattr(self.to, name) != getattr(self.now, name)}
+
+
+def recommend(
+    batches: Sequence[BatchSeen],
+    now: datetime,
+    width: Width,
+    since: datetime,
+    interval: timedelta,
+    settings: AdvisorSpec,
+    state: StateShare | None = None,
+    *,
+    idle: bool = False,
+) -> Recommendation:
+    """Recommend state partitions and cores.
+
+    Does not recommend memory, nor executors of a cluster other than by the number of cores.
+
+    Parameters
+    ----------
+    batches
+        Oldest first, of ``settings.down_after`` and more if there are.
+    now
+        The time.
+    width
+        How wide the job runs.
+    since
+        Since when: a batch's cost is taken from those after this.
+    interval
+        The trigger's.
+    settings
+        Limits.
+    state
+        How the state lies; None for a job without.
+    idle
+        Whether the driver found nothing new since its last batch: until now, then, nothing has come.
+    """
+    return _Advisor(batches, now, width, since, interval, settings, state, idle).recommend()
+
+
+@dataclass
+class _Advisor:
+    batches: Sequence[BatchSeen]
+    now: datetime
+    width: Width
+    since: datetime
+    interval: timedelta
+    settings: AdvisorSpec
+    state: StateShare | None
+    idle: bool
+    why: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # Until its next batch nobody knows what has come since the last one.
+        self.until = self.now if self.idle or not self.batches else self.batches[-1].at
+        begin = self.until - self.settings.window
+        self.recent = [one for one in self.batches if one.at > begin]
+        mine = [one for one in self.batches if one.at > self.since]
+        self.fitted = cost(mine, begin)
+        self.rate = arrivals(self.batches, self.until, self.settings.window)
+        self.backlog = pending_rows(self.recent)
+
+    def recommend(self) -> Recommendation:
+        if self.fitted is None or self.rate is None:
+            if self._within(self.width.cores) == self.width.cores:
+                self.why.append(self._unknown())
+            return self._said(self._partitions(self.width.cores))
+        cores = self._cores(self.fitted, self.rate)
+        return self._said(self._partitions(cores))
+
+    def _unknown(self) -> str:
+        window = format_duration(self.settings.window)
+        return f"too little is known of the last {window} at this width: {len(self.recent)} batches"
+
+    # -- cores -------------------------------------------------------------------------------------------------------
+
+    def _cores(self, fitted: Cost, rate: float) -> int:
+        limits = self.settings
+        now = self._busy(fitted, rate, self.width.cores)
+        behind = self._behind(fitted, rate)
+        if now > limits.busy_above or behind:
+            wanted = self._needed(fitted, rate, catch_up=True)
+            target = limits.target_busy
+            if wanted is None:
+                # The target can't be reached; to keep up with what comes can be.
+                target = limits.busy_above
+                wanted = self._needed(fitted, rate, catch_up=True, share=target)
+            reason = f"{rate:.0f} rows/s come, and batches take {now:.0%} of the interval"
+            if behind:
+                reason += f"; {self.backlog or 0:.0f} rows wait, too many for {format_duration(limits.catch_up)}"
+            return self._more(fitted, wanted, target, reason)
+        peak = self._peak()
+        if peak is None:
+            if self.width.cores > limits.min_cores and self._needed(fitted, rate) != self.width.cores:
+                after = format_duration(limits.down_after)
+                self.why.append(f"fewer cores might do, but the load is not known of the last {after} yet")
+            return self._within(self.width.cores)
+        least = self._needed(fitted, max(peak, rate))
+        if least is not None and least < self.width.cores and self._within(least) < self.width.cores:
+            after, fewer = format_duration(limits.down_after), self._within(least)
+            share = self._busy(fitted, max(peak, rate), fewer)
+            self.why.append(
+                f"no more than {max(peak, rate):.0f} rows/s came in the last {after}: with {fewer} cores batches would"
+                f" take {share:.0%} of the interval, at most {limits.target_busy:.0%} are wanted"
+            )
+            return fewer
+        self.why.append(
+            f"{rate:.0f} rows/s come, and batches take {now:.0%} of the interval: between what asks for fewer cores and"
+            f" {limits.busy_above:.0%}"
+        )
+        return self._within(self.width.cores)
+
+    def _more(self, fitted: Cost, wanted: int | None, target: float, reason: str) -> int:
+        if wanted is None:
+            longer = fitted.fixed / self.settings.target_busy
+            if fitted.fixed >= self.settings.busy_above * self.interval.total_seconds():
+                self.why.append(
+                    f"{reason}; {fitted.fixed:.1f} s of each batch don't depend on its rows, so more cores don't help:"
+                    f" make trigger.interval longer than {longer:.0f}s"
+                )
+                return self._within(self.width.cores)
+            self._tell_skew()
+            wanted = math.ceil(1 / self._largest())
+            if wanted <= self.width.cores:
+                self.why.append(f"{reason}; the largest partition alone is too slow, so more cores don't help")
+                return self._within(self.width.cores)
+        useful = wanted if self.state is None else max(self.width.partitions, self.settings.max_partitions)
+        named = "max_partitions" if useful < min(wanted, self.settings.max_cores) else "max_cores"
+        # Of cores that the partitions left idle more may be needed only in use.
+        cores = max(self._within(min(wanted, useful)), self._within(self.width.cores))
+        if cores == self.width.cores and wanted > cores:
+            self.why.append(f"{reason}; {wanted} cores are needed, and {cores} is the limit (advisor.{named})")
+        elif cores == self.width.cores:
+            self.why.append(f"{reason}; of {cores} cores only {self.width.partitions} have a state partition")
+        else:
+            limit = f", and {cores} is the limit (advisor.{named})" if wanted > cores else ""
+            self.why.append(f"{reason}; {wanted} cores are needed for {target:.0%}{limit}")
+        return cores
+
+    def _slower(self, cores: int, partitions: int | None = None) -> float:
+        """Return how many times as long a batch's rows take with other cores."""
+        spread = partitions or max(self.width.partitions, cores)
+        floor = self._largest()
+        before = max(1 / self._used(self.width.cores, self.width.partitions), floor)
+        return max(1 / self._used(cores, spread), floor) / before
+
+    def _used(self, cores: int, partitions: int) -> int:
+        # A job without state has no partitions that would keep cores from working.
+        return min(cores, partitions) if self.state is not None else cores
+
+    def _largest(self) -> float:
+        return (self.state.largest if self.state is not None else None) or 0.0
+
+    def _busy(self, fitted: Cost, rate: float, cores: int) -> float:
+        seconds = self.interval.total_seconds()
+        partitions = self.width.partitions if cores == self.width.cores else None
+        return fitted.seconds(rate * seconds, slower=self._slower(cores, partitions)) / seconds
+
+    def _behind(self, fitted: Cost, rate: float) -> bool:
+        return self._busy(fitted, rate + self._backlog_rate(), self.width.cores) > 1 if self.backlog else False
+
+    def _backlog_rate(self) -> float:
+        return (self.backlog or 0.0) / self.settings.catch_up.total_seconds()
+
+    def _needed(self, fitted: Cost, rate: float, *, catch_up: bool = False, share: float | None = None) -> int | None:
+        """Return the least cores that keep a batch's share at the target, or at another; None if no number does."""
+        shares = [(rate, share or self.settings.target_busy)]
+        if catch_up:
+            shares.append((rate + self._backlog_rate(), 1.0))
+        seconds = self.interval.total_seconds()
+        needed = 1
+        alone = self._slower(1, 1)
+        for rows, most in shares:
+            room, work = most * seconds - fitted.fixed, fitted.row * alone * rows * seconds
+            if room <= 0 or work * self._largest() > room:
+                return None
+            # A hair less, so that what fits exactly is not one more.
+            needed = max(needed, math.ceil(work / room - 1e-9))
+        return needed
+
+    def _peak(self) -> float | None:
+        """Return the highest load of any window in the time that fewer cores must have done; None: not known."""
+        limits = self.settings
+        if not self.batches or self.batches[0].at > self.until - limits.down_after:
+            return None
+        # The last batch ends the last window, and the first one begins where the time does.
+        ends, end = [], self.until
+        while end - limits.window >= self.until - limits.down_after:
+            ends.append(end)
+            end -= limits.window / 3
+        rates = [arrivals(self.batches, end, limits.window) for end in ends]
+        known = [rate for rate in rates if rate is not None]
+        return max(known) if len(known) == len(rates) else None
+
+    def _within(self, cores: int) -> int:
+        return min(max(cores, self.settings.min_cores), self.settings.max_cores)
+
+    # -- partitions --------------------------------------------------------------------------------------------------
+
+    def _partitions(self, cores: int) -> Width:
+        cores = self._within(cores)
+        partitions = self.width.partitions
+        if cores != self.width.cores and not self.why:
+            self.why.append(f"advisor.min_cores and max_cores allow {cores}")
+        if self.state is not None and self.state.bytes:
+            told = len(self.why)
+            partitions = self._spread(cores, self.state)
+            if cores == self.width.cores and partitions != self.width.partitions:
+                # The first reason is that of what changes, not of the cores that stay.
+                self.why = self.why[told:] + self.why[:told]
+        return self.width.model_copy(update={"cores": cores, "partitions": partitions})
+
+    def _spread(self, cores: int, state: StateShare) -> int:
+        limits, partitions = self.settings, self.width.partitions
+        for_state = math.ceil(state.total / limits.bytes_per_partition)
+        wanted = partitions
+        if partitions < cores:
+            wanted = _PER_CORE * cores
+            self.why.append(f"{cores} cores need as many state partitions at least, and there are {partitions}")
+        if for_state > max(partitions, wanted):
+            wanted = -(-for_state // cores) * cores
+            self.why.append(
+                f"a state partition has {state.total / partitions / 2**20:.0f} MiB,"
+                f" {limits.bytes_per_partition / 2**20:.0f} at most are wanted"
+            )
+        fewest = max(_PER_CORE * cores, 2 * for_state)
+        # Only where the load is known of long enough: what is spread thin now may be needed in an hour.
+        if wanted == partitions > _TOO_MANY * cores and fewest < partitions and self._peak() is not None:
+            wanted = fewest
+            self.why.append(f"{partitions} state partitions on {cores} cores: each commits a store in every batch")
+        allowed = min(max(wanted, limits.min_partitions), limits.max_partitions)
+        if allowed != wanted:
+            limit = "max_partitions" if allowed < wanted else "min_partitions"
+            now = (
+                f"there are {wanted} state partitions"
+                if wanted == partitions
+                else f"{wanted} state partitions are wanted"
+            )
+            self.why.append(f"{now}, and {allowed} are the limit (advisor.{limit})")
+        self._tell_skew()
+        return allowed
+
+    def _tell_skew(self) -> None:
+        largest = self._largest()
+        if not largest or self.state is None:
+            return
+        number = max(range(len(self.state.bytes)), key=self.state.bytes.__getitem__)
+        said = (
+            f"the state is skewed: partition {number} has {largest:.0%} of it, {self.state.skew:.1f} times the mean;"
+            f" more than {math.ceil(1 / largest)} cores don't help against that"
+        )
+        if said not in self.why:
+            self.why.append(said)
+
+    def _said(self, to: Width) -> Recommendation:
+        expected = capacity = None
+        if self.fitted is not None and self.rate is not None:
+            expected = (
+                self._busy(self.fitted, self.rate, self.width.cores),
+                self.fitted.seconds(
+                    self.rate * self.interval.total_seconds(), slower=self._slower(to.cores, to.partitions)
+                )
+                / self.interval.total_seconds(),
+            )
+            capacity = self._capacity(self.fitted)
+        return Recommendation(
+            now=self.width,
+            to=to,
+            why=tuple(self.why),
+            rows_per_second=self.rate,
+            capacity=capacity,
+            busy=busy_share(self.recent),
+            expected_busy=expected,
+            backlog_rows=self.backlog,
+            skew=self.state.skew if self.state is not None and self.state.bytes else 1.0,
+        )
+
+    def _capacity(self, fitted: Cost) -> float | None:
+        room = self.interval.total_seconds() - fitted.fixed
+        if not fitted.row:
+            return None
+        # With longer intervals the fixed part weighs less; of this one it takes all where there is no room.
+        return max(room, 0.0) / fitted.row / self.interval.total_seconds()

@@ -1,1 +1,0 @@
-"""Job specs, leases, desired state and supervision. Knows neither pyspark nor airflow."""

@@ -1,0 +1,212 @@
+"""Reading what Spark wrote into a checkpoint: offsets, commits, watermarks, the settings it was made with.
+
+Sources: ``OffsetSeqLog`` and ``CommitLog`` of Spark 4.2: a file a batch, named by its id; ``offsets/N`` holds a version
+line, one JSON line of metadata, then one line a source.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.damage import checkpoint_damaged
+from streamwarden.storage import Storage
+
+__all__ = ["BatchOffsets", "CheckpointReader", "changed_offsets", "next_watermark_ms"]
+
+_VERSION = "v1"
+
+_COMPACT = ".compact"
+"""Of an entry of a file source's log that holds all entries before it, too."""
+
+
+@dataclass(frozen=True)
+class BatchOffsets:
+    """What ``offsets/N`` says of a batch.
+
+    Parameters
+    ----------
+    batch
+        Its id.
+    watermark_ms
+        The watermark that the batch began with, milliseconds since the epoch; 0 before any.
+    conf
+        Settings that the checkpoint fixes, such as ``spark.sql.shuffle.partitions``.
+    sources
+        Where each source stands after the batch, as the source itself writes it; None for one that had no data yet.
+    planned_ms
+        When the batch was planned, milliseconds since the epoch.
+    """
+
+    batch: int
+    watermark_ms: int
+    conf: dict[str, str] = field(default_factory=dict)
+    sources: tuple[str | None, ...] = ()
+    planned_ms: int = 0
+
+
+class CheckpointReader:
+    """Reads one checkpoint.
+
+    Parameters
+    ----------
+    storage
+        The storage that the checkpoint lies in.
+    path
+        Its folder, relative to the storage's root.
+    """
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self._storage = storage
+        self._path = path
+
+    def last_offset(self) -> int | None:
+        """Return the newest batch that was begun."""
+        return self._newest("offsets")
+
+    def last_commit(self) -> int | None:
+        """Return the newest batch that was finished."""
+        return self._newest("commits")
+
+    def is_committed(self, batch: int) -> bool:
+        """Tell whether a batch was finished."""
+        return self._storage.read(f"{self._path}/commits/{batch}") is not None
+
+    def offsets(self, batch: int) -> BatchOffsets | None:
+        """Return what is written of a batch, or None where there is nothing.
+
+        Raises
+        ------
+        StreamwardenError
+            ``CHECKPOINT_DAMAGED`` if the file is empty, cut, or not of the offset log.
+        """
+        found = self._lines(f"offsets/{batch}")
+        if found is None:
+            return None
+        # Spark writes "-" for a source without an offset.
+        metadata, sources = found[0], tuple(None if line == "-" else line for line in found[1:])
+        try:
+            if not sources:
+                raise ValueError("it names no source")
+            for source in sources:
+                # Whatever a source writes; but what begins as an object ends as one.
+                json.loads(source if source and source.startswith("{") else "null")
+            content = dict(json.loads(metadata))
+            return BatchOffsets(
+                batch,
+                int(content.get("batchWatermarkMs", 0)),
+                dict(content.get("conf", {})),
+                sources,
+                int(content.get("batchTimestampMs", 0)),
+            )
+        except (TypeError, ValueError) as error:
+            raise self._damaged(f"offsets/{batch}", f"it is cut, or another's: {error}") from error
+
+    def has_state(self) -> bool:
+        """Tell whether a stateful operator wrote here."""
+        return bool(self._storage.list(f"{self._path}/state"))
+
+    def check(self) -> None:
+        """See that the files that Spark goes on from are there and whole: of the logs, and of file sources.
+
+        Spark itself looks at some of them only. It runs a batch again under other boundaries where the newest offsets
+        are missing, and reads files again where the newest entry of their source's log is, both in silence. State is
+        not looked at here: Spark names what is wrong with it.
+
+        Raises
+        ------
+        StreamwardenError
+            ``CHECKPOINT_DAMAGED``, naming the file.
+        """
+        # In this order: a query that runs on it meanwhile writes the offsets first.
+        done, begun = self.last_commit(), self.last_offset()
+        if begun is None and done is None:
+            return
+        newest = max(-1 if begun is None else begun, -1 if done is None else done)
+        identity = self._storage.read(f"{self._path}/metadata")
+        if identity is None or not _is_json(identity.data):
+            raise self._damaged("metadata", "it is missing" if identity is None else "it is empty or cut")
+        sources: tuple[str | None, ...] = ()
+        # Of the batch before Spark reads the offsets, too: where the newest batch begins.
+        for batch in range(max(newest - 1, 0), newest + 1):
+            offsets = self.offsets(batch)
+            if offsets is None:
+                raise self._damaged(f"offsets/{batch}", "it is missing")
+            sources = offsets.sources
+        if newest > 0 and (done is None or done < newest - 1):
+            raise self._damaged(f"commits/{newest - 1}", "it is missing")
+        if done is not None:
+            commit = self._lines(f"commits/{done}")
+            if not commit or not _is_json(commit[0].encode()):
+                raise self._damaged(f"commits/{done}", "it is empty or cut")
+        for number, source in enumerate(sources):
+            position = json.loads(source) if source and source.startswith("{") else {}
+            if "logOffset" in position:
+                self._check_file_log(f"sources/{number}", int(position["logOffset"]))
+
+    def _check_file_log(self, folder: str, position: int) -> None:
+        """See that what a file source has taken is on record, from its log's newest whole entry to the newest one."""
+        names = [key.rsplit("/", 1)[1] for key in self._storage.list(f"{self._path}/{folder}")]
+        entries = {int(name.removesuffix(_COMPACT)): name for name in names if name.removesuffix(_COMPACT).isdigit()}
+        whole = max((number for number, name in entries.items() if name.endswith(_COMPACT)), default=0)
+        for number in range(whole, max(position, *entries, -1) + 1):
+            path = f"{folder}/{entries.get(number, number)}"
+            lines = self._lines(path)
+            if lines is None:
+                raise self._damaged(path, "it is missing")
+            # Of a compact entry there may be very many.
+            if not (_is_json(lines[0].encode()) and _is_json(lines[-1].encode())):
+                raise self._damaged(path, "it is cut")
+
+    def _lines(self, name: str) -> list[str] | None:
+        """Return the lines of a log's entry after its version, or None where there is none."""
+        entry = self._storage.read(f"{self._path}/{name}")
+        if entry is None:
+            return None
+        version, *lines = entry.data.decode(errors="replace").splitlines() or [""]
+        # A later format is not damage: whoever reads it says that it is not known.
+        if not re.fullmatch(r"v\d+", version) or not lines:
+            what = "it is empty" if not entry.data else f"it is cut, or another's: {len(entry.data)} bytes"
+            raise self._damaged(name, what)
+        return lines
+
+    def _damaged(self, name: str, what: str) -> StreamwardenError:
+        return checkpoint_damaged(self._storage, self._path, f"{name}: {what}")
+
+    def _newest(self, log: str) -> int | None:
+        names = (key.rsplit("/", 1)[1] for key in self._storage.list(f"{self._path}/{log}"))
+        return max((int(name) for name in names if name.isdigit()), default=None)
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data)
+    except ValueError:
+        return False
+    return True
+
+
+def changed_offsets(entry: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """Return an entry of the offset log with its metadata changed: watermark, time, settings. The sources stay.
+
+    Raises
+    ------
+    ValueError
+        If the entry has another format than Spark 4.2's.
+    """
+    version, metadata, *sources = entry.decode().split("\n")
+    if version != _VERSION:
+        raise ValueError(f"format {version!r}")
+    content = json.loads(metadata)
+    change(content)
+    return "\n".join([version, json.dumps(content, separators=(",", ":")), *sources]).encode()
+
+
+def next_watermark_ms(entry: bytes) -> int:
+    """Return the watermark that an entry of the commit log says the batch came to, milliseconds since the epoch."""
+    _, _, content = entry.decode().partition("\n")
+    return int(json.loads(content).get("nextBatchWatermarkMs", 0))

@@ -1,0 +1,380 @@
+"""Which files of a checkpoint a batch needs: no more, no less.
+
+Sources: Spark 4.2's ``OffsetSeqLog``, ``CommitLog``, ``CompactibleFileStreamLog``, ``RocksDBFileManager``,
+``HDFSBackedStateStoreProvider`` and ``OperatorStateMetadataV2``. Batch N leaves every state store at version N+1. A
+store's version is made of the newest snapshot up to it and the changes from there on: for RocksDB ``V.zip``, which
+names the SST files that belong to it, and ``V.changelog``; for the memory backend ``V.snapshot`` and ``V.delta``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import BatchOffsets, CheckpointReader
+from streamwarden.formats.damage import checkpoint_damaged
+from streamwarden.storage import FileStore, Storage
+
+__all__ = [
+    "Closure",
+    "OperatorFiles",
+    "StateFileMissing",
+    "check_described",
+    "closure",
+    "newest_closure",
+    "relocated",
+    "repartitioned",
+    "source_needed",
+]
+
+_VERSIONED = re.compile(r"(\d+)(_[0-9a-f-]{36})?\.(zip|changelog|snapshot|delta)")
+_SCHEMA = re.compile(r"(^|/)(_stateSchema/|_metadata/schema$)")
+_SNAPSHOTS = {"zip": "changelog", "snapshot": "delta"}
+_UNREADABLE = (ValueError, KeyError, TypeError, IndexError, EOFError)
+"""What reading a file raises that is empty, cut, or another's."""
+
+_RESERVED = ("_metadata", "_stateSchema")
+_TRIES = 5
+
+
+class StateFileMissing(Exception):
+    """A file that the batch needs is not there: deleted meanwhile by Spark's maintenance, or lost. Or it is damaged."""
+
+
+@dataclass
+class OperatorFiles:
+    """What was found of one stateful operator.
+
+    Parameters
+    ----------
+    id, name, partitions, stores
+        As its metadata says.
+    files
+        Its files' paths, relative to the checkpoint.
+    bytes
+        Their size.
+    schema_sha256
+        Of its state schema files.
+    single
+        Whether its state lies in one partition, however many there are: that of an aggregation without keys, or of a
+        limit.
+    """
+
+    id: int
+    name: str
+    partitions: int
+    stores: list[str]
+    files: list[str] = field(default_factory=list)
+    bytes: int = 0
+    schema_sha256: str = ""
+    single: bool = False
+
+
+@dataclass
+class Closure:
+    """The files that a batch needs.
+
+    Parameters
+    ----------
+    files
+        Size by path, paths relative to the checkpoint.
+    metadata
+        Those of them that name other files by absolute paths, and so must be written anew elsewhere.
+    operators
+        Stateful operators by id.
+    """
+
+    files: dict[str, int]
+    metadata: list[str]
+    operators: list[OperatorFiles]
+
+
+def closure(store: FileStore, checkpoint: str, offsets: BatchOffsets) -> Closure:
+    """Find the files that the state after a committed batch is made of.
+
+    Parameters
+    ----------
+    store
+        Where the checkpoint lies.
+    checkpoint
+        Its key.
+    offsets
+        The batch.
+
+    Raises
+    ------
+    StateFileMissing
+        If one of them isn't there, or is empty or cut.
+    StreamwardenError
+        ``SAVEPOINT_UNSUPPORTED`` for a checkpoint in a format that this does not know.
+    """
+    batch = offsets.batch
+    found = {info.key[len(checkpoint) + 1 :]: info.size for info in store.walk(checkpoint)}
+    # Hadoop's checksum files stand beside the real ones; a copy without them is read unchecked, and SHA-256 checks it.
+    found = {path: size for path, size in found.items() if not path.rsplit("/", 1)[-1].startswith(".")}
+    for needed in ("metadata", f"offsets/{batch}", f"commits/{batch}"):
+        if needed not in found:
+            raise StateFileMissing(needed)
+    chosen = {"metadata"}
+    chosen.update(path for path in found if _log_entry(path) is not None and (_log_entry(path) or 0) <= batch)
+    chosen.update(path for path in found if path.startswith("sources/") and source_needed(path, offsets))
+    operators = []
+    metadata = []
+    for operator in sorted({path.split("/")[1] for path in found if path.startswith("state/")}, key=int):
+        try:
+            files, described = _operator(store, checkpoint, found, int(operator), offsets)
+        except _UNREADABLE as error:
+            raise StateFileMissing(f"state/{operator}: its metadata or schema is empty or cut: {error}") from error
+        operators.append(files)
+        chosen.update(files.files)
+        if described is not None:
+            metadata.append(described)
+    for path in sorted(chosen):
+        # Older entries are kept for their own sake; RocksDB's own log may be empty.
+        if not found[path] and "/logs/" not in path and (_log_entry(path) or batch) >= batch - 1:
+            raise StateFileMissing(f"{path} (it is empty)")
+    return Closure({path: found[path] for path in sorted(chosen)}, metadata, operators)
+
+
+def check_described(documents: Storage, checkpoint: str) -> None:
+    """See that what describes a checkpoint's state can be read: of an empty or cut schema Spark says nothing usable.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CHECKPOINT_DAMAGED``, naming the file.
+    """
+    for key in documents.list(f"{checkpoint}/state"):
+        path = key[len(checkpoint) + 1 :]
+        described = re.fullmatch(r"state/\d+/_metadata/(metadata|v2/\d+)", path)
+        if described is None and not _SCHEMA.search(path):
+            continue
+        entry = documents.read(key)
+        if entry is None:
+            continue
+        try:
+            if described is not None:
+                json.loads(entry.data.decode().partition("\n")[2])
+            elif not entry.data:
+                raise EOFError
+            else:
+                _has_keys(entry.data)
+        except _UNREADABLE as error:
+            raise checkpoint_damaged(documents, checkpoint, f"{path}: it is empty or cut") from error
+
+
+def newest_closure(store: FileStore, documents: Storage, checkpoint: str) -> Closure | None:
+    """Find the files that the state after the newest committed batch is made of; None where no batch was committed.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CHECKPOINT_DAMAGED`` if one of them isn't there; otherwise as :func:`closure`.
+    """
+    reader = CheckpointReader(documents, checkpoint)
+    for left in reversed(range(_TRIES)):
+        batch = reader.last_commit()
+        offsets = reader.offsets(batch) if batch is not None else None
+        if offsets is None:
+            return None
+        try:
+            return closure(store, checkpoint, offsets)
+        except StateFileMissing as error:
+            # Removed by Spark's maintenance meanwhile: the newest batch is another by now.
+            if not left:
+                raise checkpoint_damaged(documents, checkpoint, str(error)) from error
+    raise AssertionError
+
+
+def relocated(metadata: bytes, operator: int, checkpoint_uri: str) -> bytes:
+    """Return an operator's metadata with the paths of its schema files below another checkpoint.
+
+    Spark names them by absolute paths: a copy that is left as it is reads the schema of the original, and fails when
+    that one is removed.
+
+    Parameters
+    ----------
+    metadata
+        The file: a version line, then JSON.
+    operator
+        The operator's id.
+    checkpoint_uri
+        The checkpoint that the file shall belong to, with its scheme.
+    """
+    version, _, text = metadata.decode().partition("\n")
+    content = json.loads(text)
+    marker = f"/state/{operator}/_stateSchema/"
+    for store in content["stateStoreInfo"]:
+        paths = store.get("stateSchemaFilePaths", [])
+        store["stateSchemaFilePaths"] = [checkpoint_uri + marker + path.rsplit(marker, 1)[-1] for path in paths]
+    return f"{version}\n{json.dumps(content, separators=(',', ':'))}".encode()
+
+
+def _log_entry(path: str) -> int | None:
+    folder, _, name = path.partition("/")
+    return int(name) if folder in ("offsets", "commits") and name.isdigit() else None
+
+
+def source_needed(path: str, offsets: BatchOffsets) -> bool:
+    """Tell whether a batch needs a file of its sources' logs, by its path relative to the checkpoint."""
+    _, number, name = path.split("/", 2)
+    index = int(number)
+    offset = offsets.sources[index] if index < len(offsets.sources) else None
+    try:
+        position = json.loads(offset) if offset else {}
+    except json.JSONDecodeError:
+        position = {}
+    entry = re.fullmatch(r"(\d+)(\.compact)?", name)
+    if entry is None or not isinstance(position, dict) or "logOffset" not in position:
+        # Not a file source's log: its own fixed notes, such as Kafka's first offsets.
+        return True
+    return int(entry[1]) <= int(position["logOffset"])
+
+
+def repartitioned(metadata: bytes, partitions: int) -> bytes:
+    """Return an operator's metadata with another number of partitions.
+
+    Spark 4.2.0 repartitions the state of operators with metadata of version 1 and leaves the old number there. Whoever
+    reads that state by the metadata, a second repartition included, then sees as many partitions as there were, and
+    loses the rest without a word.
+    """
+    version, _, text = metadata.decode().partition("\n")
+    content = json.loads(text)
+    for store in content["stateStoreInfo"]:
+        store["numPartitions"] = partitions
+    return f"{version}\n{json.dumps(content, separators=(',', ':'))}".encode()
+
+
+def _operator(
+    store: FileStore, checkpoint: str, found: dict[str, int], operator: int, offsets: BatchOffsets
+) -> tuple[OperatorFiles, str | None]:
+    batch = offsets.batch
+    base = f"state/{operator}"
+    below = {path[len(base) + 1 :]: size for path, size in found.items() if path.startswith(f"{base}/")}
+    described, info = _metadata(store, checkpoint, base, below, batch)
+    stores = info["stateStoreInfo"]
+    # What the batch ran with, over what the metadata say: those of a repartitioned state may tell the old number.
+    declared = max(int(one["numPartitions"]) for one in stores)
+    partitions = int(offsets.conf.get("spark.sql.shuffle.partitions", declared))
+    others = {str(partition) for partition in range(1, max(partitions, declared))}
+    schemas = sorted(path for path in below if _SCHEMA.search(path))
+    written = [_read(store, f"{checkpoint}/{base}/{path}") for path in schemas]
+    # An aggregation without keys and a limit have one partition, whatever their metadata say. So has an operator that
+    # was rescaled to one, but with keys, by which its state can be spread again.
+    keyed = partitions == 1 and bool(written) and _has_keys(written[0])
+    single = not keyed and not any(path.partition("/")[0] in others for path in below)
+    result = OperatorFiles(
+        operator,
+        info["operatorInfo"]["operatorName"],
+        partitions,
+        [one["storeName"] for one in stores],
+        single=single,
+    )
+    chosen = {described, *schemas}
+    for one in stores:
+        for partition in range(1 if single else partitions):
+            folder = str(partition) if one["storeName"] == "default" else f"{partition}/{one['storeName']}"
+            chosen.update(_store(store, f"{checkpoint}/{base}", below, folder, batch + 1))
+    result.files = sorted(f"{base}/{path}" for path in chosen)
+    result.bytes = sum(found[path] for path in result.files)
+    result.schema_sha256 = hashlib.sha256(b"".join(written)).hexdigest()
+    names_files = any(one.get("stateSchemaFilePaths") for one in stores)
+    return result, f"{base}/{described}" if names_files else None
+
+
+def _has_keys(schema: bytes) -> bool:
+    """Tell whether a file of Spark's state schemas declares columns of a key.
+
+    Parameters
+    ----------
+    schema
+        Strings as Java's ``DataOutput.writeUTF`` writes them, the version first. In version 2 the number of pieces goes
+        before a text that is longer than such a string can be. Version 3 is of operators that can't be without keys.
+        Of versions that are not known yet it says no.
+    """
+    version, rest = _utf(schema)
+    if version not in ("v1", "v2"):
+        return version == "v3"
+    pieces = 1
+    if version == "v2":
+        pieces, rest = int.from_bytes(rest[:4]), rest[4:]
+    text = ""
+    for _ in range(pieces):
+        piece, rest = _utf(rest)
+        text += piece
+    return bool(json.loads(text)["fields"])
+
+
+def _utf(data: bytes) -> tuple[str, bytes]:
+    end = 2 + int.from_bytes(data[:2])
+    return data[2:end].decode(), data[end:]
+
+
+def _metadata(
+    store: FileStore, checkpoint: str, base: str, below: dict[str, int], batch: int
+) -> tuple[str, dict[str, Any]]:
+    written = [path for path in below if re.fullmatch(r"_metadata/v2/\d+", path)]
+    past = [path for path in written if int(path.rsplit("/", 1)[1]) <= batch]
+    path = max(past, key=lambda p: int(p.rsplit("/", 1)[1]), default="_metadata/metadata")
+    if path not in below:
+        raise StateFileMissing(f"{base}/{path}")
+    text = _read(store, f"{checkpoint}/{base}/{path}").decode()
+    # A version line goes before the JSON.
+    return path, json.loads(text.partition("\n")[2])
+
+
+def _store(store: FileStore, base: str, below: dict[str, int], folder: str, version: int) -> Iterable[str]:
+    """Return the files of one store at one version."""
+    kinds: dict[str, set[int]] = {"zip": set(), "changelog": set(), "snapshot": set(), "delta": set()}
+    for path in below:
+        parent, _, name = path.rpartition("/")
+        match = _VERSIONED.fullmatch(name) if parent == folder else None
+        if match is None:
+            continue
+        if match[2]:
+            raise StreamwardenError(
+                "SAVEPOINT_UNSUPPORTED", f"{base}/{path}: state checkpoint format 2, which names versions by random ids"
+            )
+        kinds[match[3]].add(int(match[1]))
+    snapshot = "snapshot" if kinds["snapshot"] or kinds["delta"] else "zip"
+    change = _SNAPSHOTS[snapshot]
+    start = max((number for number in kinds[snapshot] if number <= version), default=0)
+    for number in range(start + 1, version + 1):
+        if number not in kinds[change]:
+            raise StateFileMissing(f"{base}/{folder}/{number}.{change}")
+    chosen = [f"{folder}/{number}.{change}" for number in range(start + 1, version + 1)]
+    if start:
+        name = f"{folder}/{start}.{snapshot}"
+        chosen.append(name)
+        if snapshot == "zip":
+            for path in _tables_of(store, f"{base}/{name}"):
+                full = f"{folder}/{path}"
+                if full not in below:
+                    raise StateFileMissing(f"{base}/{full}")
+                chosen.append(full)
+    return chosen
+
+
+def _tables_of(store: FileStore, snapshot: str) -> list[str]:
+    """Return the files that a RocksDB snapshot refers to, relative to its store's folder."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(_read(store, snapshot))) as content:
+            described = json.loads(content.read("metadata").decode().partition("\n")[2])
+    except (*_UNREADABLE, zipfile.BadZipFile) as error:
+        raise StateFileMissing(f"{snapshot} (it is empty or cut: {error})") from error
+    tables = [f"SSTs/{one['dfsSstFileName']}" for one in described.get("sstFiles") or ()]
+    return tables + [f"logs/{one['dfsLogFileName']}" for one in described.get("logFiles") or ()]
+
+
+def _read(store: FileStore, key: str) -> bytes:
+    try:
+        return store.read(key)
+    except FileNotFoundError:
+        raise StateFileMissing(key) from None

@@ -1,0 +1,133 @@
+"""What a deploy would do to the columns of a job's tables, before anything is touched."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.formats.output_columns import Column, Comparison, columns_of, compare, record_of
+from streamwarden.model.spec import JobSpec, SinkSpec
+from streamwarden.model.status import ErrorInfo
+from streamwarden.store.workspace import Workspace
+
+__all__ = ["TableColumns", "compared_columns", "existing_tables"]
+
+_log = logging.getLogger(__name__)
+
+_IMPORT_S = 120
+"""How long a module may take to be imported. 120 s: two of them are pyspark's, more on a machine under heavy load."""
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """The columns of a table that is there.
+
+    Parameters
+    ----------
+    columns
+        All of them.
+    record
+        Those that are its job's; see :func:`~streamwarden.formats.output_columns.record_of`.
+    partition_by
+        Those that it is partitioned by.
+    """
+
+    columns: tuple[Column, ...]
+    record: frozenset[str] | None
+    partition_by: tuple[str, ...]
+
+
+def existing_tables(workspace: Workspace, spec: JobSpec) -> dict[str, TableColumns]:
+    """Return the output tables of a job that are there, and that can be read without Spark, by name."""
+    found = {}
+    for sink in spec.sinks:
+        if DeltaLog(workspace.files, f"tables/{sink.table}").latest is None:
+            continue
+        address, options = workspace.delta_rs(sink.table)
+        try:
+            table = DeltaTable(address, storage_options=options)
+            metadata = table.metadata()
+            found[sink.table] = TableColumns(
+                columns_of(json.loads(table.schema().to_json())["fields"]),
+                record_of(metadata.configuration),
+                tuple(metadata.partition_columns),
+            )
+        except (DeltaError, OSError) as error:
+            # Then the driver judges it.
+            _log.info("%s: its columns can't be read here: %s", sink.table, error)
+    return found
+
+
+def compared_columns(
+    workspace: Workspace, spec: JobSpec, tables: Mapping[str, TableColumns], *, released: bool
+) -> list[tuple[SinkSpec, Comparison]]:
+    """Compare what a job's module declares with its tables, as its driver will when it starts.
+
+    Imports the module in a process of its own, as a driver would import it.
+
+    Parameters
+    ----------
+    spec
+        As the job shall run.
+    tables
+        See :func:`existing_tables`.
+    released
+        See :func:`~streamwarden.formats.output_columns.compare`.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_MODULE_INVALID``.
+    """
+    if not tables:
+        return []
+    outputs = _declared(workspace, spec)
+    found = []
+    for sink in spec.sinks:
+        table = tables.get(sink.table)
+        if table is None:
+            continue
+        comparison = compare(
+            columns_of(outputs[sink.output], sink),
+            table.columns,
+            table.record,
+            place=f"delta.`{workspace.table(sink.table)}`",
+            released=released,
+        )
+        found.append((sink, comparison))
+    return found
+
+
+def _declared(workspace: Workspace, spec: JobSpec) -> dict[str, list[dict[str, Any]]]:
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "streamwarden.driver.declared"],
+            input=spec.model_dump_json(),
+            capture_output=True,
+            text=True,
+            timeout=_IMPORT_S,
+            # A driver's.
+            cwd=workspace.config.parent,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        what = f"{spec.name}: importing {spec.module} takes longer than {_IMPORT_S} s"
+        raise StreamwardenError("JOB_MODULE_INVALID", what) from error
+    if ended.returncode:
+        what = f"{spec.name}: importing {spec.module}: {ended.stderr[-2000:]}"
+        raise StreamwardenError("JOB_MODULE_INVALID", what)
+    answer = json.loads(ended.stdout)
+    if "error" in answer:
+        raise ErrorInfo.model_validate(answer["error"]).to_exception()
+    outputs: dict[str, list[dict[str, Any]]] = answer["outputs"]
+    return outputs

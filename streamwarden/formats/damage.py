@@ -1,0 +1,43 @@
+"""The error of a damaged checkpoint, with the command that brings the job back."""
+
+from __future__ import annotations
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.savepoint import Record
+from streamwarden.storage import Storage
+from streamwarden.store.documents import Document, JobDocuments
+
+__all__ = ["checkpoint_damaged"]
+
+
+def checkpoint_damaged(storage: Storage, checkpoint: str, what: str) -> StreamwardenError:
+    """Return ``CHECKPOINT_DAMAGED``, whose remedy names the newest verified savepoint of the job.
+
+    Parameters
+    ----------
+    storage
+        Where the documents are.
+    checkpoint
+        The checkpoint's folder, ``checkpoints/JOB/gNNNNNN``.
+    what
+        The file, and what is wrong with it.
+    """
+    error = StreamwardenError("CHECKPOINT_DAMAGED", f"{checkpoint}: {what}")
+    parts = checkpoint.split("/")
+    if len(parts) != 3:
+        # A rehearsal's copy, of which there is no savepoint.
+        return error
+    job = parts[1]
+    keys = storage.list(f"{JobDocuments(storage, job).base}/savepoints")
+    records = (Document(storage, key, Record, derived=True).read() for key in reversed(keys))
+    for record in records:
+        if record is not None and record.verification is not None and record.verification.verdict == "verified":
+            command = f"streamwarden restore {job} --savepoint {record.id}"
+            remedy = f"The job cannot go on from it: `{command}` (the newest verified savepoint)."
+            return StreamwardenError(error.code, error.what, remedy=remedy)
+    words = (
+        f"The job cannot go on from it, and no savepoint is verified: `streamwarden savepoints verify {job} all`, then"
+        f" `streamwarden restore {job}`. Without any, bring the file back from a copy of the disk or bucket, or deploy"
+        " the job under another name with tables of its own: it begins anew."
+    )
+    return StreamwardenError(error.code, error.what, remedy=words)

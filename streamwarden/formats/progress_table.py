@@ -1,0 +1,285 @@
+"""The Delta table ``job_progress``: one row a batch of every job, without Spark.
+
+Only delta-rs writes it, from many drivers at once. Appends don't stand in each other's way: of two that meet, one
+commits behind the other. On S3 that takes conditional PUT, as the control documents do.
+
+Each append carries a Delta transaction (job and incarnation, the newest batch), looked at in the very version that the
+append builds on. So a batch is there once, whoever repeats the append: the driver, after an answer that was lost, or
+its successor, for a driver that was killed. Two that append for one incarnation at the same time conflict, and the
+loser looks again.
+
+Importing this takes a good part of a second (pyarrow, delta-rs): do it where it is used, and not where a DAG is parsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.spec import PROGRESS_TABLE
+from streamwarden.model.status import BatchProgress, utc_now
+from streamwarden.store.workspace import Workspace
+
+__all__ = ["COLUMNS", "ProgressTable"]
+
+_OPERATOR = pa.struct(
+    [
+        ("id", pa.int32()),
+        ("name", pa.string()),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+        ("metrics", pa.map_(pa.string(), pa.int64())),
+    ]
+)
+_TIME = pa.timestamp("us", tz="UTC")
+
+COLUMNS: dict[str, tuple[pa.DataType, str]] = {
+    "job": (pa.string(), "The job. The table is partitioned by it."),
+    "generation": (pa.int32(), "The job's generation."),
+    "incarnation": (pa.string(), "The driver's run."),
+    "batch": (pa.int64(), "The batch's id, which begins anew behind a savepoint's with a new generation."),
+    "at": (_TIME, "When the driver reported it: right after the commit."),
+    "duration_ms": (pa.int64(), "The whole of the trigger."),
+    "rows_in": (pa.int64(), "Rows read."),
+    "rows_out": (pa.int64(), "Rows written to the main table; null: unknown."),
+    "rows_quarantined": (pa.int64(), "Rows written to all other tables."),
+    "rows_duplicate": (pa.int64(), "Rows dropped as duplicates."),
+    "late_rows": (pa.int64(), "Rows dropped as late."),
+    "rows_per_second": (pa.float64(), "Rows in by the duration."),
+    "watermark": (_TIME, "The watermark; null: none yet."),
+    "watermark_lag_s": (pa.float64(), "Newest event time seen, less the watermark; seconds."),
+    "state_rows": (pa.int64(), "Over all stateful operators."),
+    "state_bytes": (pa.int64(), "Memory in use by them."),
+    "operators": (pa.list_(_OPERATOR), "One each: rows, bytes, and what its state store says, by Spark's names."),
+    "commit_ms": (pa.int64(), "Commits of the tables and of the checkpoint."),
+    "checkpoint_ms": (pa.int64(), "Of that, the checkpoint's."),
+    "tries": (pa.int32(), "Tries that it took."),
+    "source_unit": (pa.string(), "files, versions of a Delta table, or offsets of a Kafka topic."),
+    "source_taken": (pa.int64(), "Taken in by the batch."),
+    "source_pending": (pa.int64(), "Left after it; null: can't be told."),
+}
+"""Column: (type, meaning). The order is the table's."""
+
+_SCHEMA = pa.schema(
+    [pa.field(name, kind, nullable=name != "job", metadata={"comment": text}) for name, (kind, text) in COLUMNS.items()]
+)
+_PROPERTIES = {
+    # Nobody travels in this table's time, and it has thousands of commits a day.
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 days",
+    # Else the table would remember every incarnation that there ever was.
+    "delta.setTransactionRetentionDuration": "interval 30 days",
+}
+_UPKEEP = "streamwarden/upkeep"
+_TRIES = 10
+
+T = TypeVar("T")
+
+
+class ProgressTable:
+    """The table of one place to run.
+
+    Parameters
+    ----------
+    workspace
+        The place.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._uri, self._options = workspace.delta_rs(PROGRESS_TABLE)
+
+    def last_batch(self, job: str, incarnation: str) -> int | None:
+        """Return the newest batch of a job's incarnation that is in the table; None: none is, or it's over 30 days ago.
+
+        Raises
+        ------
+        StreamwardenError
+            ``PROGRESS_TABLE_FAILED``.
+        """
+        return self._tried(lambda: self._last_batch(job, incarnation))
+
+    def append(self, job: str, incarnation: str, generation: int, batches: Iterable[BatchProgress]) -> int:
+        """Add those batches of an incarnation that are newer than its newest in the table; return how many.
+
+        Makes the table if there is none. What this returns or raises says nothing of other incarnations' rows.
+
+        Parameters
+        ----------
+        batches
+            In the order of their ids.
+
+        Raises
+        ------
+        StreamwardenError
+            ``PROGRESS_TABLE_FAILED``. It may be repeated, also by another process.
+        """
+        rows = list(batches)
+        return self._tried(lambda: self._append(job, incarnation, generation, rows))
+
+    def read(self, job: str, last: int | None = None, *, since: datetime | None = None) -> list[dict[str, Any]]:
+        """Return a job's batches as the table's columns, oldest first.
+
+        Does not hold what a driver has yet to write: see ``progress_table.every`` of the profile.
+
+        Parameters
+        ----------
+        last
+            Only so many of the newest.
+        since
+            And all that were done at this time or after.
+
+        Raises
+        ------
+        StreamwardenError
+            ``PROGRESS_TABLE_MISSING`` or ``PROGRESS_TABLE_FAILED``.
+        """
+        return self._tried(lambda: self._read(job, last, since))
+
+    def upkeep(self, keep: timedelta, *, now: datetime | None = None) -> dict[str, int]:
+        """Delete old rows, join small files and remove those of no use any more; at most once a day (UTC).
+
+        Several may call it at once; what one does, another passes over.
+
+        Parameters
+        ----------
+        keep
+            Rows older than this go.
+        now
+            The time; default the real one.
+
+        Returns
+        -------
+        dict
+            ``rows_deleted``, ``files_joined`` and ``files_removed``; empty if there was nothing to do.
+
+        Raises
+        ------
+        StreamwardenError
+            ``PROGRESS_TABLE_FAILED``.
+        """
+        at = now or utc_now()
+        return self._tried(lambda: self._upkeep(at, at - keep))
+
+    def _tried(self, work: Callable[[], T]) -> T:
+        for number in range(1, _TRIES + 1):
+            try:
+                return work()
+            except StreamwardenError:
+                raise
+            except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+                if number == _TRIES or not isinstance(error, CommitFailedError):
+                    raise StreamwardenError("PROGRESS_TABLE_FAILED", f"{self._uri}: {error}") from error
+        raise AssertionError
+
+    def _open(self, *, make: bool) -> DeltaTable | None:
+        """Return the table's newest version, or None where there is none and none is to be made."""
+        # Each time anew: one that is kept and brought up to date grows, by megabytes within hours.
+        try:
+            return DeltaTable(self._uri, storage_options=self._options)
+        except TableNotFoundError:
+            if not make:
+                return None
+        # Another driver may make it in this moment; if it is something else, the next line says so.
+        with suppress(DeltaError):
+            DeltaTable.create(
+                self._uri,
+                _SCHEMA,
+                partition_by=["job"],
+                configuration=_PROPERTIES,
+                description="One row a batch of every job; see Streamwarden's docs/observability.md",
+                storage_options=self._options,
+            )
+        return DeltaTable(self._uri, storage_options=self._options)
+
+    def _last_batch(self, job: str, incarnation: str) -> int | None:
+        table = self._open(make=False)
+        return None if table is None else table.transaction_version(_application(job, incarnation))
+
+    def _append(self, job: str, incarnation: str, generation: int, batches: list[BatchProgress]) -> int:
+        application = _application(job, incarnation)
+        table = self._open(make=True)
+        assert table is not None
+        there = table.transaction_version(application)
+        new = [done for done in batches if there is None or done.batch > there]
+        if not new:
+            return 0
+        rows = [_row(done, job, incarnation, generation) for done in new]
+        written = Transaction(application, new[-1].batch, _milliseconds(utc_now()))
+        write_deltalake(
+            table,
+            pa.Table.from_pylist(rows, schema=_SCHEMA),
+            mode="append",
+            # A table that an older or newer driver made may have other columns.
+            schema_mode="merge",
+            commit_properties=CommitProperties(app_transactions=[written]),
+        )
+        return len(new)
+
+    def _read(self, job: str, last: int | None, since: datetime | None) -> list[dict[str, Any]]:
+        table = self._open(make=False)
+        if table is None:
+            raise StreamwardenError("PROGRESS_TABLE_MISSING", self._uri)
+        data = table.to_pyarrow_dataset()
+        wanted = pc.field("job") == job
+        if last is not None:
+            # The times alone first: a quarter's rows with their operators are large, and the newest few are wanted.
+            times = data.to_table(columns=["at"], filter=wanted)["at"]
+            if since is not None:
+                last = max(last, pc.sum(pc.greater_equal(times, since)).as_py() or 0)
+            newest = pc.select_k_unstable(times, last, [("", "descending")]) if len(times) else []
+            if len(newest):
+                wanted &= pc.field("at") >= times[newest[-1].as_py()]
+        # An older driver's table lacks the columns that came later, until one of now appends to it.
+        there = [name for name in COLUMNS if name in data.schema.names]
+        rows = data.to_table(columns=there, filter=wanted).sort_by([("at", "ascending"), ("batch", "ascending")])
+        found = [{**dict.fromkeys(COLUMNS), **row} for row in rows.to_pylist(maps_as_pydicts="strict")]
+        return found if last is None else found[-last:]
+
+    def _upkeep(self, now: datetime, before: datetime) -> dict[str, int]:
+        table = self._open(make=False)
+        day = now.astimezone(UTC).toordinal()
+        if table is None or (table.transaction_version(_UPKEEP) or 0) >= day:
+            return {}
+        old = before.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        deleted = table.delete(f"at < '{old}'")
+        joined = table.optimize.compact()
+        removed = table.vacuum(retention_hours=24, enforce_retention_duration=False, dry_run=False, full=True)
+        # Last, so that what is cut off is done again. A commit of nothing else: those of delta-rs take no transaction.
+        noted = CommitProperties(app_transactions=[Transaction(_UPKEEP, day, _milliseconds(now))])
+        table.create_write_transaction([], "append", table.schema(), ["job"], commit_properties=noted)
+        done = {
+            "rows_deleted": int(deleted["num_deleted_rows"] or 0),
+            "files_joined": int(joined["numFilesRemoved"]),
+            "files_removed": len(removed),
+        }
+        return done if any(done.values()) else {}
+
+
+def _milliseconds(at: datetime) -> int:
+    return round(at.timestamp() * 1000)
+
+
+def _application(job: str, incarnation: str) -> str:
+    return f"streamwarden/progress/{job}/{incarnation}"
+
+
+def _row(done: BatchProgress, job: str, incarnation: str, generation: int) -> dict[str, Any]:
+    source = done.source
+    return {
+        **done.model_dump(exclude={"operators", "source"}),
+        "job": job,
+        "generation": generation,
+        "incarnation": incarnation,
+        "operators": [operator.model_dump() for operator in done.operators],
+        "source_unit": source.unit if source else None,
+        "source_taken": source.taken if source else None,
+        "source_pending": source.pending if source else None,
+    }

@@ -1,0 +1,173 @@
+"""What lies in a landing folder, on this machine's disk or on S3."""
+
+from __future__ import annotations
+
+import os
+import stat
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from typing_extensions import override
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.landing.file import LandedFile, shown
+from streamwarden.model.spec import FileSource
+from streamwarden.storage import Bucket, S3Location
+from streamwarden.store.workspace import Workspace
+
+__all__ = ["LandingFolder", "Listing", "landing_folder"]
+
+
+@dataclass
+class Listing:
+    """One look into a landing folder.
+
+    Parameters
+    ----------
+    files
+        What is to be read, by name.
+    passed_over
+        Names of folders and hidden files that are not read, sorted; of folders with a slash at the end.
+    troubles
+        Folders that should be read and can't be, in words.
+    """
+
+    files: dict[str, LandedFile] = field(default_factory=dict)
+    passed_over: list[str] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+
+
+class LandingFolder(ABC):
+    """A folder in which files land.
+
+    Files whose names begin with ``.`` or ``_``, or end with ``._COPYING_``, are somebody's work in progress and are not
+    read, and neither are links to folders, nor folders, unless they are named ``key=value``.
+    """
+
+    atomic: bool
+    """Whether a file is there whole or not at all, as on S3."""
+
+    @abstractmethod
+    def look(self) -> Listing:
+        """Return what is there.
+
+        Raises
+        ------
+        StreamwardenError
+            ``LANDING_UNREADABLE`` if the folder is not there, or can't be listed; what the S3 server refuses.
+        """
+
+
+def landing_folder(workspace: Workspace, source: FileSource) -> LandingFolder:
+    """Return a source's folder. Asks nobody yet.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CONFIG_INVALID`` if it is neither on disk nor on S3, or on S3 in a profile without it.
+    """
+    # As Hadoop reads addresses: nothing in them is escaped.
+    scheme, is_address, rest = (address := workspace.source_path(source.path)).partition("://")
+    if not is_address or scheme == "file":
+        return _LocalFolder(Path(rest or address))
+    if scheme == "s3a" and workspace.s3 is not None:
+        bucket, _, prefix = rest.partition("/")
+        # All buckets are read from the profile's server.
+        return _S3Folder(replace(workspace.s3, bucket=bucket, prefix=prefix.strip("/")))
+    raise StreamwardenError(
+        "CONFIG_INVALID",
+        f"source.path: {address}: files are read from a folder on disk, or from s3a:// with a profile that has s3",
+    )
+
+
+class _LocalFolder(LandingFolder):
+    atomic = False
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @override
+    def look(self) -> Listing:
+        found = Listing()
+        try:
+            self._read("", found)
+        except OSError as error:
+            raise StreamwardenError("LANDING_UNREADABLE", f"{self._root}: {error.strerror}") from error
+        found.passed_over.sort()
+        return found
+
+    def _read(self, inner: str, found: Listing) -> None:
+        with os.scandir(self._root / inner) as entries:
+            for entry in entries:
+                name = f"{inner}{entry.name}"
+                # Not by links: they may lead round in circles.
+                if entry.is_dir(follow_symlinks=False):
+                    if not _is_partition(entry.name):
+                        found.passed_over.append(f"{name}/")
+                        continue
+                    try:
+                        self._read(f"{name}/", found)
+                    except OSError as error:
+                        found.troubles.append(f"{shown(name)}/ can't be read: {error.strerror}")
+                elif _is_hidden(entry.name):
+                    found.passed_over.append(name)
+                elif (file := self._file(name, entry)) is None:
+                    found.passed_over.append(f"{name}/")
+                else:
+                    found.files[name] = file
+
+    def _file(self, name: str, entry: os.DirEntry[str]) -> LandedFile | None:
+        """Describe a file; return None for a link to a folder."""
+        refused = None
+        try:
+            status = entry.stat()
+            if stat.S_ISDIR(status.st_mode):
+                return None
+        except OSError as error:
+            # A link to nowhere, in a circle or into a closed folder; or a file that was removed this moment.
+            refused = f"FILE_UNREADABLE: {error.strerror}"
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                return None
+        if refused is None and not stat.S_ISREG(status.st_mode):
+            # Reading a pipe would wait for ever.
+            refused = "FILE_UNREADABLE: not a regular file"
+        return LandedFile(name, str(self._root), status.st_size, status.st_mtime_ns // 1_000_000, refused=refused)
+
+
+class _S3Folder(LandingFolder):
+    atomic = True
+
+    def __init__(self, location: S3Location) -> None:
+        self._location = location
+        self._bucket = Bucket(location, connections=1, attempts=3, read_timeout_s=20)
+
+    @override
+    def look(self) -> Listing:
+        found = Listing()
+        passed_over: set[str] = set()
+        for item in self._bucket.list():
+            *folders, name = item["Key"].split("/")
+            odd = next((number for number, folder in enumerate(folders) if not _is_partition(folder)), None)
+            if odd is not None:
+                passed_over.add("/".join(folders[: odd + 1]) + "/")
+            elif _is_hidden(name):
+                passed_over.add(item["Key"])
+            elif name:
+                # What ends with a slash is the mark of a folder. In whole seconds, as a HEAD says it to who reads it.
+                modified_ms = int(item["LastModified"].timestamp()) * 1000
+                found.files[item["Key"]] = LandedFile.on_s3(
+                    self._location, name=item["Key"], length=item["Size"], modified_ms=modified_ms
+                )
+        found.passed_over = sorted(passed_over)
+        return found
+
+
+def _is_partition(folder: str) -> bool:
+    return "=" in folder and not _is_hidden(folder)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_")) or name.endswith("._COPYING_")

@@ -1,0 +1,209 @@
+"""What became of each landed file, and asking that one be read again: for people."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.landing.file import LandedFile, shown
+from streamwarden.landing.folder import landing_folder
+from streamwarden.landing.planner import is_same, newest_readings
+from streamwarden.landing.plans import Plans, Read, plans_of, read_plans
+from streamwarden.model.spec import FileSource, JobSpec
+from streamwarden.model.status import Reread, utc_now
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
+
+__all__ = ["FileState", "Landed", "ask_reread", "landed_files"]
+
+
+class FileState(StrEnum):
+    """What became of a file."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    READ = "read"
+    REPLACED = "replaced"
+    QUARANTINED = "quarantined"
+    GONE = "gone"
+    NOT_READ = "not read"
+
+    @property
+    def needs_a_look(self) -> bool:
+        """Whether a person should do something about it."""
+        return self in (FileState.REPLACED, FileState.QUARANTINED, FileState.GONE)
+
+
+@dataclass(frozen=True)
+class Landed:
+    """A file of a landing folder.
+
+    Parameters
+    ----------
+    name
+        As :func:`~streamwarden.landing.file.shown` writes it.
+    state
+        ``new``: the next look plans it. ``waiting``: planned, and in no committed batch. ``read``. ``replaced``: it is
+        not as it was when it was read, or planned. ``quarantined``: as a whole. ``gone``: planned, and not there.
+        ``not read``: a hidden file, or a folder.
+    length, modified
+        As it lies there: bytes, and UTC; None where that was not asked for.
+    batch
+        The number that the source's log gives the batch that took it; None: none yet, or an older version did.
+    reading
+        How often it was planned.
+    detail
+        Why it was quarantined.
+    """
+
+    name: str
+    state: FileState
+    length: int | None = None
+    modified: datetime | None = None
+    batch: int | None = None
+    reading: int = 0
+    detail: str = ""
+
+
+def landed_files(workspace: Workspace, spec: JobSpec) -> list[Landed]:
+    """Return what is in a job's landing folder, and what was planned and is gone, sorted by name.
+
+    Raises
+    ------
+    StreamwardenError
+        ``LANDING_NONE`` if the job reads no files.
+    OSError
+        If the folder can't be read.
+    """
+    source = _source(spec)
+    listing = landing_folder(workspace, source).look()
+    plans, reads, known = _known(workspace, spec, source)
+    committed = _committed(workspace, spec.name)
+    batches = {plan: read.batch for read in reads if read.batch <= committed and (plan := read.plan_of()) is not None}
+    taken: dict[tuple[str, int], int | None] = {}
+    for number in plans.numbers():
+        for file in plans.read(number):
+            taken[file.name, file.reading] = batches.get((plans.folder, number))
+    refused = plans.refused()
+
+    def of(name: str) -> Landed:
+        found, planned = listing.files.get(name), known.get(name)
+        batch = taken.get((name, planned.reading)) if planned is not None else None
+        # What is in no plan of this folder was read by another: before there were plans, or before the job was cloned.
+        waits = planned is not None and batch is None and (name, planned.reading) in taken
+        detail = refused.get(planned.label, "") if planned is not None else ""
+        if planned is None:
+            state = FileState.NEW
+        elif found is None:
+            state = FileState.GONE
+        elif not is_same(planned, found):
+            state = FileState.REPLACED
+        elif waits:
+            state = FileState.WAITING
+        else:
+            state = FileState.QUARANTINED if detail else FileState.READ
+        return Landed(
+            shown(name),
+            state,
+            found.length if found else None,
+            _moment(found) if found else None,
+            batch,
+            planned.reading if planned else 0,
+            detail if state is FileState.QUARANTINED else "",
+        )
+
+    # A file that was read and is gone is nobody's trouble: folders are tidied up.
+    # What was planned since `known` was read is new yet.
+    newest = {(file.name, file.reading) for file in known.values()}
+    waiting = {name for (name, reading), batch in taken.items() if batch is None and (name, reading) in newest}
+    found = [of(name) for name in {*listing.files, *waiting}]
+    found += [Landed(shown(name), FileState.NOT_READ) for name in listing.passed_over]
+    return sorted(found, key=lambda one: one.name)
+
+
+def ask_reread(workspace: Workspace, spec: JobSpec, names: Sequence[str], *, by: str, doubling: bool = False) -> Reread:
+    """Ask that files be read once more; the job's driver plans them at its next look, or when it starts.
+
+    Parameters
+    ----------
+    names
+        As :func:`~streamwarden.landing.file.shown` writes them.
+    doubling
+        Whether to do so where rows that were read before would be there twice.
+
+    Raises
+    ------
+    StreamwardenError
+        ``LANDING_NONE``; ``LANDING_FILE_UNKNOWN``; ``LANDING_WOULD_DOUBLE`` if an output has no keys, or the job keeps
+        state.
+    """
+    source = _source(spec)
+    listing = landing_folder(workspace, source).look()
+    _, _, known = _known(workspace, spec, source)
+    there, readings = (
+        {shown(name) for name in listing.files},
+        {shown(name): file.reading for name, file in known.items()},
+    )
+    for name in names:
+        if name not in there:
+            raise StreamwardenError("LANDING_FILE_UNKNOWN", f"{spec.name}: {name} is not in {source.path}")
+        if name not in readings:
+            raise StreamwardenError(
+                "LANDING_FILE_UNKNOWN", f"{spec.name}: {name} was not read yet: that comes by itself"
+            )
+    twice = next(_doubled(workspace, spec), None)
+    if twice is not None and not doubling:
+        raise StreamwardenError("LANDING_WOULD_DOUBLE", f"{spec.name}: {twice}")
+    request = Reread(
+        id=uuid.uuid4().hex[:12], at=utc_now(), by=by, files={name: readings[name] + 1 for name in dict.fromkeys(names)}
+    )
+    JobDocuments(workspace.storage, spec.name).reread(request.id).create(request)
+    return request
+
+
+def _doubled(workspace: Workspace, spec: JobSpec) -> Iterator[str]:
+    """Yield why a row that is read again would count twice."""
+    for sink in spec.sinks:
+        if not sink.keys:
+            yield f"the rows of {sink.table} have no keys"
+    reference = JobDocuments(workspace.storage, spec.name).checkpoint.read()
+    if reference is not None and CheckpointReader(workspace.storage, reference.path).has_state():
+        yield "the job keeps state, in which they would count again"
+
+
+def _moment(file: LandedFile) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(file.modified_ms / 1000, UTC)
+    except (OverflowError, ValueError):
+        # Beyond the year 9999.
+        return None
+
+
+def _committed(workspace: Workspace, job: str) -> int:
+    """Return up to which entry of the source's log batches are committed; -1 before the first."""
+    reference = JobDocuments(workspace.storage, job).checkpoint.read()
+    reader = CheckpointReader(workspace.storage, reference.path) if reference is not None else None
+    batch = reader.last_commit() if reader is not None else None
+    offsets = reader.offsets(batch) if reader is not None and batch is not None else None
+    position = offsets.sources[0] if offsets is not None and offsets.sources else None
+    return int(json.loads(position)["logOffset"]) if position else -1
+
+
+def _source(spec: JobSpec) -> FileSource:
+    if not isinstance(spec.source, FileSource):
+        raise StreamwardenError("LANDING_NONE", f"{spec.name} reads {spec.source.kind}")
+    return spec.source
+
+
+def _known(workspace: Workspace, spec: JobSpec, source: FileSource) -> tuple[Plans, list[Read], dict[str, LandedFile]]:
+    plans = plans_of(workspace, spec.name)
+    reference = JobDocuments(workspace.storage, spec.name).checkpoint.read()
+    reads = list(read_plans(workspace, reference.path)) if reference is not None else []
+    address = workspace.source_path(source.path).removeprefix("file://")
+    return plans, reads, newest_readings(workspace, plans, reads, address)

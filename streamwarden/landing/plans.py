@@ -1,0 +1,224 @@
+"""Plans of batches: which landed files a job reads together.
+
+Spark's own file source remembers files by their paths and takes them by their modification times: a file with an old
+time is never read, one with a time in the future hides all others, a replaced one is not noticed, and some names are
+patterns to it. So the driver writes the names down, one file of JSON lines a batch, and Spark streams over those.
+
+``arrivals/JOB/gNNNNNN/NUMBER.jsonl`` is a plan, written once and never changed. The generation is that in which the job
+began to have plans there, and all later ones go on in that folder: which plans a checkpoint has read is in its own log
+(``sources/0``), so a restored or copied checkpoint reads exactly those again that it has not read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.landing.file import LandedFile
+from streamwarden.model.status import CheckpointRef
+from streamwarden.storage import Storage
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
+
+__all__ = ["Plans", "Read", "plans_of", "read_plans"]
+
+_ROOT = "arrivals"
+_KNOWN = "_known.jsonl"
+_REFUSED = "_refused.json"
+# Of so many plans the next start reads a summary.
+_SUMMARISED = 64
+_REMEDY = (
+    "Remove this file, and deploy the job: the landed files that it named are planned again. Rows that a table has"
+    " already are dropped by its keys."
+)
+
+
+@dataclass(frozen=True)
+class Read:
+    """An entry of a checkpoint's log of what it has read.
+
+    Parameters
+    ----------
+    batch
+        The log's number of the batch.
+    path
+        The file that Spark read, as Spark writes it, its escapes resolved.
+    modified_ms
+        That file's modification time.
+    """
+
+    batch: int
+    path: str
+    modified_ms: int
+
+    def plan_of(self) -> tuple[str, int] | None:
+        """Return the folder and the number of the plan, or None: a landed file that an older version read itself."""
+        *_, root, job, generation, name = ["", "", "", *self.path.split("/")]
+        number = name.removesuffix(".jsonl")
+        if root != _ROOT or not number.isdigit():
+            return None
+        return f"{root}/{job}/{generation}", int(number)
+
+
+def read_plans(workspace: Workspace, checkpoint: str, *, first: int = 0) -> Iterator[Read]:
+    """Yield what a checkpoint has read, or has begun to, oldest first.
+
+    Parameters
+    ----------
+    checkpoint
+        Its folder, relative to the root.
+    first
+        The number of the log to begin with.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CHECKPOINT_DAMAGED``.
+    """
+    folder = f"{checkpoint}/sources/0"
+    names = {key.rsplit("/", 1)[1] for key in workspace.storage.list(folder)}
+    # A compacted one repeats those before it.
+    compacted = max((int(name.split(".")[0]) for name in names if name.endswith(".compact")), default=-1)
+    later = sorted(int(name) for name in names if name.isdigit() and int(name) > max(compacted, first - 1))
+    chosen = [f"{compacted}.compact"] if compacted >= first else []
+    for name in [*chosen, *map(str, later)]:
+        entry = workspace.storage.read(f"{folder}/{name}")
+        lines = entry.data.decode(errors="replace").splitlines()[1:] if entry is not None else []
+        for line in lines:
+            try:
+                found = json.loads(line)
+                read = Read(int(found["batchId"]), unquote(found["path"]), int(found.get("timestamp", 0)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise StreamwardenError("CHECKPOINT_DAMAGED", f"{folder}/{name}: {line[:80]!r} is no entry") from error
+            if read.batch >= first:
+                yield read
+
+
+def plans_of(workspace: Workspace, job: str) -> Plans:
+    """Return the plans that a job's checkpoint goes on with; those of a first generation where there is none."""
+    reference = JobDocuments(workspace.storage, job).checkpoint.read()
+    return Plans(workspace.storage, _folder(workspace, job, reference))
+
+
+def _folder(workspace: Workspace, job: str, reference: CheckpointRef | None) -> str:
+    if reference is None:
+        return f"{_ROOT}/{job}/g000001"
+    newest = max(read_plans(workspace, reference.path), key=lambda read: read.batch, default=None)
+    plan = newest.plan_of() if newest is not None else None
+    if plan is not None and plan[0].startswith(f"{_ROOT}/{job}/"):
+        return plan[0]
+    # A clone's checkpoint has read the other job's plans, and one from before there were plans the files themselves.
+    return f"{_ROOT}/{job}/g{reference.generation:06}"
+
+
+class Plans:
+    """The plans in one folder.
+
+    Parameters
+    ----------
+    storage
+        Where.
+    folder
+        Their key's beginning; see :func:`plans_of`.
+    """
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self._storage = storage
+        self.folder = folder
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the plans, ascending."""
+        names = (key.rsplit("/", 1)[1].removesuffix(".jsonl") for key in self._storage.list(self.folder))
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def read(self, number: int) -> list[LandedFile]:
+        """Return a plan's files; none if the plan is not there any more.
+
+        Raises
+        ------
+        StreamwardenError
+            ``DOCUMENT_INVALID`` if it is damaged.
+        """
+        name = f"{number:010}.jsonl"
+        try:
+            return [LandedFile.from_json(line) for line in self._lines(name)]
+        except (ValueError, TypeError, KeyError) as error:
+            raise StreamwardenError("DOCUMENT_INVALID", f"{self.folder}/{name}: {error}", remedy=_REMEDY) from error
+
+    def create(self, number: int, files: Sequence[LandedFile]) -> None:
+        """Write a plan.
+
+        Raises
+        ------
+        streamwarden.storage.Conflict
+            If it is there.
+        """
+        self._storage.create(f"{self.folder}/{number:010}.jsonl", _encoded(files))
+
+    def make_folder(self) -> None:
+        """See that the folder is there: Spark refuses to stream from one that is not."""
+        if self._storage.read(f"{self.folder}/{_REFUSED}") is None:
+            self._write_refused({})
+
+    def known(self, taken: Collection[int]) -> tuple[dict[str, LandedFile], list[int]]:
+        """Return the newest reading of each file that was planned, by name; and the numbers of the plans.
+
+        Parameters
+        ----------
+        taken
+            Plans that were read. What was planned in others counts for as long as its plan is there.
+        """
+        numbers = self.numbers()
+        through, summary = self._summary()
+        there = {*numbers, *taken}
+        planned = [(number, file) for number, file in summary if number in there]
+        later = [number for number in numbers if number > through]
+        planned += [(number, file) for number in later for file in self.read(number)]
+        if len(later) >= _SUMMARISED:
+            lines = [f"{later[-1]}", *(f"{number} {file.to_json()}" for number, file in planned)]
+            self._storage.write(f"{self.folder}/{_KNOWN}", "".join(f"{line}\n" for line in lines).encode())
+        return {file.name: file for _, file in planned}, numbers
+
+    def _summary(self) -> tuple[int, list[tuple[int, LandedFile]]]:
+        try:
+            head, *lines = self._lines(_KNOWN) or ["-1"]
+            entries = [line.split(" ", 1) for line in lines]
+            return int(head), [(int(number), LandedFile.from_json(text)) for number, text in entries]
+        except (ValueError, TypeError, KeyError, StreamwardenError):
+            # Damaged: it only says again what the plans say.
+            return -1, []
+
+    def refused(self) -> dict[str, str]:
+        """Return why files were quarantined whole, by the label of the reading."""
+        entry = self._storage.read(f"{self.folder}/{_REFUSED}")
+        try:
+            found = json.loads(entry.data) if entry is not None else {}
+        except ValueError:
+            found = None
+        # A damaged one is for people only, and is made anew by what is refused next.
+        return {str(label): str(why) for label, why in found.items()} if isinstance(found, dict) else {}
+
+    def add_refused(self, reasons: dict[str, str]) -> None:
+        """Write down that files were quarantined whole."""
+        self._write_refused({**self.refused(), **reasons})
+
+    def _write_refused(self, reasons: dict[str, str]) -> None:
+        self._storage.write(f"{self.folder}/{_REFUSED}", json.dumps(reasons).encode())
+
+    def _lines(self, name: str) -> list[str]:
+        entry = self._storage.read(f"{self.folder}/{name}")
+        if entry is None:
+            return []
+        lines = entry.data.decode().splitlines()
+        if not lines or not entry.data.endswith(b"\n"):
+            raise StreamwardenError(
+                "DOCUMENT_INVALID", f"{self.folder}/{name}: it is empty, or was cut off", remedy=_REMEDY
+            )
+        return lines
+
+
+def _encoded(files: Sequence[LandedFile]) -> bytes:
+    return "".join(f"{file.to_json()}\n" for file in files).encode()

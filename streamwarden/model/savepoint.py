@@ -1,0 +1,138 @@
+"""What a savepoint's manifest and its record hold."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.spec import JobSpec
+
+__all__ = ["FORMAT", "FileEntry", "Manifest", "OperatorState", "Origin", "Record", "SinkState", "Verification"]
+
+FORMAT = 1
+"""Version of the manifest's layout. A restore refuses a newer one."""
+
+
+class Origin(StrEnum):
+    """Why a savepoint was taken."""
+
+    MANUAL = "manual"
+    PERIODIC = "periodic"
+    PRE_RESCALE = "pre-rescale"
+    PRE_RESTORE = "pre-restore"
+    PRE_ROLLOUT = "pre-rollout"
+    SUSPEND = "suspend"
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class FileEntry(Part):
+    """One file of the copy."""
+
+    path: str = Field(description="Relative to the savepoint's checkpoint folder.")
+    size: int = Field(description="Bytes.")
+    sha256: str
+
+
+class OperatorState(Part):
+    """The state of one stateful operator."""
+
+    id: int
+    name: str = Field(description="Spark's name of it, such as stateStoreSave.")
+    partitions: int
+    stores: list[str]
+    rows: int | None = Field(description="As Spark reported them for this batch; None where no report is left.")
+    bytes: int = Field(description="Size of its files.")
+    schema_sha256: str = Field(description="Of its state schema files, in order of their paths.")
+
+
+class SinkState(Part):
+    """An output table at the savepoint's batch."""
+
+    table: str
+    mode: Literal["append", "upsert"]
+    version: int | None = Field(description="The table's version after the batch; None if it did not exist.")
+    table_id: str | None = Field(default=None, description="Delta's own id of the table.")
+    application: str = Field(description="The application id of the transactions.")
+    transaction: int | None = Field(description="The newest batch committed under it; None if there was none yet.")
+
+
+class Manifest(Part):
+    """Everything needed to start from a savepoint, and to prove that it is whole."""
+
+    format: int = FORMAT
+    id: str
+    job: str
+    origin: Origin
+    by: str
+    taken_at: datetime
+    took_s: float = Field(description="From the choice of the batch to this manifest.")
+    parent: str | None = Field(description="The savepoint that the checkpoint itself was started from.")
+    generation: int
+    checkpoint: str = Field(description="The checkpoint that was copied, relative to the root.")
+    batch: int
+    planned_at: datetime | None = Field(default=None, description="When the batch was planned.")
+    watermark_ms: int = Field(description="The watermark that the batch began with.")
+    sources: list[str | None] = Field(description="Where each source stood after the batch, in its own words.")
+    settings: dict[str, str] = Field(description="Spark settings that the checkpoint fixes.")
+    operators: list[OperatorState]
+    sinks: list[SinkState]
+    versions: dict[str, str] = Field(description="Of spark, delta, job and streamwarden, as the driver said.")
+    spec: JobSpec = Field(description="The job's spec at that time.")
+    digest: str
+    files: list[FileEntry]
+
+    @property
+    def partitions(self) -> int | None:
+        """The number of state partitions, or None for a stateless job."""
+        return self.operators[0].partitions if self.operators else None
+
+    @property
+    def state_rows(self) -> int | None:
+        """The rows of all operators, or None where they are not known."""
+        rows = [operator.rows for operator in self.operators]
+        return None if None in rows else sum(row for row in rows if row is not None)
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files."""
+        return sum(entry.size for entry in self.files)
+
+
+class Verification(Part):
+    """What was found when a savepoint was last looked through."""
+
+    verdict: Literal["verified", "damaged"]
+    at: datetime
+    by: str
+    took_s: float
+    files: int
+    bytes: int
+    rows: dict[str, int] | None = Field(
+        default=None, description="Rows read back, by operator id; None if the state was not read."
+    )
+    problems: list[str] = Field(default_factory=list)
+
+
+class Record(Part):
+    """The changing part: what is being done with a savepoint, and what people say of it."""
+
+    id: str
+    job: str
+    state: Literal["taking", "complete", "deleting"]
+    origin: Origin
+    by: str
+    at: datetime
+    note: str = ""
+    label: str = Field(default="", description="A savepoint with a label is never removed by retention.")
+    process: ProcessRef | None = Field(default=None, description="Who takes it.")
+    seen_at: datetime | None = Field(default=None, description="When the taker was last heard of.")
+    done: dict[str, Any] = Field(default_factory=dict, description="How far the taking is.")
+    verification: Verification | None = None
+    in_use_by: list[str] = Field(default_factory=list, description="Ids of operations that start from it.")

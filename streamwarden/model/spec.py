@@ -1,0 +1,493 @@
+"""The job spec: what ``config/jobs/NAME.yaml`` may say, with every default and its reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from datetime import timedelta
+from typing import Annotated, Any, Literal, Self
+
+from croniter import croniter
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from streamwarden.model.advisor_spec import AdvisorSpec
+from streamwarden.model.durations import Duration
+from streamwarden.model.health_spec import HealthSpec
+
+__all__ = [
+    "PROGRESS_TABLE",
+    "DeltaSource",
+    "FailureSpec",
+    "FileSource",
+    "JobSpec",
+    "KafkaSource",
+    "KeepSpec",
+    "ResourceSpec",
+    "RestartSpec",
+    "RetentionSpec",
+    "SavepointSpec",
+    "SinkSpec",
+    "Source",
+    "StateSpec",
+    "TriggerSpec",
+]
+
+PROGRESS_TABLE = "job_progress"
+"""The table of every batch: drivers write it beside their jobs' tables, so no job may."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_ADDRESS = re.compile(r"(?:[^\s:,\[\]]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
+_MEMORY = re.compile(r"[1-9]\d*[mg]")
+_SIZE = re.compile(r"[1-9]\d*[kmg]")
+_SIZES = {"k": 2**10, "m": 2**20, "g": 2**30}
+# What was doubled 64 times is above every longest wait, and a float yet.
+_MOST_DOUBLINGS = 64
+# Spark's UnifiedMemoryManager wants one and a half times the 300 MiB that it reserves, as the JVM counts: with the
+# serial collector, which drivers have, a thirtieth less than the heap.
+_LEAST_MEMORY = 466 * 2**20
+
+# Settings that the driver derives from other fields: said twice, they could disagree.
+_OWNED_SETTINGS = {
+    "spark.app.name": "name",
+    "spark.master": "the profile's master",
+    "spark.driver.memory": "resources.memory",
+    "spark.executor.memory": "resources.memory",
+    "spark.cores.max": "resources.cores",
+    "spark.sql.shuffle.partitions": "state.partitions",
+    "spark.sql.streaming.stateStore.providerClass": "state.backend",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "state.changelog",
+    "spark.sql.streaming.minBatchesToRetain": "state.min_batches_to_retain",
+    "spark.sql.streaming.checkpointLocation": "the job's generation",
+    "spark.sql.session.timeZone": "nothing: Streamwarden runs in UTC",
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _check_name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError("use lower-case letters, digits and _, starting with a letter, at most 63 characters")
+    return value
+
+
+def _bytes(size: str) -> int:
+    return int(size[:-1]) * _SIZES[size[-1]]
+
+
+class FileSource(_Strict):
+    """Files that appear in a folder, on disk or on S3, each read once.
+
+    The job gets names, and opens the files itself: a corrupt one is the job's to judge and not the query's end. Hidden
+    files (``.x``, ``_x``) are not read, and neither are folders, unless they are named ``key=value``.
+    """
+
+    kind: Literal["files"]
+    path: str = Field(description="Folder, relative to the profile's root, or absolute, or s3a://BUCKET/PREFIX.")
+    max_files_per_batch: int = Field(
+        default=64, ge=1, description="64: of files of minutes of trips, a batch stays well under a minute on one core."
+    )
+    max_batch_size: str = Field(
+        default="512m",
+        description="Bytes of a batch's files, as 512m or 2g; a larger file is a batch by itself. 512m: on one core"
+        " some minutes, less than trigger.timeout.",
+    )
+    max_file_size: str = Field(
+        default="4g",
+        description="A larger file is quarantined by its name, unread. 4g: a year of the densest trips; at some MB a"
+        " second a larger one would hold all others up for hours.",
+    )
+
+    @field_validator("max_batch_size", "max_file_size")
+    @classmethod
+    def _size(cls, value: str) -> str:
+        if not _SIZE.fullmatch(value):
+            raise ValueError(f"{value!r} is not a size: write a whole number and k, m or g, like 512m")
+        return value
+
+    @field_validator("path")
+    @classmethod
+    def _readable(cls, value: str) -> str:
+        scheme, is_address, _ = value.partition("://")
+        if not value or (is_address and scheme not in ("file", "s3a")):
+            raise ValueError(
+                f"{value!r} is no folder: files are read from a folder on disk, or from s3a://BUCKET/PREFIX"
+            )
+        return value
+
+    @property
+    def max_batch_bytes(self) -> int:
+        """`max_batch_size` as a number."""
+        return _bytes(self.max_batch_size)
+
+    @property
+    def max_file_bytes(self) -> int:
+        """`max_file_size` as a number."""
+        return _bytes(self.max_file_size)
+
+
+class DeltaSource(_Strict):
+    """Rows appended to a Delta table. Rows that were changed or deleted later can't be taken back from the outputs."""
+
+    kind: Literal["delta"]
+    table: str = Field(description="A table name; it stands in the profile's tables folder.")
+    max_files_per_batch: int = Field(default=256, ge=1, description="256: small files from frequent commits add up.")
+    on_change: Literal["fail", "skip"] = Field(
+        default="fail",
+        description="What the job does at a commit that deletes, updates or overwrites rows. fail: it ends with"
+        " SOURCE_ROWS_CHANGED; what it has not read yet is read when it goes on. skip: it passes over the whole commit,"
+        " says so, and goes on. Rows that come with such a commit, as by MERGE or an overwrite, are then not read.",
+    )
+
+    _name = field_validator("table")(_check_name)
+
+
+class KafkaSource(_Strict):
+    """Records of a Kafka topic, in Kafka's own columns: key and value as bytes, topic, partition, offset, timestamp.
+
+    What a client needs beyond the servers' addresses, such as credentials, it takes from the environment:
+    ``STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG`` is Kafka's ``sasl.jaas.config``, and so for every property. It counts over
+    what is said here.
+    """
+
+    kind: Literal["kafka"]
+    topic: str
+    bootstrap_servers: str = Field(description="Addresses to begin with: host:port, with commas between several.")
+    starting_offsets: Literal["earliest", "latest"] = Field(
+        default="earliest",
+        description="Where a job's first start begins; later ones begin where the checkpoint is. earliest: nothing that"
+        " the topic still has is left out.",
+    )
+    max_offsets_per_batch: int = Field(
+        default=100_000, ge=1, description="100,000: at a kilobyte a record, a first batch over a backlog fits a heap."
+    )
+
+    @field_validator("topic")
+    @classmethod
+    def _topic(cls, value: str) -> str:
+        # Kafka's own rule.
+        if not _TOPIC.fullmatch(value) or value in (".", ".."):
+            raise ValueError(f"{value!r} is no topic: letters, digits, '.', '_' and '-', at most 249")
+        return value
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _servers(cls, value: str) -> str:
+        wrong = [one for one in value.split(",") if not _ADDRESS.fullmatch(one.strip())]
+        if wrong:
+            raise ValueError(f"{wrong[0].strip()!r} is no address: write host:port, with commas between several")
+        return value
+
+
+Source = FileSource | DeltaSource | KafkaSource
+
+
+class SinkSpec(_Strict):
+    """One Delta table that a job writes."""
+
+    table: str
+    output: str = Field(default="main", description="Which of the job module's OUTPUTS this table takes.")
+    mode: Literal["append", "upsert"] = Field(
+        description="append: under (job, generation, batch) ids. upsert: MERGE on `keys`."
+    )
+    keys: tuple[str, ...] = Field(
+        default=(),
+        description="Columns that name a row. For upsert: what MERGE matches on. For append: rows whose keys are in the"
+        " table already are dropped as duplicates; none means that every row is new.",
+    )
+    first_by: tuple[str, ...] = Field(
+        default=(),
+        description="For append with keys: of rows with equal keys in one batch the first by these columns stays."
+        " None: any of them.",
+    )
+    final_when_passed: str | None = Field(
+        default=None,
+        description="A timestamp column (upsert only). Once the watermark has passed it the row can't change any more"
+        " and its column `is_final` is set.",
+    )
+    partition_by: tuple[str, ...] = ()
+    on_restore: Literal["rewind", "leave"] | None = Field(
+        default=None,
+        description="What a restore does with the table. rewind: puts it back to the savepoint's version. leave: lets"
+        " replayed rows fall on those that are there, by their keys. By default `leave` where rows have keys, `rewind`"
+        " where they have none. A job that removes rows (`_deleted`) needs rewind: replayed batches have other"
+        " boundaries, and a row that only the old ones brought about would stay.",
+    )
+
+    _name = field_validator("table")(_check_name)
+
+    @model_validator(mode="after")
+    def _combination(self) -> Self:
+        if self.mode == "upsert" and not self.keys:
+            raise ValueError("mode upsert needs keys: they are what MERGE matches on")
+        if self.first_by and (self.mode == "upsert" or not self.keys):
+            raise ValueError("first_by goes with mode append and keys: it says which duplicate stays")
+        if self.mode == "append" and self.final_when_passed:
+            raise ValueError("final_when_passed goes with mode upsert: appended rows are never touched again")
+        if self.on_restore == "leave" and not self.keys:
+            raise ValueError("on_restore leave needs keys: without them replayed rows would be there twice")
+        if self.table == PROGRESS_TABLE:
+            raise ValueError(f"table {PROGRESS_TABLE} is Streamwarden's own")
+        return self
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether a restore puts the table back, the default resolved."""
+        return (self.on_restore or ("leave" if self.keys else "rewind")) == "rewind"
+
+
+class TriggerSpec(_Strict):
+    """When batches start. In Spark a batch is a checkpoint, so `interval` is the checkpoint interval."""
+
+    interval: Duration = Field(
+        default=timedelta(seconds=60),
+        description="Where little comes, a batch begins at each whole multiple of it. A batch that the source's limit"
+        " has cut is followed at once, so that a backlog is worked off at full speed. 60s: Flink users' usual order of"
+        " magnitude; a batch to Delta costs seconds and leaves files.",
+    )
+    min_pause: Duration = Field(
+        default=timedelta(0),
+        description="Least time between the end of a batch and the work of the next, for jobs whose batches overrun"
+        " the interval or work off a backlog. 0s, as Flink's execution.checkpointing.min-pause.",
+    )
+
+    timeout: Duration = Field(
+        default=timedelta(minutes=10),
+        description="How long a batch may take before something is wrong with it; see health.no_batch. 10m, as Flink's"
+        " execution.checkpointing.timeout.",
+    )
+
+    @field_validator("interval")
+    @classmethod
+    def _positive(cls, value: timedelta) -> timedelta:
+        if value < timedelta(milliseconds=100):
+            raise ValueError("must be at least 100ms")
+        return value
+
+
+class FailureSpec(_Strict):
+    """What the driver itself does about failing batches."""
+
+    tolerable_consecutive: int = Field(
+        default=3,
+        ge=0,
+        description="How many failed tries in a row of a batch the driver answers by starting the query again. 3: a"
+        " passing fault is usually gone by the third try, a lasting one is reported within a minute. What no try can"
+        " cure, such as damaged state, ends the driver at once.",
+    )
+    backoff: Duration = Field(
+        default=timedelta(seconds=1),
+        description="Before the first retry; doubled each time, up to `backoff_max`. 1s.",
+    )
+    backoff_max: Duration = Field(
+        default=timedelta(minutes=2),
+        description="The longest wait before a retry. 2m, as restarts.backoff_max: a store that is back is not left"
+        " alone for longer.",
+    )
+
+    def wait_after(self, failures: int) -> timedelta:
+        """Return the wait before the next try, after so many failed ones in a row."""
+        doubled = self.backoff.total_seconds() * 2.0 ** min(failures - 1, _MOST_DOUBLINGS)
+        return timedelta(seconds=min(doubled, self.backoff_max.total_seconds()))
+
+    @property
+    def waits(self) -> timedelta:
+        """All the waits of a batch that fails as often as is tolerated."""
+        doubled = min(self.tolerable_consecutive, _MOST_DOUBLINGS + 1)
+        waits = sum((self.wait_after(number) for number in range(1, doubled + 1)), timedelta(0))
+        return waits + (self.tolerable_consecutive - doubled) * self.wait_after(doubled)
+
+
+class RestartSpec(_Strict):
+    """What a supervisor does about a dead, silent or failed driver: the failure budget."""
+
+    max: int = Field(
+        default=5, ge=0, le=1000, description="Restarts within `window`; then the job is failed. 5, and at most 1000."
+    )
+    window: Duration = Field(
+        default=timedelta(minutes=30), description="30m: older restarts are forgiven, so a weekly fault never adds up."
+    )
+    backoff: Duration = Field(default=timedelta(seconds=2), description="Before the first restart; doubled each time.")
+    backoff_max: Duration = Field(default=timedelta(minutes=2), description="The longest wait before a restart. 2m.")
+
+
+class StateSpec(_Strict):
+    """Where and how the state of stateful operators is kept."""
+
+    backend: Literal["rocksdb", "memory"] = Field(
+        default="rocksdb", description="rocksdb: survives state larger than the heap, and can be rescaled."
+    )
+    changelog: bool | None = Field(
+        default=None,
+        description="Write changelogs each batch and snapshots now and then: small commits. By default on with rocksdb,"
+        " the only backend that has it.",
+    )
+    partitions: int = Field(
+        default=4,
+        ge=1,
+        le=4096,
+        description="State partitions, spark.sql.shuffle.partitions. 4, not Spark's 200: each costs a store a batch.",
+    )
+    ttl: Duration | None = Field(default=None, description="Time to live of a state entry from its last write.")
+    min_batches_to_retain: int = Field(
+        default=100, ge=2, description="Batches whose state files are kept; Spark's own default."
+    )
+
+    @model_validator(mode="after")
+    def _combination(self) -> Self:
+        if self.backend == "memory":
+            if self.ttl is not None:
+                raise ValueError("ttl needs backend rocksdb: Spark keeps a time to live only there")
+            if self.changelog:
+                raise ValueError("changelog needs backend rocksdb: the memory backend has none to switch on")
+        if self.ttl is not None and self.ttl < timedelta(seconds=1):
+            raise ValueError("ttl must be at least 1s")
+        return self
+
+    @property
+    def changelog_enabled(self) -> bool:
+        """Whether changelogs are written, the default resolved."""
+        return self.backend == "rocksdb" and self.changelog is not False
+
+
+class KeepSpec(_Strict):
+    """How many savepoints of one origin are kept, and for how long. Both limits apply; None is no limit."""
+
+    count: int | None = Field(default=None, ge=1, description="The newest so many.")
+    age: Duration | None = Field(default=None, description="Those younger than this.")
+
+
+class RetentionSpec(_Strict):
+    """Which savepoints housekeeping removes.
+
+    Whatever this says, it never removes the newest verified one, one with a label, or one in use.
+    """
+
+    manual: KeepSpec = Field(default=KeepSpec(), description="Kept until somebody deletes them: a person took them.")
+    periodic: KeepSpec = Field(
+        default=KeepSpec(count=10), description="The newest 10: enough to go back over a night of bad batches."
+    )
+    pre_rescale: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: for second thoughts.")
+    pre_restore: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: for second thoughts.")
+    pre_rollout: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: for second thoughts.")
+    suspend: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: a suspended job starts from one.")
+
+    def of(self, origin: str) -> KeepSpec:
+        """Return the policy of an origin, written as in the catalogue: ``pre-restore``."""
+        policy: KeepSpec = getattr(self, origin.replace("-", "_"))
+        return policy
+
+
+class SavepointSpec(_Strict):
+    """When savepoints are taken by themselves, and how long savepoints are kept."""
+
+    every: Duration | None = Field(
+        default=None, description="Take one each such interval. None: only when asked for; Flink takes none either."
+    )
+    cron: str | None = Field(
+        default=None, description="Take one at these times instead, UTC: five fields, such as `0 */6 * * *`."
+    )
+    verify: bool = Field(default=True, description="Look through each periodic one right away: its JVM costs seconds.")
+    keep: RetentionSpec = RetentionSpec()
+
+    @field_validator("cron")
+    @classmethod
+    def _cron(cls, value: str | None) -> str | None:
+        if value is not None and not (len(value.split()) == 5 and croniter.is_valid(value)):
+            raise ValueError(f"{value!r} is not a cron expression of five fields")
+        return value
+
+    @field_validator("every")
+    @classmethod
+    def _every(cls, value: timedelta | None) -> timedelta | None:
+        if value is not None and value < timedelta(minutes=1):
+            raise ValueError("must be at least 1m: each is a run of a DAG")
+        return value
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if self.every is not None and self.cron is not None:
+            raise ValueError("give every or cron, not both")
+        return self
+
+
+class ResourceSpec(_Strict):
+    """What the job's driver and executors may use."""
+
+    cores: int = Field(default=1, ge=1, le=1024, description="Task slots. 1: many jobs share a small machine.")
+    memory: str = Field(default="1g", description="JVM heap, as Spark writes it: 512m, 2g.")
+
+    @field_validator("memory")
+    @classmethod
+    def _memory(cls, value: str) -> str:
+        if not _MEMORY.fullmatch(value):
+            raise ValueError(f"{value!r} is not a JVM memory size: write like 512m or 2g")
+        if _bytes(value) < _LEAST_MEMORY:
+            raise ValueError(f"{value} is too little: Spark does not start with less than 466m")
+        return value
+
+    @property
+    def memory_bytes(self) -> int:
+        """The heap in bytes."""
+        return _bytes(self.memory)
+
+
+class JobSpec(_Strict):
+    """One streaming query with its own checkpoint."""
+
+    name: str
+    description: str = ""
+    module: str = Field(description="Python module with transform() and OUTPUTS; see docs/jobs.md.")
+    source: Annotated[Source, Field(discriminator="kind")]
+    sinks: tuple[SinkSpec, ...] = Field(min_length=1, description="The first is the main one.")
+    trigger: TriggerSpec = TriggerSpec()
+    failures: FailureSpec = FailureSpec()
+    restarts: RestartSpec = RestartSpec()
+    state: StateSpec = StateSpec()
+    resources: ResourceSpec = ResourceSpec()
+    savepoints: SavepointSpec = SavepointSpec()
+    health: HealthSpec = HealthSpec()
+    advisor: AdvisorSpec = AdvisorSpec()
+    watermark: Duration | None = Field(
+        default=None, description="How far event time may lag behind the newest seen before a row counts as late."
+    )
+    spark: dict[str, str] = Field(default_factory=dict, description="Free Spark settings, for this job only.")
+    options: dict[str, Any] = Field(default_factory=dict, description="The job module's own options, checked by it.")
+
+    _name = field_validator("name")(_check_name)
+
+    @field_validator("spark", mode="before")
+    @classmethod
+    def _settings(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        for key in value:
+            if not str(key).startswith("spark."):
+                raise ValueError(f"{key!r} is not a Spark setting: they start with spark.")
+            if key in _OWNED_SETTINGS:
+                raise ValueError(f"{key} is not free: it follows from {_OWNED_SETTINGS[key]}")
+        # YAML reads true and 4 as what they look like; Spark wants their text.
+        return {str(k): str(v).lower() if isinstance(v, bool) else str(v) for k, v in value.items()}
+
+    @model_validator(mode="after")
+    def _combination(self) -> Self:
+        tables = [sink.table for sink in self.sinks]
+        if len(set(tables)) != len(tables):
+            raise ValueError("sinks: a table is named twice")
+        outputs = [sink.output for sink in self.sinks]
+        if len(set(outputs)) != len(outputs):
+            raise ValueError("sinks: an output is named twice")
+        if isinstance(self.source, DeltaSource) and self.source.table in tables:
+            raise ValueError(f"source.table {self.source.table} is also a sink: the job would read what it writes")
+        for sink in self.sinks:
+            if sink.final_when_passed and self.watermark is None:
+                raise ValueError(f"sinks: {sink.table}.final_when_passed needs a watermark")
+        return self
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the spec's canonical JSON: equal specs, equal digests."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,0 +1,485 @@
+"""What the control documents hold: desired state, checkpoints, leases, heartbeats, operations, health.
+
+See :mod:`streamwarden.store.documents` for where each one lies and who writes it.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.spec import JobSpec
+
+__all__ = [
+    "BatchProgress",
+    "Cancel",
+    "CheckpointRef",
+    "Decided",
+    "Decision",
+    "Desired",
+    "DriverState",
+    "Ending",
+    "ErrorInfo",
+    "Exit",
+    "HealthChange",
+    "HealthRecord",
+    "Heartbeat",
+    "Launch",
+    "Lease",
+    "Operation",
+    "OperatorProgress",
+    "OutputStart",
+    "Parallelism",
+    "Progress",
+    "Refused",
+    "Request",
+    "RequestResult",
+    "Restart",
+    "RuleState",
+    "SourceProgress",
+    "Step",
+    "Supervision",
+    "Totals",
+    "Width",
+    "utc_now",
+]
+
+
+def utc_now() -> datetime:
+    """Return the time, aware, in UTC. The one clock of control documents."""
+    return datetime.now(UTC)
+
+
+class _Record(BaseModel):
+    # Unknown fields are passed over: a newer driver may say more than this reader knows. Frozen, since readers of an
+    # unchanged document may be given one object.
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class ErrorInfo(_Record):
+    """An error as data: the catalogue's code and words, and a traceback where there is one."""
+
+    code: str
+    what: str
+    remedy: str
+    retryable: bool
+    traceback: str = ""
+
+    def to_exception(self) -> StreamwardenError:
+        """Return it as an exception to raise."""
+        return StreamwardenError(self.code, self.what, remedy=self.remedy, retryable=self.retryable)
+
+    @classmethod
+    def of(cls, error: StreamwardenError, traceback: str = "") -> ErrorInfo:
+        """Make it of an exception."""
+        return cls(
+            code=error.code, what=error.what, remedy=error.remedy, retryable=error.retryable, traceback=traceback
+        )
+
+
+class Decided(_Record):
+    """A document that says what runs. Operations change it, and only by compare-and-swap."""
+
+    takeovers: int = Field(
+        default=0,
+        description="Grows when an operation is taken over: what its earlier performer read is then of no use to it.",
+    )
+
+
+class Desired(Decided):
+    """What the operator wants of a job."""
+
+    job: str
+    state: Literal["running", "suspended"]
+    spec: JobSpec
+    digest: str
+    profile: str
+    updated_at: datetime
+    updated_by: str
+    note: str = ""
+    operation: str | None = Field(default=None, description="The rollout that put the spec in force.")
+    went_back: bool = Field(
+        default=False,
+        description="A rollout failed and went back to it: columns that the other spec added to tables are nobody's.",
+    )
+
+
+class OutputStart(_Record):
+    """The contents of an output table that a generation starts with."""
+
+    table: str
+    version: int | None = Field(description="The table's version; None: before it existed, so empty.")
+    source: str | None = Field(default=None, description="The table whose version it is; None: this very table.")
+
+
+class CheckpointRef(Decided):
+    """Which checkpoint a job runs on.
+
+    The generation grows each time the job starts from anything but its own last commit; it is part of every sink
+    transaction id, because Delta passes over a batch id that it has seen under the same application id.
+    """
+
+    job: str
+    generation: int
+    path: str = Field(description="Relative to the root.")
+    since: datetime
+    reason: str
+    savepoint: str | None = Field(default=None, description="The savepoint that its first state came from.")
+    base_batch: int | None = Field(default=None, description="That savepoint's batch: this generation begins after it.")
+    highest: int = Field(default=0, description="The highest generation ever used: a failed one's never returns.")
+    operation: str | None = Field(default=None, description="The operation that put it in force.")
+    partitions: int | None = Field(
+        default=None, description="Its state partitions, over what the spec says; None: as the spec says."
+    )
+    fenced: bool = Field(default=False, description="Late commits of other generations are kept out of the tables.")
+    outputs: list[OutputStart] = Field(
+        default_factory=list, description="Tables that the driver puts in place before the generation's first batch."
+    )
+
+
+class Width(_Record):
+    """How wide a job runs."""
+
+    partitions: int = Field(description="State partitions.")
+    cores: int
+    memory: str
+
+
+class Parallelism(Decided):
+    """What a rescale decided, which counts over the YAML's numbers for as long as those are what they were."""
+
+    now: Width
+    over: Width = Field(description="What the YAML said when it was decided.")
+    by: str = Field(description="The operation, and who asked for it.")
+
+
+class Lease(_Record):
+    """The right to run a job."""
+
+    job: str
+    incarnation: str
+    process: ProcessRef
+    jvm: ProcessRef | None = Field(default=None, description="Its JVM, which may outlive a killed driver by a moment.")
+    epoch: int = Field(description="Grows with every holder: a fencing token.")
+    renewals: int = 0
+    acquired_at: datetime
+    expires_at: datetime
+    released: bool = False
+
+
+class Launch(_Record):
+    """A driver process was started."""
+
+    incarnation: str
+    at: datetime
+    by: str
+    reason: str
+    digest: str
+    spec: JobSpec | None = Field(
+        default=None, description="What it was launched with; the desired one may have changed live since."
+    )
+    process: ProcessRef | None = None
+
+
+class DriverState(StrEnum):
+    """What a driver says of itself."""
+
+    STARTING = "starting"
+    WAITING = "waiting"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    STOPPING = "stopping"
+
+
+class LandingState(_Record):
+    """What a job with a landing folder has yet to read, and which of its files a person should look at."""
+
+    waiting: int = Field(default=0, description="Files in plans that no batch has taken.")
+    unplanned: int = Field(default=0, description="Files found and not planned yet.")
+    told: int = Field(default=0, description="Files that a person should look at: replaced, or quarantined whole.")
+    first: list[str] = Field(default_factory=list, description="Some of them, with what is wrong, in words.")
+
+
+class Reread(_Record):
+    """Somebody asks that landed files be read once more."""
+
+    id: str
+    at: datetime
+    by: str
+    files: dict[str, int] = Field(description="Name, as `shown` writes it, to the number of the reading, from 2 on.")
+
+
+class Heartbeat(_Record):
+    """A driver's sign of life."""
+
+    incarnation: str
+    at: datetime
+    started_at: datetime
+    state: DriverState
+    reason: str = ""
+    process: ProcessRef
+    generation: int = 0
+    digest: str = ""
+    batch: int | None = Field(default=None, description="Newest committed batch.")
+    failures: int = Field(default=0, description="Failed tries in a row.")
+    idle: bool = Field(default=False, description="The source had nothing new when Spark last looked.")
+    idle_at: datetime | None = Field(default=None, description="When it last had nothing new.")
+    query_ended: bool = Field(
+        default=False, description="Its query was stopped between two batches: no other follows. Spark still ends."
+    )
+    versions: dict[str, str] = Field(
+        default_factory=dict, description="Of what writes the checkpoint: spark, delta, job, streamwarden."
+    )
+    notes: list[str] = Field(
+        default_factory=list, description="What a person should know of it, and no error: of its tables' columns."
+    )
+    metrics: str = Field(default="", description="host:port of its Prometheus endpoint; empty: it has none.")
+    landing: LandingState | None = Field(default=None, description="Of a job that reads files.")
+
+
+class OperatorProgress(_Record):
+    """The state of one stateful operator after a batch."""
+
+    id: int
+    name: str
+    rows: int = Field(description="As Spark counts them: keys of all state variables, timers and indexes left out.")
+    bytes: int = Field(description="Memory in use.")
+    metrics: dict[str, int] = Field(
+        default_factory=dict, description="What the state store says of itself, by Spark's own names; see the driver."
+    )
+
+
+class SourceProgress(_Record):
+    """How far a job is through its input."""
+
+    unit: Literal["files", "versions", "offsets"] = Field(
+        description="Landed files, commits of a Delta table with new rows, or offsets of a Kafka topic."
+    )
+    taken: int = Field(description="Taken in by the batch.")
+    finished: int | None = Field(
+        default=None,
+        description="Of versions: those read to their end by it, where a large one is read in parts; None: all taken.",
+    )
+    pending: int | None = Field(
+        description="Left after it, at the moment of its report (of Kafka: of its planning); None: can't be told."
+    )
+    cut: bool = Field(
+        default=False,
+        description="It took as much as its limit allows, and left some: the next batch begins at once.",
+    )
+    skipped: int = Field(
+        default=0, description="Commits of a Delta table that changed or deleted rows, and that it passed over whole."
+    )
+    skipped_last: str = Field(default="", description="The newest of them, in words.")
+
+
+class BatchProgress(_Record):
+    """What one batch did."""
+
+    batch: int
+    at: datetime
+    duration_ms: int
+    rows_in: int
+    rows_out: int | None = Field(
+        default=None, description="Rows written to the main table; None: unknown. A batch tried again counts anew."
+    )
+    rows_quarantined: int = 0
+    rows_duplicate: int = 0
+    rows_per_second: float = 0.0
+    watermark: datetime | None = None
+    watermark_lag_s: float | None = Field(default=None, description="Newest event time seen, less the watermark.")
+    late_rows: int = 0
+    state_rows: int = 0
+    state_bytes: int = 0
+    operators: list[OperatorProgress] = Field(default_factory=list)
+    commit_ms: int = Field(default=0, description="Time of the sink's and the offset log's commits.")
+    checkpoint_ms: int = Field(default=0, description="Of that, the offset and the commit log's.")
+    tries: int = Field(default=1, description="Tries that it took.")
+    source: SourceProgress | None = None
+
+
+class Progress(_Record):
+    """Newest batch of an incarnation, and those before it."""
+
+    incarnation: str
+    at: datetime
+    last: BatchProgress | None = None
+    recent: list[BatchProgress] = Field(default_factory=list)
+
+
+class Totals(_Record):
+    """Sums over all incarnations of a generation. A batch is added once, by its id.
+
+    A rescale reads nothing again, so its generation begins with the sums of the one before; that of a restore begins
+    with none. A driver killed between a commit and this document leaves that one batch out.
+    """
+
+    generation: int
+    through_batch: int = -1
+    batches: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    rows_quarantined: int = 0
+    rows_duplicate: int = 0
+    late_rows: int = 0
+    commits_skipped: int = Field(default=0, description="See :class:`SourceProgress`.")
+
+
+class Exit(_Record):
+    """A driver's last word."""
+
+    incarnation: str
+    at: datetime
+    outcome: Literal["stopped", "failed"]
+    error: ErrorInfo | None = None
+    batch: int | None = None
+
+
+class Request(_Record):
+    """Something that the control side asks of one incarnation."""
+
+    id: str
+    kind: Literal["stop"]
+    incarnation: str
+    at: datetime
+    by: str
+    reason: str = ""
+
+
+class RequestResult(_Record):
+    """What became of a request."""
+
+    id: str
+    at: datetime
+    outcome: Literal["done", "refused"]
+    detail: str = ""
+
+
+class Step(_Record):
+    """One step of an operation. Whoever performs it fills it in as it goes."""
+
+    model_config = ConfigDict(frozen=False)
+
+    name: str
+    started_at: datetime
+    ended_at: datetime | None = None
+    detail: str = ""
+
+
+class Operation(_Record):
+    """Something done to a job that takes several steps, such as a restore. A job has one at a time."""
+
+    id: str
+    kind: Literal["restore", "rollout", "rescale"]
+    job: str
+    by: str
+    params: dict[str, Any] = Field(description="What was asked for.")
+    plan: dict[str, Any] = Field(default_factory=dict, description="What another process needs to finish it.")
+    state: Literal["running", "done", "failed", "rolled back", "interrupted"] = "running"
+    started_at: datetime
+    ended_at: datetime | None = None
+    seen_at: datetime = Field(description="When whoever performs it was last heard of.")
+    process: ProcessRef | None = Field(description="Who performs it; None: whoever did has let go of it.")
+    steps: list[Step] = Field(default_factory=list)
+    error: ErrorInfo | None = None
+
+
+class Cancel(_Record):
+    """Somebody wants an operation to go back."""
+
+    operation: str
+    by: str
+    at: datetime
+
+
+class RuleState(_Record):
+    """A health rule whose limit is reached, as it was told."""
+
+    level: Literal["warn", "critical"]
+    worst: Literal["", "warn", "critical"] = Field(
+        default="", description="Since it was well: whoever was told of that is told of the end."
+    )
+    since: datetime
+    what: str
+
+
+class HealthChange(_Record):
+    """A rule's level changed."""
+
+    rule: str
+    before: Literal["ok", "warn", "critical"]
+    after: Literal["ok", "warn", "critical"]
+    worst: Literal["", "ok", "warn", "critical"] = Field(
+        default="", description="The worst level since the rule was last well, this change's among them."
+    )
+    what: str
+    at: datetime
+
+
+class Refused(_Record):
+    """A notifier failed, and is asked again later."""
+
+    times: int = Field(description="In a row.")
+    retry_at: datetime
+
+
+class HealthRecord(_Record):
+    """What was told of a job's health: what is not in it is well. Whoever tells it next compares with this."""
+
+    rules: dict[str, RuleState] = Field(default_factory=dict)
+    changes: list[HealthChange] = Field(default_factory=list, description="The newest ones, oldest first.")
+    unsent: dict[str, list[HealthChange]] = Field(
+        default_factory=dict, description="By notifier: changes that it has not taken yet."
+    )
+    refused: dict[str, Refused] = Field(
+        default_factory=dict, description="By notifier that failed when it was last asked: when to ask it again."
+    )
+    sending: dict[str, datetime] = Field(
+        default_factory=dict,
+        description="By notifier that is being asked: until when nobody else asks it. Whoever asked it may have died.",
+    )
+
+
+class Restart(_Record):
+    """A supervisor started a job again."""
+
+    at: datetime
+    after: str = Field(description="The incarnation that ended.")
+    reason: str
+
+
+class Decision(_Record):
+    """What a supervisor decided, and why."""
+
+    at: datetime
+    what: str
+    why: str
+
+
+class Ending(_Record):
+    """How a supervisor ends a job's run.
+
+    One that failed stays down, however old the restarts get, until somebody starts it. One that is suspended at a limit
+    is so once its driver has ended and its savepoint is there, or can't be taken. Whichever supervisor finds that
+    removes this.
+    """
+
+    incarnation: str = Field(description="The one that was the last. It says nothing of any later one.")
+    at: datetime = Field(description="When that was last decided: a suspension is, at each look, until it is done.")
+    action: Literal["fail", "suspend"] = "fail"
+    why: str
+    error: ErrorInfo = Field(description="What the job's task fails with.")
+    savepoint: bool = Field(default=False, description="Whether a savepoint goes with a suspension.")
+
+
+class Supervision(_Record):
+    """A supervisor's memory. It lives here, so that another supervisor goes on where one died."""
+
+    restarts: list[Restart] = Field(default_factory=list)
+    decisions: list[Decision] = Field(default_factory=list)
+    ending: Ending | None = None

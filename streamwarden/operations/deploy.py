@@ -1,0 +1,212 @@
+"""What an operator does with a job: deploy, stop, look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import Desired, ErrorInfo, utc_now
+from streamwarden.operations.rollout import interrupted_rollout, is_same_rollout, rollout, settle
+from streamwarden.operations.spec_diff import Change, Effect, RolloutPlan, plan
+from streamwarden.runtime.launcher import launch_driver
+from streamwarden.runtime.operation_lock import refuse_if_busy
+from streamwarden.savepoints.take import Report
+from streamwarden.store.documents import JobDocuments, dump
+from streamwarden.store.effective_spec import forget_overruled, width_of
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision.act import kill_silent, record_decision
+from streamwarden.supervision.described import is_described
+from streamwarden.supervision.driver_control import (
+    forgive,
+    request_stop,
+    wait_for,
+)
+from streamwarden.supervision.observe import Observation, Phase, observe
+from streamwarden.supervision.silence import observe_for_sure
+
+__all__ = ["Deployment", "deploy_job", "unknown"]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a deploy did.
+
+    Parameters
+    ----------
+    job
+        The job.
+    incarnation
+        The driver that runs it.
+    launched
+        False if one ran already and was left alone: with this very spec, or with one that differs in nothing that a
+        driver reads.
+    effect
+        What the changes of the YAML asked for.
+    changes
+        What the YAML had changed.
+    operation
+        The rollout that did it; None where there was nothing running to roll out over.
+    """
+
+    job: str
+    incarnation: str
+    launched: bool
+    effect: Effect = Effect.NONE
+    changes: tuple[Change, ...] = ()
+    operation: str | None = None
+
+
+def deploy_job(
+    workspace: Workspace,
+    job: str,
+    *,
+    by: str,
+    note: str = "",
+    stop_timeout: float = 300,
+    health_timeout: float = 300,
+    report: Report | None = None,
+) -> Deployment:
+    """Make a job run as its YAML says now.
+
+    A driver that does so already is left alone, also where only such fields have changed as it doesn't read. Another
+    change of a running job is a rollout, which waits for the health of the new driver and goes back if that does not
+    come: see :mod:`~streamwarden.operations.rollout`. One that the checkpoint stands against is refused, whether the
+    job runs or not. A job that is down is started, and gets a fresh restart budget; then this neither takes a
+    savepoint nor waits until the new driver runs: see :func:`~streamwarden.supervision.driver_control.wait_for`.
+
+    A rollout whose process died is gone on with if this is the same call; if it is another, it is brought to its end
+    first.
+
+    Parameters
+    ----------
+    workspace
+        Where.
+    job
+        The job's name.
+    by, note
+        Who and why, for the record.
+    stop_timeout
+        Seconds that a driver with another spec may take to stop.
+    health_timeout
+        Seconds until a rolled-out job that commits no batch counts as unhealthy.
+    report
+        Told how far a rollout is.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``JOB_MODULE_INVALID``, ``OPERATION_RUNNING``, ``ROLLOUT_REFUSED``: nothing
+        was touched. ``STOP_TIMED_OUT``; and what :func:`~streamwarden.operations.rollout.rollout` raises.
+    """
+    planned, written = plan(workspace, job), width_of(workspace.job(job))
+    if observe(workspace, job).phase is Phase.SILENT:
+        # For a moment, as after an outage: then it is left alone like any other that runs.
+        observe_for_sure(workspace, job)
+        planned = plan(workspace, job)
+    refuse_if_busy(workspace, job)
+    planned.refuse()
+    left = interrupted_rollout(workspace, job)
+    ours = left is not None and is_same_rollout(left, planned.wanted, by=by, reason=note)
+    if left is not None and not ours:
+        settle(workspace, left, health_timeout=health_timeout, report=report)
+        planned, written = plan(workspace, job), width_of(workspace.job(job))
+        planned.refuse()
+    documents = JobDocuments(workspace.storage, job)
+    seen = observe(workspace, job)
+    stopping = seen.phase.alive and _stops(documents, seen)
+    # One that was interrupted has stopped the job, or changed it, and there is something to go back to. So there is of
+    # a job that is to run and whose driver stops for an operation that did not wait for it to the end.
+    wanted = seen.desired is not None and seen.desired.state == "running"
+    guarded = left is not None or (
+        seen.phase.alive and (not stopping or (wanted and planned.effect.rank > Effect.LIVE.rank))
+    )
+    if not ours and seen.phase.alive and not stopping and planned.effect.rank <= Effect.LIVE.rank:
+        assert seen.incarnation is not None
+        if planned.changes or seen.desired is None:
+            documents.desired.write(_desired(workspace, planned, seen.desired, by=by, note=note))
+        if planned.changes:
+            record_decision(workspace, job, "live change", planned.fields)
+        forget_overruled(workspace, job, written)
+        return Deployment(job, seen.incarnation, False, planned.effect, planned.changes)
+    if guarded and planned.deployed is not None:
+        done = rollout(
+            workspace,
+            planned,
+            by=by,
+            reason=note,
+            stop_timeout=stop_timeout,
+            health_timeout=health_timeout,
+            report=report,
+        )
+        forget_overruled(workspace, job, written)
+        incarnation = observe(workspace, job).incarnation
+        assert incarnation is not None
+        return Deployment(job, incarnation, True, planned.effect, planned.changes, done.id)
+    incarnation = _start_anew(workspace, planned, seen, by=by, note=note, stop_timeout=stop_timeout)
+    forget_overruled(workspace, job, written)
+    return Deployment(job, incarnation, True, planned.effect, planned.changes)
+
+
+def _start_anew(
+    workspace: Workspace, planned: RolloutPlan, seen: Observation, *, by: str, note: str, stop_timeout: float
+) -> str:
+    """Start a job that is down, or was asked to stop already, and return its driver."""
+    job = planned.job
+    desired = _desired(workspace, planned, seen.desired, by=by, note=note)
+    # Before the old driver ends: a supervisor that sees it end, and restarts the job, then starts it with this spec.
+    JobDocuments(workspace.storage, job).desired.write(desired)
+    forgive(workspace, job, why=note or by)
+    if seen.phase.alive:
+        old = seen.incarnation
+        request_stop(workspace, job, by=by, reason="deployed anew", incarnation=old)
+        seen = wait_for(
+            workspace,
+            job,
+            lambda now: now.incarnation != old or not now.phase.alive,
+            timeout=stop_timeout,
+            what="the old driver to stop",
+            code="STOP_TIMED_OUT",
+        )
+        if seen.phase.alive and seen.incarnation is not None and seen.launch and seen.launch.digest == desired.digest:
+            return seen.incarnation
+    kill_silent(seen)
+    return launch_driver(workspace, desired, by=by, reason=note or "deploy")
+
+
+def _desired(workspace: Workspace, planned: RolloutPlan, was: Desired | None, *, by: str, note: str) -> Desired:
+    return Desired(
+        # By it an operation that was interrupted knows that it has switched, whatever is deployed since.
+        operation=was.operation if was is not None else None,
+        job=planned.job,
+        state="running",
+        spec=planned.wanted,
+        digest=planned.wanted.digest(),
+        profile=workspace.profile.name,
+        updated_at=utc_now(),
+        updated_by=by,
+        note=note,
+    )
+
+
+def unknown(workspace: Workspace, job: str, error: StreamwardenError) -> dict[str, Any]:
+    """Return :func:`status` of a job of which a document can't be read: the error, and nothing of all else."""
+    nothing = dict.fromkeys(("desired", "since", "health", "incarnation", "pid", "metrics", "checkpoint", "batch"))
+    nothing |= dict.fromkeys(("progress", "totals", "diagnosis", "operation", "changed", "logs"))
+    lists: dict[str, list[Any]] = {name: [] for name in ("findings", "restarts", "decisions", "notes")}
+    found = {
+        "job": job,
+        "described": is_described(workspace, job),
+        "phase": "unknown",
+        "reason": error.what.splitlines()[0],
+        "error": dump(ErrorInfo.of(error)),
+    }
+    return {**nothing, **lists, **found}
+
+
+def _stops(documents: JobDocuments, seen: Observation) -> bool:
+    # One of a suspended job ends by itself, or is asked to by a supervisor, at any moment.
+    if seen.phase is Phase.STOPPING or (seen.desired is not None and seen.desired.state == "suspended"):
+        return True
+    # Asked already, but not yet aware of it, or done with it since it was observed: not a driver to leave alone.
+    return seen.incarnation is not None and any(r.kind == "stop" for r in documents.requests(seen.incarnation))

@@ -1,0 +1,209 @@
+"""Mending a job's damaged control documents: what is derived is made anew, what decides is restored from what is known.
+
+A document that can't be read is, as a rule, one of 0 bytes: a disk was full, or the machine lost its power. Nothing is
+guessed at: where what is left does not say what was in force, the repair is refused, and says what is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ValidationError
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.savepoint import Manifest, Record
+from streamwarden.model.status import (
+    Cancel,
+    CheckpointRef,
+    Desired,
+    Exit,
+    HealthRecord,
+    Heartbeat,
+    Launch,
+    Lease,
+    Operation,
+    Parallelism,
+    Progress,
+    Request,
+    RequestResult,
+    Reread,
+    Supervision,
+    Totals,
+    utc_now,
+)
+from streamwarden.operations.restored import Restored
+from streamwarden.runtime.operation_lock import refuse_if_busy
+from streamwarden.savepoints import catalog
+from streamwarden.storage import Conflict
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision.claim import Claim
+
+__all__ = ["Mend", "repair"]
+
+_DECIDES: dict[str, type[BaseModel]] = {
+    "desired.json": Desired,
+    "operation.json": Operation,
+    "checkpoint.json": CheckpointRef,
+    "parallelism.json": Parallelism,
+    "lease.json": Lease,
+}
+"""In the order in which they are restored: each from those before it, too."""
+
+_DERIVED: dict[str, type[BaseModel]] = {
+    r"supervision\.json": Supervision,
+    r"supervisor\.json": Claim,
+    r"health\.json": HealthRecord,
+    r"cancel\.json": Cancel,
+    r"totals/[^/]+": Totals,
+    r"operations/[^/]+": Operation,
+    r"savepoints/[^/]+": Record,
+    r"rereads/[^/]+": Reread,
+    r"requests/[^/]+/[^/]+": Request,
+    r"results/[^/]+": RequestResult,
+    r"incarnations/[^/]+/launch\.json": Launch,
+    r"incarnations/[^/]+/heartbeat\.json": Heartbeat,
+    r"incarnations/[^/]+/progress\.json": Progress,
+    r"incarnations/[^/]+/exit\.json": Exit,
+}
+"""By the name below the job's folder."""
+
+
+@dataclass(frozen=True)
+class Mend:
+    """A damaged document, and what becomes of it.
+
+    Parameters
+    ----------
+    document
+        Its key.
+    how
+        In words.
+    done
+        Whether it was done.
+    """
+
+    document: str
+    how: str
+    done: bool = False
+
+
+def repair(workspace: Workspace, job: str, *, by: str, dry_run: bool = False) -> list[Mend]:
+    """Mend every damaged document of a job, and return what was done; changes nothing where none is damaged.
+
+    Parameters
+    ----------
+    by
+        Who asks for it.
+    dry_run
+        Say what would be done only.
+
+    Raises
+    ------
+    StreamwardenError
+        ``LEASE_HELD`` or ``OPERATION_RUNNING`` while somebody works with a document that decides;
+        ``REPAIR_IMPOSSIBLE`` where nothing says what was in force. Nothing is changed then.
+    """
+    planned = _Repair(workspace, job, by).plan()
+    for _, _, do in planned if not dry_run else ():
+        do()
+    return [Mend(key, how, done=not dry_run) for key, how, _ in planned]
+
+
+class _Repair:
+    def __init__(self, workspace: Workspace, job: str, by: str) -> None:
+        self._workspace = workspace
+        self._storage = workspace.storage
+        self._documents = JobDocuments(workspace.storage, job)
+        self._job = job
+        self._by = by
+        self._restored = Restored(workspace, job, by)
+
+    def plan(self) -> list[tuple[str, str, Callable[[], None]]]:
+        """Return each damaged document's key, how it is mended in words, and what does it."""
+        base = f"{self._documents.base}/"
+        names = [key.removeprefix(base) for key in self._storage.list(self._documents.base)]
+        mends = [self._derived(name) for name in names if self._is_damaged(f"{base}{name}", _derived_model(name))]
+        for savepoint in self._workspace.files.folders(f"savepoints/{self._job}"):
+            key = f"savepoints/{self._job}/{savepoint}/manifest.json"
+            if self._is_damaged(key, Manifest):
+                mends.append((key, "removed with its savepoint: nothing says what that was", self._dropper(savepoint)))
+        known = self._restored
+        restore: dict[str, Callable[[], tuple[BaseModel | None, str]]] = {
+            "desired.json": known.desired,
+            "operation.json": known.operation,
+            "checkpoint.json": known.checkpoint,
+            "parallelism.json": known.parallelism,
+            "lease.json": known.lease,
+        }
+        damaged = [name for name, model in _DECIDES.items() if self._is_damaged(f"{base}{name}", model)]
+        if set(damaged) - {"desired.json"}:
+            self._refuse_while_it_runs(damaged)
+        for name in damaged:
+            value, how = restore[name]()
+            mends.append((f"{base}{name}", how, self._writer(f"{base}{name}", value)))
+        return mends
+
+    def _is_damaged(self, key: str, model: type[BaseModel] | None) -> bool:
+        entry = self._storage.read(key) if model is not None else None
+        if entry is None or model is None:
+            return False
+        try:
+            model.model_validate_json(entry.data)
+        except ValidationError:
+            return True
+        return False
+
+    def _writer(self, key: str, value: BaseModel | None) -> Callable[[], None]:
+        damaged = self._storage.read(key)
+
+        def write() -> None:
+            now = self._storage.read(key)
+            if damaged is None or now is None or now.etag != damaged.etag:
+                # Somebody has written it since.
+                return
+            if value is None:
+                self._storage.delete(key)
+                return
+            with suppress(Conflict):
+                self._storage.replace(key, value.model_dump_json(indent=1).encode(), damaged.etag)
+
+        return write
+
+    def _dropper(self, savepoint: str) -> Callable[[], None]:
+        return lambda: catalog.drop(self._workspace, self._job, savepoint)
+
+    def _refuse_while_it_runs(self, damaged: list[str]) -> None:
+        if "operation.json" not in damaged:
+            refuse_if_busy(self._workspace, self._job)
+        living = self._restored.living()
+        if living is not None:
+            remedy = f"Stop it (`streamwarden stop {self._job}`); where that fails, end process {living.pid} on"
+            raise StreamwardenError(
+                "LEASE_HELD",
+                f"{self._job}: its driver lives, process {living.pid} on {living.host}",
+                remedy=f"{remedy} {living.host}: its next start finishes its batch. Then repair again.",
+            )
+
+    def _derived(self, name: str) -> tuple[str, str, Callable[[], None]]:
+        key = f"{self._documents.base}/{name}"
+        launch = re.fullmatch(r"incarnations/([^/]+)/launch\.json", name)
+        if launch is not None:
+            # It stands for the incarnation: without it a newer one would be taken for an older.
+            anew = Launch(incarnation=launch[1], at=utc_now(), by=self._by, reason="repaired", digest="")
+            return key, "made anew, without what it was launched with", self._writer(key, anew)
+        if name.startswith("savepoints/"):
+            there = {one.manifest.id: one.record for one in catalog.savepoints(self._workspace, self._job)}
+            record = there.get(name.removeprefix("savepoints/").removesuffix(".json"))
+            if record is not None:
+                how = f"made anew from its manifest, unverified, with the label {record.label!r} in place of its own"
+                return key, how, self._writer(key, record)
+        return key, "removed: made anew when it is needed", self._writer(key, None)
+
+
+def _derived_model(name: str) -> type[BaseModel] | None:
+    """Return what a derived document holds, by its name below the job's folder; None for one that is not derived."""
+    return next((model for pattern, model in _DERIVED.items() if re.fullmatch(pattern, name)), None)

@@ -1,0 +1,582 @@
+"""Changing a running job's parallelism, keeping its state, and going back if it is not healthy."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any, Literal
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.savepoint import Manifest, Origin
+from streamwarden.model.status import Cancel, CheckpointRef, ErrorInfo, Operation, Parallelism, Step, Width, utc_now
+from streamwarden.operations.output_rollback import with_pending
+from streamwarden.operations.rescale_plan import RescalePlan, plan_rescale
+from streamwarden.operations.rescale_rollback import told
+from streamwarden.operations.rescale_verify import ENOUGH, START, RescaleVerdict
+from streamwarden.operations.state_copy import StateCopy
+from streamwarden.operations.workflow import is_anothers, is_passing, stopped_since
+from streamwarden.runtime.operation_lock import begin
+from streamwarden.runtime.spare import Standby, standby
+from streamwarden.savepoints.compatibility import readers_of
+from streamwarden.savepoints.take import Report
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.effective_spec import widened
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.backlog import pending
+from streamwarden.supervision.observe import Observation, Phase, observe
+
+__all__ = ["OnTimeout", "Way", "cancel", "rescale"]
+
+_log = logging.getLogger(__name__)
+
+OnTimeout = Literal["roll back", "hold"]
+"""What becomes of a job that is not healthy in time: back to what ran before, or left as it is for a person to see."""
+
+Way = Literal["fast", "plain"]
+"""How the state is repartitioned: while the job runs on, or after it was stopped."""
+
+
+_HEALTH_S = 300.0
+"""How long the new driver may take to be healthy, at least: a first batch may be as large as its limits allow."""
+
+
+def rescale(
+    workspace: Workspace,
+    job: str,
+    *,
+    partitions: int | None = None,
+    cores: int | None = None,
+    memory: str | None = None,
+    on_timeout: OnTimeout = "roll back",
+    way: Way = "fast",
+    by: str,
+    reason: str = "",
+    approved_by: str = "",
+    approved: str = "",
+    stop_timeout: float = 300,
+    health_timeout: float | None = None,
+    report: Report | None = None,
+) -> Operation:
+    """Change how many state partitions, cores or how much memory a job has.
+
+    Looks first, while the job runs, whether it can, and starts the new driver's JVM beside it. A pre-rescale savepoint
+    is taken, a copy of it is repartitioned under a new generation, its state is proved to be the same, the old driver
+    stops between batches, the new one takes over, and its health is waited for: batches are committed, the backlog is
+    no larger than it was at the stop, and no health rule is critical that was not before. If that does not come, the
+    job goes back to the untouched checkpoint, as wide as it was. Without another number of partitions nothing is
+    copied: the new driver goes on where the old one stopped.
+
+    Every step is on record in the operation's document. A rescale whose process died goes on when it is called again
+    with the same arguments, and ends in the new or in the old state. It can be cancelled until the new driver starts.
+
+    Does not write the YAML. What it decides is kept beside, and counts until somebody changes the same field there.
+
+    Parameters
+    ----------
+    partitions
+        State partitions; None leaves them.
+    cores
+        Cores, as ``resources.cores``; None leaves them.
+    memory
+        JVM heap, as ``resources.memory``; None leaves it.
+    on_timeout
+        For a job that runs without a failure and is only not caught up in time. One that fails always goes back.
+    way
+        ``fast`` repartitions a copy of a savepoint while the job runs on, and lets the copy follow the job, batch for
+        batch, before the job is stopped; ``plain`` stops it first, as ``fast`` does where the copy can't keep up, and
+        on a cluster. Both end with the same state. Without another number of partitions, or of a job that does not
+        run, they are the same.
+    by, reason
+        Who and why.
+    approved_by
+        Who was asked beforehand and has approved it; empty if nobody was. Only kept.
+    approved
+        What they have approved, as :attr:`~.rescale_plan.RescalePlan.words`: a rescale that would change anything else
+        by now is refused. Empty if nobody was asked.
+    stop_timeout
+        Seconds.
+    health_timeout
+        Seconds; None: 300, or three of the job's trigger intervals if those are longer, since a verdict takes up to
+        three batches.
+    report
+        Told how far it is.
+
+    Raises
+    ------
+    StreamwardenError
+        Before anything was touched: ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``OPERATION_RUNNING``, or one of
+        ``RESCALE_…`` for the first thing that does not fit; ``OPERATION_UNFINISHED`` while another rescale is half way.
+        After the job went on as before: ``STOP_TIMED_OUT``, ``SAVEPOINT_…``, ``RESCALE_STATE_DIFFERS``,
+        ``RESCALE_FAILED``, ``OPERATION_CANCELLED``, ``RESCALE_UNHEALTHY``. Half way, to be gone on with:
+        ``S3_UNREACHABLE``, ``S3_THROTTLED``.
+    """
+    params: dict[str, Any] = {"partitions": partitions, "cores": cores, "memory": memory, "on_timeout": on_timeout}
+    params |= {"way": way, "reason": reason}
+    with begin(workspace, job, "rescale", by=by, params=params) as handle:
+        if health_timeout is None:
+            health_timeout = _time_for_health(workspace, job)
+        # Not among the params: with other ones it is the same rescale, and a resumed one goes by those it was given.
+        handle.plan(stop_timeout=stop_timeout, health_timeout=health_timeout)
+        if approved_by:
+            handle.plan(approved_by=approved_by)
+        if approved:
+            handle.plan(approved=approved)
+        work = _Rescale(workspace, handle, stop_timeout, health_timeout, report)
+        with work.failure_on_record():
+            return work.run()
+
+
+def _time_for_health(workspace: Workspace, job: str) -> float:
+    desired = JobDocuments(workspace.storage, job).desired.read()
+    # Of a job that was never deployed the precheck says so.
+    interval = desired.spec.trigger.interval.total_seconds() if desired is not None else 0.0
+    return max(_HEALTH_S, ENOUGH * interval)
+
+
+def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
+    """Ask a job's rescale to go back; it does so before its next step, and one whose process died when it is resumed.
+
+    Once its new driver starts, its health decides.
+
+    Raises
+    ------
+    StreamwardenError
+        ``OPERATION_NONE`` if no rescale works on the job, nor waits to be resumed; ``OPERATION_TOO_LATE`` if its new
+        driver was started.
+    """
+    found = JobDocuments(workspace.storage, job).operation.read()
+    if found is None or found.kind != "rescale" or found.state != "running":
+        raise StreamwardenError("OPERATION_NONE", f"{job}: no rescale works on it")
+    if any(step.name == START for step in found.steps):
+        raise StreamwardenError("OPERATION_TOO_LATE", f"{job}: rescale {found.id}, at {found.steps[-1].name}")
+    documents = JobDocuments(workspace.storage, job)
+    documents.cancel.write(Cancel(operation=found.id, by=by, at=utc_now()))
+    # The rescale writes that it starts before it looks for this: either it has seen it, or we see that here.
+    found = documents.operation.read() or found
+    if any(step.name == START for step in found.steps):
+        what = f"{job}: rescale {found.id}, at {found.steps[-1].name}; it may have heeded this at the last moment"
+        raise StreamwardenError("OPERATION_TOO_LATE", what)
+    return found
+
+
+class _Rescale(RescaleVerdict):
+    def run(self) -> Operation:
+        failure = self._plan.get("failure")
+        if failure is not None:
+            self._roll_back(ErrorInfo.model_validate(failure).to_exception())
+        if self._switched():
+            overtaken = self._overtaken()
+            if overtaken is not None:
+                self._roll_back(overtaken)
+            self._put_in_force()
+            return self._start_and_judge()
+        try:
+            # Whether it is to go on at all comes before whether it can.
+            self._heed()
+            self._heed_stop()
+            self._finish_stop()
+            self._await_started()
+            planned = self._precheck()
+        except Exception as error:
+            self._go_on(error)
+            raise
+        # Its JVM starts while the job still runs, works on the state, and is the job's in the end.
+        # The fast way works on state while the job runs, and needs no rehearsal of that.
+        state = planned.repartitions and self._way == "plain"
+        with standby(self._workspace, widened(self._desired_before.spec, planned.to), state=state) as spare:
+            self._prepare_and_switch(planned, spare)
+            return self._start_and_judge(spare)
+
+    def _overtaken(self) -> StreamwardenError | None:
+        """Tell what was done since a killed try has switched, so that this one must not go on, but back."""
+        stopped, current = stopped_since(self._documents), self._documents.checkpoint.read()
+        assert current is not None
+        after = self._plan.get("after")
+        if stopped is not None or not after or current.generation == after["generation"]:
+            return stopped
+        # Its last write is missing: on the checkpoint that is in force yet, a supervisor may have let the job run on.
+        stands = CheckpointReader(self._workspace.storage, current.path).last_offset()
+        if stands == self._plan.get("stands") and not observe(self._workspace, self._job).phase.alive:
+            return None
+        what = f"{self._job}: the rescale was killed in the midst of its switch, and the job has run on since"
+        return StreamwardenError("OPERATION_INTERRUPTED", what)
+
+    def _heed_stop(self) -> None:
+        """Raise if somebody has stopped the job since a killed try looked at it: going on would start it."""
+        if self._plan.get("desired") is not None and self._desired_before.state == "running":
+            error = stopped_since(self._documents)
+            if error is not None:
+                raise error
+
+    def _await_started(self) -> None:
+        """Wait for a driver that a supervisor has just started after a killed try's stop: it is not unhealthy."""
+        if self.handle.resumed:
+            with suppress(StreamwardenError):
+                driver_control.wait_for(
+                    self._workspace,
+                    self._job,
+                    lambda seen: seen.phase is not Phase.STARTING,
+                    timeout=self._health_timeout,
+                    what="the driver to run",
+                )
+
+    def _finish_stop(self) -> None:
+        """Wait for the end of a stop that a killed try has asked for: a job that stops would count as not healthy."""
+        if self._stopping and self._is_stopping(observe(self._workspace, self._job)):
+            with self.handle.step("stop") as step:
+                self._stop_driver(step)
+
+    def _is_stopping(self, seen: Observation) -> bool:
+        """Tell whether the driver stops, or will as soon as it finds what it was asked."""
+        if not seen.phase.alive or seen.incarnation is None:
+            return False
+        return seen.phase is Phase.STOPPING or any(
+            one.kind == "stop" for one in self._documents.open_requests(seen.incarnation)
+        )
+
+    def _precheck(self) -> RescalePlan:
+        with self.handle.step("precheck") as step:
+            planned = plan_rescale(self._workspace, self._job, operation=self.handle.id, **self._target())
+            approved = self._plan.get("approved", planned.words)
+            if planned.words != approved:
+                what = f"{self._job}: {planned.words}, and {approved} was approved"
+                raise StreamwardenError("RESCALE_NOT_AS_APPROVED", what)
+            seen = observe(self._workspace, self._job)
+            self._keep_way_back(seen, planned)
+            step.detail = planned.words
+            plain = self._plain_because() if planned.repartitions else ""
+            self.handle.plan(plain=plain)
+            if plain:
+                step.detail += f"; the plain way: {plain}"
+            return planned
+
+    def _prepare_and_switch(self, planned: RescalePlan, spare: Standby) -> None:
+        self._runs_on = observe(self._workspace, self._job).phase.alive
+        try:
+            with self._step("start Spark"):
+                spare.await_ready(self._heed)
+            copy = None
+            if planned.repartitions and self._way == "fast" and observe(self._workspace, self._job).phase.alive:
+                copy = self._prepare_ahead(planned, spare)
+            if copy is None:
+                self._stop(between=planned.repartitions)
+                if planned.repartitions:
+                    copy = self._copy(planned, spare, self._save())
+                else:
+                    self._save_if_any()
+            self._switch(planned, copy)
+        except BaseException as error:
+            # Ctrl-C, too: the job may be stopped.
+            self._go_on(error)
+            raise
+
+    def _plain_because(self) -> str:
+        """Say why the job is stopped first, though it was asked for the fast way; empty: it is not."""
+        # What was asked for, and not the way that an earlier try has taken: it would be forgotten by the next one.
+        if self._asked_way != "fast":
+            return ""
+        if self._workspace.profile.on_cluster:
+            # The driver that stands by is an application of its own; without a slot its first digest waits for an hour.
+            return "on a cluster its Spark may get no slots before the job has given back its own"
+        bound = self._bound_tables()
+        return f"{', '.join(bound)} can't be put back, should a replayed copy differ" if bound else ""
+
+    def _bound_tables(self) -> list[str]:
+        """Return the tables that could not be put back.
+
+        Other jobs read them, and rows are appended to them, or they are to be put back; or a restore is to leave them
+        as they are. Those of an upsert are written over, as a rule.
+
+        What was replayed is proved only once the job has committed a batch on it, so it must be possible to go back
+        from there.
+        """
+        sinks = self._desired_before.spec.sinks
+        read = readers_of(
+            self._workspace, [one.table for one in sinks if one.mode == "append" or one.rewinds], but=self._job
+        )
+        left = [one.table for one in sinks if one.mode == "append" and one.on_restore == "leave"]
+        return sorted({*read, *left})
+
+    def _target(self) -> dict[str, Any]:
+        return {name: self.handle.operation.params[name] for name in ("partitions", "cores", "memory")}
+
+    def _keep_way_back(self, seen: Observation, planned: RescalePlan) -> None:
+        # What it takes to go back, kept before there is anything to go back from.
+        assert seen.desired is not None
+        before, parallelism = self._documents.checkpoint.read(), self._documents.parallelism.read()
+        assert before is not None
+        last = seen.progress.last if seen.progress else None
+        self.handle.plan(
+            desired=seen.desired.model_dump(mode="json"),
+            before=before.model_dump(mode="json"),
+            parallelism=parallelism.model_dump(mode="json") if parallelism else None,
+            was=planned.was.model_dump(mode="json"),
+            over=planned.written.model_dump(mode="json"),
+            to=planned.to.model_dump(mode="json"),
+            critical=[one.rule for one in self._findings(seen)],
+            backlog=self._plan.get("backlog", pending(last)),
+            # Of a copy that a killed try has made, and this one does not use; and of its switch, which never came.
+            proof=None,
+            width=None,
+            back_base=None,
+        )
+
+    def _prepare_ahead(self, planned: RescalePlan, spare: Standby) -> StateCopy | None:
+        """Repartition a copy while the job runs on, let it follow, and stop the job only then.
+
+        Return None, with the job running, if it is too fast for a savepoint, or its copy does not catch up with it.
+        """
+        made = self._save_hot()
+        if made is None:
+            return None
+        copy = self._copy(planned, spare, made)
+        with self._step("follow") as step:
+            first = copy.batch
+            pays = copy.follow()
+            step.detail = f"batches {first + 1} to {copy.batch}, {copy.behind} behind"
+            if not pays:
+                step.detail += ": the job is faster than its copy, and is stopped first"
+                return None
+        self._stop(between=True)
+        with self._step("follow to the end") as step:
+            first = copy.batch
+            ahead = copy.follow_to_end(self._desired_before.spec.trigger.interval.total_seconds())
+            step.detail = f"batches {first + 1} to {copy.batch}{', by the new query' if ahead else ''}"
+        proof = copy.proof()
+        self.handle.plan(proof={name: asdict(state) for name, state in proof.items()} if proof else None)
+        return copy
+
+    def _stop(self, *, between: bool) -> None:
+        # From here on its end is wanted.
+        self._runs_on = False
+        self.handle.plan(stopping=True)
+        with self._step("stop") as step:
+            # What is left for the state to be moved is done while the driver ends Spark.
+            self._stop_driver(step, query_only=True)
+            # Also for a way back from what is done until the driver has gone.
+            self._note_stop(observe(self._workspace, self._job))
+            if between:
+                self._check_between()
+
+    def _await_stop(self) -> None:
+        """Wait until the driver has gone, with its lease, and keep where it stopped: all is written by now."""
+        self._note_stop(driver_control.await_stop(self._workspace, self._job, self._stop_timeout))
+
+    def _note_stop(self, seen: Observation) -> None:
+        last = seen.progress.last if seen.progress else None
+        idle_at = seen.heartbeat.idle_at if seen.heartbeat else None
+        # An idle job is missed from its stop on.
+        at = max((one for one in (last.at if last else None, idle_at) if one is not None), default=None)
+        self.handle.plan(stopped_at=at.isoformat() if at else None, backlog=pending(last))
+
+    def _check_between(self) -> None:
+        """Refuse another generation behind a driver that died in the midst of a batch: under its own it is done once.
+
+        Its tables may have the batch already, and under another generation they would take it once more.
+        """
+        current = self._documents.checkpoint.read()
+        assert current is not None
+        reader = CheckpointReader(self._workspace.storage, current.path)
+        begun, done = reader.last_offset(), reader.last_commit()
+        if begun != done:
+            what = f"{self._job}: its driver ended in the midst of batch {begun}"
+            remedy = "Let the job run until it has finished the batch, and rescale it then."
+            raise StreamwardenError("RESCALE_NOT_HEALTHY", what, remedy=remedy)
+
+    def _save(self) -> Manifest:
+        with self._step("pre-rescale savepoint") as step:
+            return self._saved(step)
+
+    def _save_hot(self) -> Manifest | None:
+        """Take it of the job that runs on; None if Spark removes files faster than they are copied."""
+        with self._step("pre-rescale savepoint") as step:
+            try:
+                return self._saved(step)
+            except StreamwardenError as error:
+                if error.code != "SAVEPOINT_OUTRUN":
+                    raise
+                step.detail = f"{error.code}: the job is faster than its savepoint, and is stopped first"
+                return None
+
+    def _saved(self, step: Step) -> Manifest:
+        made = self._take_and_hold(Origin.PRE_RESCALE)
+        self.handle.plan(state_rows=made.state_rows)
+        step.detail = f"{made.id} at batch {made.batch}"
+        return made
+
+    def _save_if_any(self) -> None:
+        """Take the savepoint of a job that needs none to start from: it may have committed no batch yet."""
+        try:
+            self._save()
+        except StreamwardenError as error:
+            if error.code != "SAVEPOINT_NOTHING":
+                raise
+            self.handle.plan(savepoint=None)
+
+    def _copy(self, planned: RescalePlan, spare: Standby, made: Manifest) -> StateCopy:
+        copy = StateCopy(
+            self._workspace,
+            self._job,
+            self.handle.id,
+            made,
+            was=planned.was.partitions,
+            partitions=planned.to.partitions,
+            generation=self._next_generation,
+            check=self.handle.check,
+            spare=spare,
+            step=self._step,
+            heed=self._heed,
+            say=self._say,
+            report=self._report,
+        )
+        if self._plan.get("state_rows") is None:
+            # The driver ended before it had told of its last batch.
+            self.handle.plan(state_rows=copy.rows)
+        return copy
+
+    def _check_copy(self, copy: StateCopy) -> None:
+        """Refuse a copy that does not stand where the job stands: what it lacks would be computed, and written, twice.
+
+        A driver that could not be heard may have gone on after its end was seen.
+        """
+        self._check_between()
+        if copy.behind:
+            what = f"{self._job}: its driver has committed {copy.behind} batches more while it was to stop"
+            raise StreamwardenError("RESCALE_NOT_HEALTHY", what, remedy="Rescale it again.")
+
+    def _switch(self, planned: RescalePlan, copy: StateCopy | None) -> None:
+        with self._step("switch") as step:
+            self._await_stop()
+            self._heed()
+            if copy is not None:
+                self._check_copy(copy)
+            reference = copy.reference if copy is not None else None
+            before = self._desired_before
+            spec = widened(before.spec, planned.to)
+            current = self._documents.checkpoint.read()
+            assert current is not None
+            base = (
+                reference.base_batch
+                if reference is not None
+                else CheckpointReader(self._workspace.storage, current.path).last_commit()
+            )
+            after = None
+            if reference is not None:
+                # The tables that the old checkpoint's driver never put back are the new one's to put back.
+                outputs = with_pending(reference.outputs, current)
+                after = reference.model_copy(update={"partitions": planned.to.partitions, "outputs": outputs})
+            # Over what the YAML said when it was looked at: who has edited it since has the last word.
+            width = Parallelism(now=planned.to, over=Width.model_validate(self._plan["over"]), by=self._by)
+            self.handle.plan(
+                width=width.model_dump(mode="json"),
+                base=base,
+                generation=(after or current).generation,
+                after=after.model_dump(mode="json") if after else None,
+                stands=CheckpointReader(self._workspace.storage, current.path).last_offset(),
+            )
+            if after is not None:
+                # With its number of partitions, which counts over the spec's: so the driver meets what fits, whichever
+                # of the following writes is the last one before a crash.
+                was = current.model_copy(update={"partitions": planned.was.partitions})
+                self._decide(self._documents.checkpoint, was)
+            driver_control.forgive(self._workspace, self._job, why=planned.words)
+            self._decide(
+                self._documents.desired,
+                before.model_copy(
+                    update={
+                        "state": "running",
+                        "spec": spec,
+                        "digest": spec.digest(),
+                        "updated_at": utc_now(),
+                        "updated_by": self._by,
+                        "note": self._reason or planned.words,
+                        "operation": self.handle.id,
+                    }
+                ),
+            )
+            self._put_in_force()
+            step.detail = planned.words
+
+    def _put_in_force(self) -> None:
+        # After the desired state: of a switch that was cut off before that, a deploy shall see nothing.
+        self._decide(self._documents.parallelism, Parallelism.model_validate(self._plan["width"]))
+        if not self._plan.get("after"):
+            return
+        after, current = CheckpointRef.model_validate(self._plan["after"]), self._documents.checkpoint.read()
+        if current is None or current.generation != after.generation:
+            if current is not None:
+                self._count_on(current.generation, after.generation)
+            self._decide(self._documents.checkpoint, after)
+
+    def _count_on(self, old: int, new: int) -> None:
+        """Let a generation begin with the sums of the one before: nothing is read again."""
+        totals = self._documents.totals(old).read()
+        if totals is not None:
+            # Over those of a try that was given up: its generation was never in force, and its sums are older.
+            self._documents.totals(new).write(totals.model_copy(update={"generation": new}))
+
+    def _go_on(self, error: BaseException) -> None:
+        """Start the job as it was, after what failed before the switch; go back, after what failed in its midst."""
+        if (self._half_way and is_passing(error)) or is_anothers(error):
+            # Somebody else performs it now, or is to go on with it.
+            return
+        # Asked only where it may be: an outage of the store now must not hide why it failed.
+        if self._half_way and self._switched():
+            if isinstance(error, (OSError, StreamwardenError)):
+                # Half of the switch is done, or all of it, and its answer was lost.
+                self._roll_back(told(error))
+            # Ended from outside, and killed in seconds: gone on with by whoever repeats it.
+            return
+        # What goes wrong from here on must not hide why it failed.
+        with self._noted("is not started again"):
+            self._start_before(error)
+        with self._noted("keeps its savepoint in use"):
+            self._release()
+
+    def _start_before(self, error: BaseException) -> None:
+        """Start the job again, if it was asked to stop, and wait for its health."""
+        seen = observe(self._workspace, self._job)
+        # What is wanted of the job now: nothing was decided yet, and others may have, since a killed try asked to stop.
+        wanted = seen.desired is not None and seen.desired.state == "running"
+        if not (self._stopping and wanted) or (seen.phase.alive and not self._is_stopping(seen)):
+            return
+        # Who is ended from outside is killed in seconds.
+        waits = isinstance(error, (OSError, StreamwardenError))
+        with self.handle.step("start again") as step:
+            try:
+                # One that is launched before finds the lease held by a driver that lives, and gives up.
+                self._await_stop()
+            except StreamwardenError as late:
+                if is_anothers(late):
+                    raise
+                waits = False
+            self._mark_way_back()
+            reason = "its rescale failed before the switch"
+            step.detail = driver_control.start(self._workspace, self._job, by=self._by, reason=reason)
+        if waits:
+            self._await_health_of_before()
+
+    @contextmanager
+    def _noted(self, what: str) -> Iterator[None]:
+        """Let what fails be told by the log alone."""
+        try:
+            yield
+        except (OSError, StreamwardenError) as error:
+            _log.warning("%s, rescale %s: %s: %s", self._job, self.handle.id, what, error)
+
+    @property
+    def _stopping(self) -> bool:
+        """Whether the driver was asked to stop: from then on the job is started again, whatever fails."""
+        return bool(self._plan.get("stopping"))
+
+    @property
+    def _way(self) -> str:
+        return "plain" if self._plan.get("plain") else self._asked_way
+
+    @property
+    def _asked_way(self) -> str:
+        return str(self.handle.operation.params.get("way", "plain"))

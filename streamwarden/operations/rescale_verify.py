@@ -1,0 +1,202 @@
+"""The verdict on a rescale: the new driver starts, and is healthy in time, or the job goes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.status import Operation, Supervision
+from streamwarden.operations.rescale_rollback import RescaleBack, told
+from streamwarden.operations.state_copy import differing
+from streamwarden.operations.workflow import is_passing
+from streamwarden.runtime.spare import Standby
+from streamwarden.runtime.state_reader import StateAt, read_state
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.backlog import has_caught_up, pending
+from streamwarden.supervision.decide import assess, decide
+from streamwarden.supervision.health_rules import Level
+from streamwarden.supervision.observe import Observation, Phase, observe
+from streamwarden.supervision.silence import Silence
+
+__all__ = ["ENOUGH", "START", "RescaleVerdict"]
+
+_POLL_S = 0.25
+
+ENOUGH = 3
+"""Batches after which the new driver may count as healthy, if it does not find before that nothing is left to read. 3:
+most health rules judge three batches, and what is wrong with a width often shows in the second."""
+
+_UNREAD = "RESCALE_FAILED"
+
+START = "start"
+"""The step from whose beginning on a rescale can't be cancelled: batches may be there that the old job has not seen."""
+
+
+class RescaleVerdict(RescaleBack):
+    """A rescale whose checkpoint and width are in force."""
+
+    def _start_and_judge(self, spare: Standby | None = None) -> Operation:
+        begun = any(step.name == START for step in self.handle.operation.steps)
+        try:
+            with self.handle.step(START) as step:
+                if not begun:
+                    # It may have been cancelled while it switched. Not later: from here on a cancel is refused.
+                    self._heed()
+                seen = observe(self._workspace, self._job)
+                if seen.phase.alive:
+                    step.detail = f"{seen.incarnation} runs already"
+                else:
+                    step.detail = driver_control.start(
+                        self._workspace, self._job, by=self._by, reason=self._reason or "rescale", spare=spare
+                    )
+            deadline = time.monotonic() + self._health_timeout
+            with self.handle.step("first batch") as step:
+                step.detail = self._await_first_batch()
+                # While its first batch is among those that its progress holds: catching up may take hours, and a killed
+                # try may have seen it then.
+                if self._plan.get("downtime_s") is None:
+                    self._note_downtime(observe(self._workspace, self._job), self._plan["base"])
+            deadline += self._prove_replayed()
+            with self.handle.step("catch up") as step:
+                step.detail = self._await_caught_up(deadline)
+        except (OSError, StreamwardenError) as error:
+            if is_passing(error):
+                # The job is not to blame: whoever goes on with it judges.
+                raise
+            self._roll_back(told(error))
+        self._release()
+        return self.handle.end("done")
+
+    def _await_first_batch(self) -> str:
+        try:
+            return driver_control.await_health(
+                self._workspace,
+                self._job,
+                generation=self._plan["generation"],
+                base=self._plan["base"],
+                timeout=self._health_timeout,
+                say=self._say,
+            )
+        except StreamwardenError as error:
+            seen = observe(self._workspace, self._job)
+            failures = seen.heartbeat.failures if seen.heartbeat else 0
+            if error.code != "DRIVER_DID_NOT_START" or not self._holds(seen) or failures:
+                raise
+            # After a long way its first batch is a large one.
+            return f"none yet: {error.what}"
+
+    def _holds(self, seen: Observation) -> bool:
+        return self.handle.operation.params["on_timeout"] == "hold" and seen.phase is Phase.RUNNING
+
+    def _prove_replayed(self) -> float:
+        """Compare the state at which the job was stopped with that of the copy, which has come there by replaying.
+
+        Only now, when nobody waits for it. Rows and watermark were compared after each of those batches. Where Spark
+        has removed a state by now, of a job whose batches come fast, that is on record, and no verdict. The job's end
+        meanwhile is seen: nobody else restarts it.
+
+        Returns
+        -------
+        float
+            What it took, seconds.
+
+        Raises
+        ------
+        StreamwardenError
+            ``RESCALE_STATE_DIFFERS``; ``RESCALE_FAILED`` if the states are there and can't be read, twice; what the
+            driver ended by; ``S3_UNREACHABLE`` or ``S3_THROTTLED``.
+        """
+        if not self._plan.get("proof"):
+            return 0.0
+        started = time.monotonic()
+
+        def heed() -> None:
+            self._see_it_live(time.monotonic() + self._health_timeout)
+
+        with self.handle.step("digest at the stop") as step:
+            asked = {name: StateAt(**state) for name, state in self._plan["proof"].items()}
+            found, wrong = self._read_states(asked, heed)
+            if wrong and not self._any_removed(asked):
+                # It may have been an outage: then what heeds waits for its end, or ends this.
+                heed()
+                found, wrong = self._read_states(asked, heed)
+            if wrong and not self._any_removed(asked):
+                raise StreamwardenError(_UNREAD, f"{self._job}: the state could not be compared: {wrong}")
+            if wrong:
+                step.detail = f"not compared, and removed by now: {wrong}"
+            elif stores := differing(found["job"]["digests"], found["copy"]["digests"]):
+                what = f"{self._job}: {', '.join(stores)}, after batch {asked['job'].batch} was replayed"
+                raise StreamwardenError("RESCALE_STATE_DIFFERS", what)
+            else:
+                step.detail = f"the same after batch {asked['job'].batch}"
+        return time.monotonic() - started
+
+    def _read_states(
+        self, asked: dict[str, StateAt], heed: Callable[[], None]
+    ) -> tuple[dict[str, dict[str, Any]], str]:
+        """Return what is read of each, and why of some nothing is; empty if all are."""
+        try:
+            found = read_state(self._workspace, asked, code=_UNREAD, heed=heed)
+        except StreamwardenError as error:
+            if error.code != _UNREAD:
+                raise
+            return {}, error.what
+        wrong = [f"{asked[name]}: {answer['error']}" for name, answer in found.items() if "error" in answer]
+        return found, "; ".join(wrong)
+
+    def _any_removed(self, asked: dict[str, StateAt]) -> bool:
+        """Tell whether Spark may have removed one of the states by now: it keeps those of its last batches."""
+        desired = self._documents.desired.read()
+        assert desired is not None
+        kept = desired.spec.state.min_batches_to_retain
+        lasts = {one: CheckpointReader(self._workspace.storage, one.checkpoint).last_commit() for one in asked.values()}
+        return any(last is not None and last - one.batch >= kept for one, last in lasts.items())
+
+    def _await_caught_up(self, deadline: float) -> str:
+        """Wait until the backlog is what it was and nothing is newly wrong; return by what."""
+        known, backlog = set(self._plan["critical"]), self._plan["backlog"]
+        while True:
+            seen = self._see_it_live(deadline)
+            if self._plan.get("downtime_s") is None:
+                self._note_downtime(seen, self._plan["base"])
+            recent = seen.progress.recent if seen.progress else []
+            last = recent[-1] if recent else None
+            left = pending(last)
+            wrong = [f"{one.rule}: {one.what}" for one in self._findings(seen) if one.rule not in known]
+            idle = seen.heartbeat is not None and seen.heartbeat.idle
+            if last is None and not idle:
+                # Its first try fails, or its progress could not be written, which says what is left.
+                wrong.append("a batch without progress")
+            over = time.monotonic() >= deadline
+            what = f"{left} left to read, {backlog or 0} before"
+            if not wrong and (idle or has_caught_up(recent, backlog or 0)):
+                # Of a job whose batches are long apart fewer are enough.
+                if idle or over or len(recent) >= ENOUGH:
+                    return "nothing is left to read" if idle or not left else what
+                what = f"{len(recent)} of {ENOUGH} batches committed"
+            what = "; ".join(wrong) or what
+            self._say(what)
+            if over:
+                if self._holds(seen):
+                    return f"held as asked, though not healthy in time: {what}"
+                raise StreamwardenError("RESCALE_SLOW", what)
+            time.sleep(_POLL_S)
+
+    def _see_it_live(self, deadline: float) -> Observation:
+        """Observe the job, also where the store is away until then; raise what its driver ended by."""
+        silence = Silence()
+        while silence.is_doubtful(
+            self._workspace, seen := driver_control.observe_by(self._workspace, self._job, deadline)
+        ):
+            time.sleep(_POLL_S)
+        if not seen.phase.alive:
+            raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
+        return seen
+
+    def _findings(self, seen: Observation) -> list[Any]:
+        memory = self._documents.supervision.read() or Supervision()
+        health = assess(seen, memory, decide(seen, memory))
+        return [one for one in health.findings if one.level is Level.CRITICAL and one.rule != "restarts"]

@@ -1,0 +1,223 @@
+"""What a job's damaged documents that decide are restored from; see :mod:`~streamwarden.operations.repair`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.delta_log import DeltaLog, application_id
+from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.status import CheckpointRef, Desired, Heartbeat, Lease, Operation, Parallelism, utc_now
+from streamwarden.runtime.operation_lock import operations_of
+from streamwarden.runtime.processes import current_process, is_alive
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.materialize import checkpoint_path
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.effective_spec import width_of
+from streamwarden.store.workspace import Workspace
+
+__all__ = ["Restored"]
+
+_RECENT = 5
+"""How many of the newest incarnations are asked whether they live. 5: each end of a driver starts one other."""
+
+
+class Restored:
+    """A job's documents, each as what else is known says that it was.
+
+    Each method returns what to write, or None where the document is to be removed, and in words where it is from.
+
+    Parameters
+    ----------
+    workspace, job
+        The job.
+    by
+        Who asks for it.
+    """
+
+    def __init__(self, workspace: Workspace, job: str, by: str) -> None:
+        self._workspace = workspace
+        self._storage = workspace.storage
+        self._documents = JobDocuments(workspace.storage, job)
+        self._job = job
+        self._by = by
+
+    def living(self) -> ProcessRef | None:
+        """Return the process of a driver of the job that lives, or is heard of from another machine."""
+        for incarnation in reversed(self._documents.incarnations()[-_RECENT:]):
+            if self._documents.exit(incarnation).read() is not None:
+                continue
+            beat, launch = self._documents.heartbeat(incarnation).read(), self._documents.launch(incarnation).read()
+            process = beat.process if beat else launch.process if launch else None
+            if process is None:
+                continue
+            alive = is_alive(process)
+            fresh = beat is not None and utc_now() - beat.at < self._workspace.profile.lease
+            if alive or (alive is None and fresh):
+                return process
+        return None
+
+    @cached_property
+    def _operations(self) -> list[Operation]:
+        """Of those that can be read, newest first."""
+        filed = map(self._documents.past_operation, reversed(self._documents.past_operations()))
+        try:
+            return list(operations_of(self._documents))
+        except StreamwardenError:
+            return [found for document in filed if (found := document.read()) is not None]
+
+    @cached_property
+    def _beats(self) -> list[Heartbeat]:
+        """Of drivers that knew their generation, newest first."""
+        found = (self._documents.heartbeat(one).read() for one in reversed(self._documents.incarnations()))
+        return [beat for beat in found if beat is not None and beat.generation > 0]
+
+    @cached_property
+    def _wanted(self) -> Desired | None:
+        try:
+            return self._documents.desired.read()
+        except StreamwardenError:
+            return self.desired()[0]
+
+    def desired(self) -> tuple[Desired | None, str]:
+        """Restore what is wanted, by the newest launch or savepoint; the job is suspended, unless its driver lives."""
+        launches = (self._documents.launch(one).read() for one in reversed(self._documents.incarnations()))
+        found = [(one.at, one.spec, f"launch {one.incarnation}") for one in launches if one is not None and one.spec]
+        taken = [one.manifest for one in catalog.savepoints(self._workspace, self._job)]
+        found += [(one.taken_at, one.spec, f"savepoint {one.id}") for one in taken]
+        if not found:
+            return None, "removed: the job was never launched; deploy it"
+        _, spec, source = max(found, key=lambda one: one[0])
+        state: Any = "running" if self.living() is not None else "suspended"
+        desired = Desired(
+            job=self._job,
+            state=state,
+            spec=spec,
+            digest=spec.digest(),
+            profile=self._workspace.profile.name,
+            updated_at=utc_now(),
+            updated_by=self._by,
+            note="repaired",
+        )
+        then = "" if state == "running" else f"; `streamwarden deploy {self._job}` starts it"
+        return desired, f"restored from {source}, {state}{then}"
+
+    def operation(self) -> tuple[None, str]:
+        """Give up the operation: what it has decided is in force by the other documents."""
+        return None, "removed: what it has put in force stays so; ask for it again if it had not ended"
+
+    def parallelism(self) -> tuple[Parallelism | None, str]:
+        """Restore what a rescale decided, by what is deployed beside the YAML."""
+        now, written = self._wanted, width_of(self._workspace.job(self._job))
+        if now is None or width_of(now.spec) == written:
+            return None, "removed: the job runs as wide as its YAML says"
+        return Parallelism(now=width_of(now.spec), over=written, by=self._by), "restored from what is deployed"
+
+    def lease(self) -> tuple[Lease, str]:
+        """Restore the lease as given back, under an epoch that is higher than any that was taken."""
+        # Each epoch was taken by an incarnation of its own: none was higher than those that a table names, and one for
+        # each that is still on record.
+        incarnations = self._documents.incarnations()
+        written = [int(match[1]) for text in self._authors() for match in re.finditer(r'"epoch": ?(\d+)', text)]
+        epoch = max(written, default=0) + len(incarnations)
+        now = utc_now()
+        lease = Lease(
+            job=self._job,
+            incarnation=incarnations[-1] if incarnations else "",
+            process=current_process(),
+            epoch=epoch,
+            acquired_at=now,
+            expires_at=now,
+            released=True,
+        )
+        return lease, f"restored as given back, with epoch {epoch}, which is no lower than any before"
+
+    def _authors(self) -> Iterator[str]:
+        for action in self._actions():
+            if "commitInfo" in action:
+                yield str(action["commitInfo"].get("userMetadata", ""))
+
+    def _actions(self) -> Iterator[dict[str, Any]]:
+        for sink in self._wanted.spec.sinks if self._wanted is not None else ():
+            log = DeltaLog(self._workspace.files, f"tables/{sink.table}")
+            for version in log.versions:
+                try:
+                    yield from log.actions(version)
+                except ValueError:
+                    # A damaged commit; the others say enough.
+                    continue
+
+    def checkpoint(self) -> tuple[CheckpointRef | None, str]:
+        """Restore which checkpoint is in force, by the newest driver's word.
+
+        Raises
+        ------
+        StreamwardenError
+            ``REPAIR_IMPOSSIBLE`` where that may have changed since, or the tables may not be in place.
+        """
+        folders = self._workspace.files.folders(f"checkpoints/{self._job}")
+        if not folders and not self._beats:
+            return None, "removed: the job has run on no checkpoint yet"
+        generation = self._generation()
+        plans = [plan for one in self._operations for plan in (one.plan.get("after"), one.plan.get("before")) if plan]
+        known = [CheckpointRef.model_validate(plan) for plan in plans if "generation" in plan]
+        written = {str(action["txn"]["appId"]) for action in self._actions() if "txn" in action}
+        numbers = [found[1] for name in [*folders, *written] if (found := re.search(r"(?:^|/)g(\d+)$", name))]
+        numbers += [re.sub(r"\D", "", name.rsplit("/", 1)[1]) for name in self._totals()]
+        seen = {generation, *map(int, numbers), *(beat.generation for beat in self._beats)}
+        seen |= {max(one.generation, one.highest) for one in known}
+        seen |= {one.manifest.generation for one in catalog.savepoints(self._workspace, self._job)}
+        path = checkpoint_path(self._job, generation)
+        if path.rsplit("/", 1)[1] not in folders:
+            raise self._impossible(f"generation {generation} ran last, and {path} is not there")
+        was = next((one for one in known if one.generation == generation), None)
+        reader = CheckpointReader(self._storage, path)
+        last = reader.last_commit()
+        base = was.base_batch if was is not None else None
+        # Its first batch came after the tables were put back.
+        begun = generation == 1 or application_id(self._job, generation) in written
+        begun |= was is not None and last is not None and last > (-1 if base is None else base)
+        if not begun and was is None:
+            raise self._impossible(f"nothing says which tables generation {generation} is to put back")
+        offsets = reader.offsets(last) if last is not None and reader.has_state() else None
+        partitions = offsets.conf.get("spark.sql.shuffle.partitions") if offsets is not None else None
+        reference = CheckpointRef(
+            job=self._job,
+            generation=generation,
+            path=path,
+            since=utc_now(),
+            reason="repaired",
+            savepoint=was.savepoint if was is not None else None,
+            base_batch=base,
+            # One more: the newest operation may have used up a number that left no trace.
+            highest=max(seen) + 1,
+            partitions=int(partitions) if partitions is not None else None,
+            outputs=was.outputs if was is not None and not begun else [],
+        )
+        return reference, f"restored: generation {generation}, batch {last}, of those up to {reference.highest}"
+
+    def _totals(self) -> list[str]:
+        return self._storage.list(f"{self._documents.base}/totals")
+
+    def _generation(self) -> int:
+        """Return the generation in force: that of the newest driver, where no operation has changed it since."""
+        newest = self._operations[0] if self._operations else None
+        if newest is not None and newest.state == "running":
+            raise self._impossible(f"{newest.kind} {newest.id} is half way, and may have put another in force")
+        try:
+            self._documents.operation.read()
+        except StreamwardenError as error:
+            raise self._impossible("operation.json is damaged, too: it may have put another in force") from error
+        if not self._beats:
+            raise self._impossible("no driver's heartbeat says which generation ran last")
+        beat = self._beats[0]
+        if newest is not None and newest.state == "rolled back" and (newest.ended_at or beat.at) > beat.at:
+            raise self._impossible(f"no driver has run since {newest.kind} {newest.id} was rolled back")
+        return beat.generation
+
+    def _impossible(self, why: str) -> StreamwardenError:
+        return StreamwardenError("REPAIR_IMPOSSIBLE", f"{self._documents.base}/checkpoint.json: {why}")

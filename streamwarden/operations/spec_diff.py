@@ -1,0 +1,430 @@
+"""What a changed YAML means for a job: each changed field with its effect, before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from importlib.metadata import version
+from typing import Any
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.column_changes import compared_columns, existing_tables
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import Desired
+from streamwarden.savepoints.compatibility import Written, job_version, misfits, stored_backend
+from streamwarden.savepoints.take import writer_versions
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.effective_spec import effective_spec
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision.observe import Observation, observe
+
+__all__ = [
+    "Change",
+    "CheckpointFacts",
+    "Effect",
+    "RolloutPlan",
+    "changed_fields",
+    "changes_between",
+    "checkpoint_facts",
+    "effect_of",
+    "plan",
+    "strongest",
+]
+
+
+class Effect(StrEnum):
+    """What a change asks for, from the weakest to the strongest."""
+
+    NONE = "none"
+    LIVE = "live"
+    RESTART = "restart"
+    SAVEPOINT = "savepoint + restart"
+    REFUSED = "refused"
+
+    @property
+    def rank(self) -> int:
+        """Its place in that order."""
+        return list(Effect).index(self)
+
+
+def strongest(effects: Iterable[Effect]) -> Effect:
+    """Return the strongest of some effects, or none."""
+    return max(effects, key=lambda effect: effect.rank, default=Effect.NONE)
+
+
+_PACE = "how often and how large batches are; not what is in them"
+_SUPERVISOR = "read by supervisors, at each look"
+_TABLE = "which rows the table gets, or how"
+_UNREAD = "the job has no checkpoint yet that would fix it"
+
+# Dotted fields; sinks without the table's name. Each leaf of the spec is here, or below one of _WHOLE: a test walks it.
+_RULES: dict[str, tuple[Effect, str]] = {
+    "name": (Effect.REFUSED, "a job of another name is another job"),
+    "description": (Effect.LIVE, "read by people only"),
+    "module": (Effect.SAVEPOINT, "another module computes other rows, or keeps other state"),
+    "source.kind": (Effect.RESTART, _UNREAD),
+    "source.path": (Effect.RESTART, _UNREAD),
+    "source.table": (Effect.RESTART, _UNREAD),
+    "source.max_files_per_batch": (Effect.RESTART, _PACE),
+    "source.max_batch_size": (Effect.RESTART, _PACE),
+    "source.max_file_size": (Effect.RESTART, "counts for files that are not planned yet"),
+    "source.on_change": (Effect.RESTART, "what is done at commits to come; those before were read, or passed over"),
+    "source.topic": (Effect.RESTART, _UNREAD),
+    "source.bootstrap_servers": (Effect.RESTART, "the same topic by another address; of another cluster it is another"),
+    "source.starting_offsets": (Effect.RESTART, "counts for a job without a checkpoint only"),
+    "source.max_offsets_per_batch": (Effect.RESTART, _PACE),
+    "sinks": (Effect.RESTART, "the first sink is the main one, whose rows are counted"),
+    "sinks.table": (Effect.SAVEPOINT, _TABLE),
+    "sinks.output": (Effect.SAVEPOINT, _TABLE),
+    "sinks.mode": (Effect.SAVEPOINT, _TABLE),
+    "sinks.keys": (Effect.SAVEPOINT, _TABLE),
+    "sinks.first_by": (Effect.SAVEPOINT, _TABLE),
+    "sinks.final_when_passed": (Effect.SAVEPOINT, _TABLE),
+    "sinks.partition_by": (Effect.RESTART, "counts when the table is made; one that exists keeps its partitioning"),
+    "sinks.on_restore": (Effect.LIVE, "read by restores"),
+    "trigger.interval": (Effect.RESTART, _PACE),
+    "trigger.min_pause": (Effect.RESTART, _PACE),
+    "trigger.timeout": (Effect.LIVE, _SUPERVISOR),
+    "failures.tolerable_consecutive": (Effect.RESTART, "the driver reads it when it starts"),
+    "failures.backoff": (Effect.RESTART, "the driver reads it when it starts"),
+    "failures.backoff_max": (Effect.RESTART, "the driver reads it when it starts"),
+    "restarts": (Effect.LIVE, _SUPERVISOR),
+    "state.backend": (Effect.RESTART, "there is no state yet that would fix it"),
+    "state.partitions": (Effect.RESTART, "there is no state yet that would fix it"),
+    "state.changelog": (Effect.RESTART, "how state is written; it is read either way"),
+    "state.ttl": (Effect.SAVEPOINT, "how long state lives, and with it what is found in it"),
+    "state.min_batches_to_retain": (Effect.RESTART, "Spark reads it when it starts"),
+    "resources.cores": (Effect.RESTART, "the JVM takes it when it starts"),
+    "resources.memory": (Effect.RESTART, "the JVM takes it when it starts"),
+    "savepoints": (Effect.LIVE, "read when a savepoint is due, and by housekeeping"),
+    "health": (Effect.LIVE, _SUPERVISOR),
+    "advisor": (Effect.LIVE, "read by the advisor"),
+    "watermark": (Effect.SAVEPOINT, "which rows are late, and when state is let go"),
+    "spark": (Effect.RESTART, "Spark takes it when it starts"),
+    "options": (Effect.SAVEPOINT, "the module's own; what they mean only it knows"),
+}
+
+_WHOLE = frozenset({"restarts", "savepoints", "health", "advisor", "spark", "options"})
+"""Fields whose parts, also those to come, are all of one class."""
+
+_SQL = (Effect.SAVEPOINT, "settings of Spark SQL may change rows or the format of state")
+
+_ELSEWHERE = "Set it back, or make another job of it: one of another name begins with a checkpoint of its own."
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference between what is deployed and what the YAML says.
+
+    Parameters
+    ----------
+    field
+        Dotted, as in the YAML; a sink's by its table. What is no field of it has its own name: ``module VERSION``.
+    before, after
+        As plain JSON values; None where there is none.
+    effect
+        What it asks for.
+    why
+        The reason, in half a sentence.
+    remedy
+        For a refused one: what to do instead.
+    """
+
+    field: str
+    before: Any
+    after: Any
+    effect: Effect
+    why: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class RolloutPlan:
+    """What a deploy would do now.
+
+    Parameters
+    ----------
+    job
+        The job.
+    deployed
+        The spec that runs, or, of a job that is down, that it would be restarted with; None if it was never deployed.
+    wanted
+        The spec of the YAML with the profile's overrides.
+    changes
+        What differs.
+    running
+        Whether a driver runs. Only then there is something to stop, and something to go back to.
+    """
+
+    job: str
+    deployed: JobSpec | None
+    wanted: JobSpec
+    changes: tuple[Change, ...] = ()
+    running: bool = False
+
+    @property
+    def effect(self) -> Effect:
+        """The strongest of the changes' effects."""
+        return strongest(change.effect for change in self.changes)
+
+    @property
+    def fields(self) -> str:
+        """The changed fields, in words."""
+        return ", ".join(change.field for change in self.changes) or "nothing"
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether a table gets columns that the module has newly got."""
+        return any(change.field.startswith("sinks.") and ".columns." in change.field for change in self.changes)
+
+    def refuse(self) -> None:
+        """Raise if a change is refused.
+
+        Raises
+        ------
+        StreamwardenError
+            ``ROLLOUT_REFUSED``, with every refused change and the remedy of the first.
+        """
+        refused = [change for change in self.changes if change.effect is Effect.REFUSED]
+        if refused:
+            what = "; ".join(f"{one.field} {one.before} -> {one.after}: {one.why}" for one in refused)
+            raise StreamwardenError("ROLLOUT_REFUSED", f"{self.job}: {what}", remedy=refused[0].remedy or None)
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """What a job's checkpoint was written by; see :class:`~streamwarden.savepoints.compatibility.Written`.
+
+    Parameters
+    ----------
+    spec
+        The spec that it was written under.
+    versions
+        Of spark and of the job's module.
+    settings
+        Spark settings that it fixes.
+    partitions
+        State partitions; None for a stateless job.
+    """
+
+    spec: JobSpec
+    versions: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    partitions: int | None = None
+
+
+def plan(workspace: Workspace, job: str) -> RolloutPlan:
+    """Compare what is deployed of a job with what its YAML says, and its tables with its module. Writes nothing.
+
+    Does not look into the module's code: of that only its VERSION and OUTPUTS are compared. Nor does it know of
+    settings that are the profile's own, such as its ``spark``.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_UNKNOWN``, ``CONFIG_INVALID``, or ``JOB_MODULE_INVALID`` for a module that isn't Python.
+    """
+    wanted = effective_spec(workspace, job)
+    seen = observe(workspace, job)
+    if seen.desired is None:
+        return RolloutPlan(job, None, wanted)
+    base = _running_spec(seen, seen.desired) if seen.phase.alive else seen.desired.spec
+    unknown: tuple[Change, ...] = ()
+    if base is None:
+        base = seen.desired.spec
+        unknown = (Change("driver", seen.incarnation, None, Effect.RESTART, "what it was launched with is not known"),)
+    found = changes_between(base, wanted, checkpoint_facts(workspace, job, base))
+    # What a driver reads is compared with what it runs with; what supervisors read, with what they read now.
+    driver = [one for one in found if one.effect is not Effect.LIVE]
+    live = [one for one in _differences(seen.desired.spec, wanted) if one.effect is Effect.LIVE]
+    found = _with_tables(workspace, (*unknown, *driver, *live), wanted, released=seen.desired.went_back)
+    return RolloutPlan(job, base, wanted, found, running=seen.phase.alive)
+
+
+def changed_fields(deployed: JobSpec, wanted: JobSpec) -> list[str]:
+    """Return the fields that differ, dotted. Judges nothing, and reads no checkpoint: made to be called often."""
+    return [change.field for change in _differences(deployed, wanted)]
+
+
+def changes_between(base: JobSpec, wanted: JobSpec, written: Written | None) -> tuple[Change, ...]:
+    """Return what differs between two specs, and what of the second contradicts the checkpoint.
+
+    Parameters
+    ----------
+    base
+        The spec that runs, or ran last.
+    wanted
+        The spec that shall run.
+    written
+        What the checkpoint was written by; None while there is none.
+    """
+    found = {change.field: change for change in _differences(base, wanted)}
+    if written is not None:
+        for error in misfits(written, wanted):
+            found.update({change.field: change for change in _misfit(error, found, written, wanted)})
+    return tuple(found.values())
+
+
+def effect_of(rule: str, name: str = "") -> tuple[Effect, str]:
+    """Return the effect of changing a field of the spec, where no checkpoint stands against it, and why.
+
+    Parameters
+    ----------
+    rule
+        The field, dotted, a sink's without its table.
+    name
+        For ``spark``: the setting.
+
+    Raises
+    ------
+    KeyError
+        If the field has no class: a mistake of the program, which a test finds.
+    """
+    if rule == "spark" and name.startswith("spark.sql."):
+        return _SQL
+    top = rule.split(".", 1)[0]
+    return _RULES[top if top in _WHOLE else rule]
+
+
+def checkpoint_facts(workspace: Workspace, job: str, spec: JobSpec) -> CheckpointFacts | None:
+    """Return what a job's checkpoint was written by, or None where no batch was begun on it.
+
+    Parameters
+    ----------
+    spec
+        The spec that it was written under, as far as that is known.
+    """
+    documents = JobDocuments(workspace.storage, job)
+    reference = documents.checkpoint.read()
+    if reference is None:
+        return None
+    reader = CheckpointReader(workspace.storage, reference.path)
+    last = reader.last_offset()
+    offsets = reader.offsets(last) if last is not None else None
+    if offsets is None:
+        return None
+    partitions = offsets.conf.get("spark.sql.shuffle.partitions") if reader.has_state() else None
+    return CheckpointFacts(
+        spec=spec,
+        versions=writer_versions(documents),
+        settings=offsets.conf,
+        partitions=int(partitions) if partitions is not None else None,
+    )
+
+
+def _with_tables(
+    workspace: Workspace, found: tuple[Change, ...], wanted: JobSpec, *, released: bool
+) -> tuple[Change, ...]:
+    """Return changes with what the tables that are there add, or have against them."""
+    tables = existing_tables(workspace, wanted)
+    changes = {change.field: change for change in found}
+    for sink in wanted.sinks:
+        name = f"sinks.{sink.table}.partition_by"
+        if name in changes and sink.table in tables:
+            made_by = tables[sink.table].partition_by
+            if made_by != tuple(sink.partition_by):
+                why = f"the table is there, partitioned by {', '.join(made_by) or 'nothing'}"
+                remedy = "Set it back, or give the job another table (`table` of its sink)."
+                changes[name] = replace(changes[name], effect=Effect.REFUSED, why=why, remedy=remedy)
+    for sink, columns in compared_columns(workspace, wanted, tables, released=released):
+        for one in columns.added:
+            name = f"sinks.{sink.table}.columns.{one.name}"
+            why = "the module has it, the table does not: it is added, null in the rows that are there"
+            changes[name] = Change(name, None, one.type, Effect.SAVEPOINT, why)
+        for misfit in columns.misfits:
+            name = f"sinks.{sink.table}.columns.{misfit.column}"
+            changes[name] = Change(name, misfit.before, misfit.after, Effect.REFUSED, misfit.why, misfit.remedy)
+    return tuple(changes.values())
+
+
+def _running_spec(seen: Observation, desired: Desired) -> JobSpec | None:
+    """Return the spec that the living driver runs, or None where nobody knows it any more."""
+    launch, heartbeat = seen.launch, seen.heartbeat
+    if launch is None:
+        return None
+    # The driver's own word first: it reads the desired document a moment after its launch.
+    runs = heartbeat.digest if heartbeat is not None and heartbeat.digest else launch.digest
+    if runs == desired.digest:
+        return desired.spec
+    return launch.spec if launch.digest == runs else None
+
+
+def _differences(base: JobSpec, wanted: JobSpec) -> list[Change]:
+    before, after = _flat(base), _flat(wanted)
+    found = []
+    for name in dict.fromkeys([*after, *before]):
+        old, new = before.get(name), after.get(name)
+        present = new or old
+        if old == new or present is None:
+            continue
+        effect, why = effect_of(present[0], name.removeprefix("spark."))
+        found.append(Change(name, old[1] if old else None, new[1] if new else None, effect, why))
+    return _without_parts(found)
+
+
+def _without_parts(found: list[Change]) -> list[Change]:
+    """Leave out the fields of a sink that came or went as a whole."""
+    whole = {change.field for change in found if change.field.count(".") == 1 and change.field.startswith("sinks.")}
+    return [one for one in found if one.field in whole or one.field.rpartition(".")[0] not in whole]
+
+
+def _flat(spec: JobSpec) -> dict[str, tuple[str, Any]]:
+    """Return a spec's fields, dotted, each with the rule's name and its plain value."""
+    raw = spec.model_dump(mode="json")
+    sinks = raw.pop("sinks")
+    found: dict[str, tuple[str, Any]] = {}
+
+    def walk(path: Sequence[str], value: Any) -> None:
+        name = ".".join(path)
+        # An option's or a setting's value is one thing, whatever it holds.
+        if isinstance(value, dict) and not (len(path) > 1 and path[0] in ("options", "spark")):
+            for key, held in value.items():
+                walk([*path, key], held)
+        else:
+            found[name] = (path[0] if path[0] in _WHOLE else name, value)
+
+    for key, value in raw.items():
+        walk([key], value)
+    for sink in sinks:
+        table = sink.pop("table")
+        found[f"sinks.{table}"] = ("sinks.table", "written")
+        for key, value in sink.items():
+            found[f"sinks.{table}.{key}"] = (f"sinks.{key}", value)
+    found["sinks"] = ("sinks", spec.sinks[0].table)
+    return found
+
+
+def _misfit(error: StreamwardenError, found: Mapping[str, Change], written: Written, wanted: JobSpec) -> list[Change]:
+    """Return a contradiction with the checkpoint as changes of the fields that it is about."""
+    if error.code == "RESTORE_PARTITIONS":
+        remedy = (
+            f"Set state.partitions back to {written.partitions}, or rescale: `streamwarden rescale {wanted.name}"
+            f" --partitions {wanted.state.partitions}`."
+        )
+        why = "the state lies in as many partitions as the checkpoint was made with"
+        return [Change("state.partitions", written.partitions, wanted.state.partitions, Effect.REFUSED, why, remedy)]
+    if error.code == "RESTORE_BACKEND":
+        before = stored_backend(written.settings)
+        why = "one backend can't read another's state"
+        return [Change("state.backend", before, wanted.state.backend, Effect.REFUSED, why, _ELSEWHERE)]
+    if error.code == "RESTORE_SOURCE_CHANGED":
+        why = "the checkpoint's offsets are of the other source"
+        return [
+            replace(change, effect=Effect.REFUSED, why=why, remedy=_ELSEWHERE)
+            for change in found.values()
+            if change.field in ("source.kind", "source.path", "source.table", "source.topic")
+        ]
+    if error.code == "RESTORE_JOB_VERSION":
+        before, after = written.versions.get("job"), str(job_version(wanted.module))
+        if written.partitions is None:
+            why = "the module says that it is another one; it has no state that could not be read"
+            return [Change("module VERSION", before, after, Effect.SAVEPOINT, why)]
+        why = "the module says that it can't use the state that is there"
+        remedy = f"Bring back the module of version {before}, or make another job of it, under another name."
+        return [Change("module VERSION", before, after, Effect.REFUSED, why, remedy)]
+    if error.code == "RESTORE_SPARK_VERSION":
+        why = "this Spark may not be able to read what that one wrote"
+        return [Change("Spark", written.versions.get("spark"), version("pyspark"), Effect.REFUSED, why, error.remedy)]
+    raise AssertionError(f"{error.code} is no misfit of a spec and a checkpoint")

@@ -1,0 +1,322 @@
+"""A repartitioned copy of a job's checkpoint: made from a savepoint, proved to be the same state, kept up with the job.
+
+Spark's part is done by a driver that stands by (:mod:`streamwarden.runtime.spare`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Protocol
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.checkpoint_files import repartitioned
+from streamwarden.formats.offset_replay import Follower, pays_to_start_ahead
+from streamwarden.model.savepoint import Manifest
+from streamwarden.model.status import BatchProgress, CheckpointRef, Step
+from streamwarden.runtime.spare import Standby
+from streamwarden.runtime.state_reader import StateAt
+from streamwarden.savepoints.materialize import fresh_checkpoint
+from streamwarden.savepoints.take import Report
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision.observe import Phase, observe
+
+__all__ = ["StateCopy", "differing", "follow"]
+
+_FOLLOW_S = 900.0
+"""How long a copy may take to catch up with the job. A quarter of an hour; then the job is stopped first."""
+
+_TRIED = 10
+"""Batches replayed after which the copy must be nearer than before them. 10: the job is not away meanwhile, and with 6
+the noise of a busy machine has ended what was gaining by one batch in four."""
+
+_OUTRUN = 3
+"""Batches replayed in which the job may not commit twice as many: its copy will not come nearer."""
+
+_WORK_S = 3600.0
+"""How long Spark may take to repartition, or to digest. An hour: ten million keys take some minutes."""
+
+_PROGRESS_S = 2.0
+"""How long the report of a batch is waited for once it is committed: it is written within milliseconds, as a rule."""
+
+
+class _Follows(Protocol):
+    @property
+    def behind(self) -> int: ...
+
+    @property
+    def outrun(self) -> bool: ...
+
+
+def follow(copy: _Follows, replay: Callable[[], float], *, again: float) -> bool:
+    """Replay until a copy stands where its job stands, or gets no nearer.
+
+    Parameters
+    ----------
+    copy
+        Tells how many batches it is behind, and whether it can't follow any more.
+    replay
+        Replays the next one; returns what it took, seconds.
+    again
+        What it takes to repartition the state once more, seconds.
+
+    Returns
+    -------
+    bool
+        Whether what is left then is replayed sooner than the state repartitioned again: one of them comes after the
+        job's stop.
+    """
+    deadline = time.monotonic() + _FOLLOW_S
+    behind: list[int] = []
+    took = 0.0
+    while (now := copy.behind) > 0:
+        if copy.outrun:
+            return False
+        outrun = len(behind) >= _OUTRUN and now - behind[-_OUTRUN] >= _OUTRUN
+        gaining = len(behind) < _TRIED or now < behind[-_TRIED]
+        if outrun or not gaining or time.monotonic() >= deadline:
+            # With the batch in flight.
+            return (now + 1) * took <= again
+        behind.append(now)
+        took = replay()
+    return True
+
+
+def differing(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """Return the stores whose digests are not the same."""
+    return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+
+
+class StateCopy:
+    """A copy of what a savepoint holds, in another number of partitions, under a generation of its own.
+
+    Parameters
+    ----------
+    workspace, job
+        Where, and whose.
+    operation
+        The id of the operation that makes it.
+    made
+        The savepoint.
+    was, partitions
+        State partitions of the savepoint and of the copy.
+    generation
+        Gives a generation that was never used.
+    check
+        Raises if another process performs the operation by now.
+    spare
+        Whose Spark works on it.
+    step
+        Begins a step of the operation.
+    heed
+        Called while Spark works; raises if the operation is not to go on.
+    say
+        Told of what is done.
+    report
+        Told how far the copying of files is.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        job: str,
+        operation: str,
+        made: Manifest,
+        *,
+        was: int,
+        partitions: int,
+        generation: Callable[[], int],
+        check: Callable[[], None],
+        spare: Standby,
+        step: Callable[[str], AbstractContextManager[Step]],
+        heed: Callable[[], None],
+        say: Callable[[str], None],
+        report: Report | None,
+    ) -> None:
+        self._workspace = workspace
+        self._job = job
+        self._operation = operation
+        self._made = made
+        self._was, self._partitions = was, partitions
+        self._generation, self._check = generation, check
+        self._spare = spare
+        self._step = step
+        self._heed = heed
+        self._say = say
+        self._report = report
+        self.rows = 0
+        """Of the savepoint's state, as its digests count them."""
+        self._took_s = self._replay_s = 0.0
+        self._make()
+
+    @property
+    def reference(self) -> CheckpointRef:
+        """What makes it the job's checkpoint: its folder, its generation, and the batch that it stands at."""
+        return self._fresh.model_copy(update={"base_batch": self._last_commit()})
+
+    @property
+    def batch(self) -> int:
+        """The job's batch that it stands at."""
+        return self._follower.batch
+
+    @property
+    def behind(self) -> int:
+        """How many batches the job has committed since."""
+        return self._follower.behind
+
+    @property
+    def outrun(self) -> bool:
+        """Whether the job has removed from its log already what comes next."""
+        return self._follower.outrun
+
+    def proof(self) -> dict[str, StateAt] | None:
+        """Return the states that must be the same: of the job and of its copy, which has come there by replaying.
+
+        None if it has replayed nothing: then its digests have said it.
+        """
+        batch = self.batch
+        if batch == self._made.batch:
+            return None
+        at = self._last_commit()
+        assert at is not None
+        return {
+            "job": StateAt(self._original, batch, self._was),
+            "copy": StateAt(self._fresh.path, at, self._partitions),
+        }
+
+    def follow(self) -> bool:
+        """Keep up with the job, which runs on. Return whether it pays: see :func:`follow`."""
+        return follow(self, self._replay, again=self._took_s)
+
+    def follow_to_end(self, interval: float) -> bool:
+        """Replay what the job, whose query has ended, has committed since.
+
+        Parameters
+        ----------
+        interval
+            The job's trigger interval, seconds.
+
+        Returns
+        -------
+        bool
+            Whether the query that did the last of it is the one that will be the job's: it holds its batches until
+            the driver runs.
+        """
+        while self.behind > 1:
+            self._replay()
+        if not pays_to_start_ahead(time.time(), interval, self._replay_s):
+            if self.behind > 0:
+                self._replay()
+            return False
+        batch = self._follower.begin() if self.behind > 0 else None
+        rows = self._spare.start_ahead(self._fresh.path, timeout=_WORK_S, say=self._heed)
+        if batch is not None:
+            self._check_replayed(batch, rows or [])
+        return True
+
+    # -- making it ---------------------------------------------------------------------------------------------------
+
+    def _make(self) -> None:
+        started = time.monotonic()
+        documents = JobDocuments(self._workspace.storage, self._job)
+        current = documents.checkpoint.read()
+        assert current is not None
+        with self._step("copy") as step:
+            self._fresh = fresh_checkpoint(
+                self._workspace,
+                self._job,
+                self._made,
+                self._generation(),
+                outputs=[],
+                operation=self._operation,
+                reason=f"rescaled to {self._partitions} partitions, from savepoint {self._made.id}",
+                check=self._check,
+                report=self._report,
+            )
+            step.detail = f"{self._fresh.path}: {len(self._made.files)} files, {self._made.bytes} bytes"
+        with self._step("digest before") as step:
+            before = self._digests(self._made.batch, self._was)
+            self._compare_rows(before)
+            self.rows = sum(map(_count, before.values()))
+            step.detail = _rows(before)
+        with self._step("repartition") as step:
+            self._spare.repartition(self._fresh.path, self._partitions, timeout=_WORK_S, say=self._heed)
+            self._correct_metadata()
+            batch = self._last_commit()
+            if batch != self._made.batch + 1:
+                what = f"batch {self._made.batch + 1} is expected, and {batch} is there"
+                raise StreamwardenError("RESCALE_FAILED", what)
+            step.detail = f"{self._partitions} partitions, as batch {batch}"
+        with self._step("digest after") as step:
+            after = self._digests(batch, self._partitions)
+            if stores := differing(before, after):
+                raise StreamwardenError("RESCALE_STATE_DIFFERS", f"{self._job}: {', '.join(stores)}")
+            step.detail = f"the same: {_rows(after)}"
+        shift = batch - self._made.batch
+        self._original = current.path
+        self._follower = Follower(
+            self._workspace, current.path, self._fresh.path, shift=shift, partitions=self._partitions
+        )
+        self._took_s = time.monotonic() - started
+
+    def _digests(self, batch: int, partitions: int) -> dict[str, str]:
+        return self._spare.digests(self._fresh.path, batch, partitions, timeout=_WORK_S, say=self._heed)
+
+    def _compare_rows(self, digests: dict[str, str]) -> None:
+        """Compare with what the query itself last said, for operators whose state is one table."""
+        for operator in self._made.operators:
+            counted = [_count(one) for name, one in digests.items() if name.split("/")[0] == str(operator.id)]
+            if len(counted) == 1 and operator.rows is not None and counted != [operator.rows]:
+                what = f"operator {operator.id} had {operator.rows} rows, and {counted[0]} are read back"
+                raise StreamwardenError("RESCALE_STATE_DIFFERS", f"{self._job}: {what}")
+
+    def _correct_metadata(self) -> None:
+        files = self._workspace.files
+        for operator in self._made.operators:
+            key = f"{self._fresh.path}/state/{operator.id}/_metadata/metadata"
+            with suppress(FileNotFoundError):
+                # Those of version 2, a file a change, Spark writes itself.
+                files.write(key, repartitioned(files.read(key), self._partitions))
+
+    def _last_commit(self) -> int | None:
+        return CheckpointReader(self._workspace.storage, self._fresh.path).last_commit()
+
+    # -- keeping it up -----------------------------------------------------------------------------------------------
+
+    def _replay(self) -> float:
+        started = time.monotonic()
+        batch = self._follower.begin()
+        rows = self._spare.replay(self._fresh.path, timeout=_WORK_S, say=self._heed)
+        self._check_replayed(batch, rows)
+        self._replay_s = time.monotonic() - started
+        return self._replay_s
+
+    def _check_replayed(self, batch: int, rows: list[int]) -> None:
+        self._follower.check(batch)
+        known = self._progress(batch)
+        if known is not None and [one.rows for one in known.operators] != rows:
+            what = f"{[one.rows for one in known.operators]} rows of state after batch {batch}, {rows} in the copy"
+            raise StreamwardenError("RESCALE_STATE_DIFFERS", f"{self._job}: {what}")
+        self._say(f"batch {batch} replayed, {self.behind} behind")
+
+    def _progress(self, batch: int) -> BatchProgress | None:
+        """Return what the job has said of a batch, which it says a moment after the commit; None if nothing."""
+        deadline = time.monotonic() + _PROGRESS_S
+        while True:
+            seen = observe(self._workspace, self._job)
+            recent = seen.progress.recent if seen.progress else []
+            comes = seen.phase is Phase.RUNNING and (not recent or recent[-1].batch < batch)
+            if not comes or time.monotonic() >= deadline:
+                return next((one for one in recent if one.batch == batch), None)
+            time.sleep(0.1)
+
+
+def _count(digest: str) -> int:
+    return int(digest.split(":")[0], 16)
+
+
+def _rows(digests: dict[str, str]) -> str:
+    return ", ".join(f"{name} {_count(digest)} rows" for name, digest in sorted(digests.items()))

@@ -1,0 +1,202 @@
+"""What restores, rollouts and rescales have in common: for whom they act, the stop, and the savepoint they take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from streamwarden.errors import OUTAGES, StreamwardenError
+from streamwarden.model.savepoint import Manifest, Origin
+from streamwarden.model.status import CheckpointRef, Decided, Step
+from streamwarden.runtime.operation_lock import OperationHandle
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.take import Report, take
+from streamwarden.store.documents import Document, JobDocuments
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import observe
+from streamwarden.supervision.silence import Silence
+
+__all__ = ["Interrupted", "JobOperation", "is_anothers", "is_passing", "named", "stopped_since"]
+
+D = TypeVar("D", bound=Decided)
+
+
+def is_passing(error: BaseException | None) -> bool:
+    """Tell whether an error says nothing of the job: another process performs the operation, or the store is away."""
+    return is_anothers(error) or (isinstance(error, StreamwardenError) and error.code in OUTAGES)
+
+
+class Interrupted(Exception):
+    """Whoever performs an operation is ended from outside: it has not failed, and the next try goes on with it."""
+
+
+def is_anothers(error: BaseException | None) -> bool:
+    """Tell whether an error says that another process performs the operation by now."""
+    return isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED"
+
+
+def named(error: Exception) -> StreamwardenError:
+    """Return an error of an operation as one of the catalogue: ``OPERATION_FAILED`` where it has no name of its own."""
+    if isinstance(error, StreamwardenError):
+        return error
+    words = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return StreamwardenError("OPERATION_FAILED", words)
+
+
+def stopped_since(documents: JobDocuments) -> StreamwardenError | None:
+    """Return the error that says who has stopped a job since a killed try started it; None if nobody has."""
+    desired = documents.desired.read()
+    if desired is None or desired.state == "running":
+        return None
+    return StreamwardenError("OPERATION_CANCELLED", f"{desired.job}: it was stopped since, by {desired.updated_by}")
+
+
+class JobOperation:
+    """An operation that stops a job and starts it otherwise.
+
+    Parameters
+    ----------
+    workspace, handle
+        Where, and its record.
+    stop_timeout, health_timeout
+        Seconds.
+    report
+        Told how far it is.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        handle: OperationHandle,
+        stop_timeout: float,
+        health_timeout: float,
+        report: Report | None,
+    ) -> None:
+        self.handle = handle
+        self._workspace = workspace
+        self._job = handle.operation.job
+        self._documents = JobDocuments(workspace.storage, self._job)
+        self._stop_timeout = stop_timeout
+        self._health_timeout = health_timeout
+        self._report = report
+        self._silence = Silence()
+
+    @contextmanager
+    def failure_on_record(self) -> Iterator[None]:
+        """Let an operation that fails end as failed, if it has not ended by itself, and is not another process's now.
+
+        Raises
+        ------
+        StreamwardenError
+            What it failed of; ``OPERATION_FAILED`` for the system's own errors, and for any other.
+        """
+        try:
+            yield
+        except Interrupted:
+            raise
+        except Exception as error:
+            failure = named(error)
+            # Half way it is gone on with by whoever repeats it, where repeating can help.
+            left = self._half_way and failure.retryable
+            if self.handle.operation.state == "running" and not is_anothers(failure) and not left:
+                self.handle.end("failed", failure)
+            raise failure from error
+
+    @property
+    def _half_way(self) -> bool:
+        """Whether something that it decides may be in force, by the plan alone: in an outage nothing else can tell."""
+        return self._plan.get("failure") is not None
+
+    @property
+    def _kind(self) -> str:
+        return self.handle.operation.kind
+
+    @property
+    def _plan(self) -> dict[str, Any]:
+        return self.handle.operation.plan
+
+    @property
+    def _by(self) -> str:
+        return f"{self._kind} {self.handle.id} by {self.handle.operation.by}"
+
+    @property
+    def _reason(self) -> str:
+        return str(self.handle.operation.params.get("reason") or "")
+
+    def _decide(self, document: Document[D], value: D) -> None:
+        """Write what is to run from now on: over the version that was read before the operation was seen to be ours.
+
+        Raises
+        ------
+        StreamwardenError
+            ``OPERATION_INTERRUPTED``, with nothing written: another process performs it now, and has decided itself.
+        """
+
+        def change(found: D | None) -> D:
+            self.handle.check()
+            return value if found is None else value.model_copy(update={"takeovers": found.takeovers})
+
+        document.update(change)
+
+    def _next_generation(self) -> int:
+        """Return a generation that was never used, and is used up with this: by no other try of an operation either.
+
+        A killed try's Spark may still write into its folder when the next one begins, and a paused one may wake.
+        """
+
+        def use_up(found: CheckpointRef | None) -> CheckpointRef:
+            self.handle.check()
+            assert found is not None
+            return found.model_copy(update={"highest": max(found.generation, found.highest) + 1})
+
+        if self._documents.checkpoint.read() is None:
+            return 1
+        return self._documents.checkpoint.update(use_up).highest
+
+    def _stop_driver(self, step: Step, *, query_only: bool = False) -> None:
+        step.detail = driver_control.stop_in_turn(
+            self._workspace,
+            self._job,
+            by=self._by,
+            reason=self._kind,
+            timeout=self._stop_timeout,
+            query_only=query_only,
+        )
+
+    def _start_again(self) -> str:
+        """Start what ran before, if a supervisor has not; return the incarnation."""
+        seen = observe(self._workspace, self._job)
+        if seen.phase.alive and seen.incarnation is not None:
+            return seen.incarnation
+        return driver_control.start(self._workspace, self._job, by=self._by, reason=f"its {self._kind} failed")
+
+    def _take(self, origin: Origin) -> Manifest:
+        note = f"before {self._kind} {self.handle.id}"
+        return take(self._workspace, self._job, origin=origin, by=self._by, note=note, report=self._report)
+
+    def _take_and_hold(self, origin: Origin) -> Manifest:
+        """Take the savepoint that this starts from or goes back to, and keep it until :meth:`_release`."""
+        # A killed try's: a supervisor may have let the job go on since.
+        self._release()
+        made = self._take(origin)
+        self.handle.plan(savepoint=made.id)
+        catalog.use(self._workspace, catalog.find(self._workspace, self._job, made.id), self.handle.id)
+        return made
+
+    def _release(self) -> None:
+        name = self._plan.get("savepoint")
+        if not name:
+            return
+        try:
+            found = catalog.find(self._workspace, self._job, name)
+        except StreamwardenError as error:
+            if error.code != "SAVEPOINT_NOT_FOUND":
+                raise
+            return
+        catalog.release(self._workspace, found, self.handle.id)
+
+    def _say(self, text: str) -> None:
+        if self._report is not None:
+            self._report(text, 0, 0)

@@ -1,0 +1,166 @@
+"""The lease: at most one driver runs a job."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.status import Lease, utc_now
+from streamwarden.runtime.processes import is_alive
+from streamwarden.storage import Conflict
+from streamwarden.store.documents import JobDocuments
+
+__all__ = ["LeaseHolder", "lease_is_live"]
+
+
+def lease_is_live(lease: Lease) -> bool:
+    """Tell whether somebody may still act under a lease.
+
+    It is not once it was released, has run out, or belongs to a process of this machine that is dead: a killed
+    driver's successor needn't wait for the expiry.
+    """
+    if lease.released or utc_now() >= lease.expires_at:
+        return False
+    jvm_gone = lease.jvm is None or is_alive(lease.jvm) is False
+    return not (jvm_gone and is_alive(lease.process) is False)
+
+
+class LeaseHolder:
+    """Takes a job's lease and keeps it.
+
+    Thread-safe: a heartbeat thread renews, the batch thread checks.
+
+    Parameters
+    ----------
+    documents
+        The job's documents.
+    incarnation
+        Who takes it.
+    process
+        The process that acts under it.
+    ttl
+        How long it lasts unrenewed. Clocks of machines that share a root must agree to well within this.
+    """
+
+    def __init__(self, documents: JobDocuments, incarnation: str, process: ProcessRef, ttl: timedelta) -> None:
+        self._documents = documents
+        self._incarnation = incarnation
+        self._process = process
+        self._ttl = ttl
+        self._lock = threading.Lock()
+        self._held: tuple[Lease, str] | None = None
+        self._good_until = 0.0
+
+    def acquire(self, *, wait: timedelta = timedelta(0)) -> Lease:
+        """Take the lease.
+
+        Parameters
+        ----------
+        wait
+            How long to wait for a lease that nobody renews to run out. One that is renewed meanwhile ends the
+            waiting: its holder lives.
+
+        Raises
+        ------
+        StreamwardenError
+            ``LEASE_HELD``, naming the holder.
+        """
+        deadline = time.monotonic() + wait.total_seconds()
+        first_seen: int | None = None
+        while True:
+            asked = time.monotonic()
+            found = self._documents.lease.read_versioned()
+            if found is None or not lease_is_live(found[0]):
+                try:
+                    return self._take(found, asked)
+                except Conflict:
+                    continue
+            holder = found[0]
+            renewed = first_seen is not None and holder.renewals != first_seen
+            first_seen = holder.renewals if first_seen is None else first_seen
+            if renewed or time.monotonic() >= deadline:
+                raise StreamwardenError(
+                    "LEASE_HELD",
+                    f"{self._documents.job}: incarnation {holder.incarnation} on {holder.process.host}"
+                    f" (pid {holder.process.pid}), until {holder.expires_at:%H:%M:%S} UTC",
+                )
+            time.sleep(0.2)
+
+    def renew(self, *, jvm: ProcessRef | None = None) -> None:
+        """Prolong the lease; also the check that it is still held.
+
+        Parameters
+        ----------
+        jvm
+            If given, recorded as the JVM that acts under the lease too.
+
+        Raises
+        ------
+        StreamwardenError
+            ``LEASE_LOST`` if somebody else took it.
+        """
+        with self._lock:
+            if self._held is None:
+                raise StreamwardenError("LEASE_LOST", f"{self._documents.job}: {self._incarnation} holds no lease")
+            lease, etag = self._held
+            asked = time.monotonic()
+            update = {"renewals": lease.renewals + 1, "expires_at": utc_now() + self._ttl, "jvm": jvm or lease.jvm}
+            prolonged = lease.model_copy(update=update)
+            try:
+                self._held = (prolonged, self._replace(prolonged, etag))
+            except Conflict:
+                self._held = None
+                taker = self._documents.lease.read()
+                by = f" to {taker.incarnation}" if taker else ""
+                raise StreamwardenError(
+                    "LEASE_LOST", f"{self._documents.job}: {self._incarnation} lost it{by}"
+                ) from None
+            self._good_until = asked + self._ttl.total_seconds()
+
+    def seconds_left(self) -> float:
+        """Return how long the lease is certain to be held without another renewal, by this process's own clock."""
+        return self._good_until - time.monotonic()
+
+    def release(self) -> None:
+        """Give it back, if it is held. The document stays, for its epoch."""
+        with self._lock:
+            if self._held is None:
+                return
+            lease, etag = self._held
+            self._held = None
+            try:
+                self._replace(lease.model_copy(update={"released": True}), etag)
+            except Conflict:
+                return
+
+    def _replace(self, lease: Lease, etag: str) -> str:
+        """Write over the version that was last known to be ours, or over a later one of ours."""
+        try:
+            return self._documents.lease.replace(lease, etag)
+        except Conflict:
+            found = self._documents.lease.read_versioned()
+            if found is None or (found[0].incarnation, found[0].epoch) != (lease.incarnation, lease.epoch):
+                raise
+            # A renewal that was done, but whose answer was lost with the connection: nobody else writes this epoch.
+            return self._documents.lease.replace(lease, found[1])
+
+    def _take(self, found: tuple[Lease, str] | None, asked: float) -> Lease:
+        now = utc_now()
+        lease = Lease(
+            job=self._documents.job,
+            incarnation=self._incarnation,
+            process=self._process,
+            epoch=found[0].epoch + 1 if found else 1,
+            acquired_at=now,
+            expires_at=now + self._ttl,
+        )
+        document = self._documents.lease
+        etag = document.replace(lease, found[1]) if found else document.create(lease)
+        with self._lock:
+            self._held = (lease, etag)
+            # Counted from before the write: the time that it took is not ours.
+            self._good_until = asked + self._ttl.total_seconds()
+        return lease

@@ -1,0 +1,92 @@
+"""Naming a process so that another one can tell, later, whether it is still that process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+from streamwarden.model.process_ref import ProcessRef
+
+__all__ = ["current_process", "end_of", "is_alive", "kill", "process_of"]
+
+
+@cache
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _started(process: psutil.Process) -> float:
+    return process.create_time() - psutil.boot_time()
+
+
+def process_of(pid: int) -> ProcessRef:
+    """Return the reference of a living process of this machine."""
+    return ProcessRef(host=socket.gethostname(), boot=_boot_id(), pid=pid, started=_started(psutil.Process(pid)))
+
+
+def current_process() -> ProcessRef:
+    """Return the reference of this process."""
+    return process_of(os.getpid())
+
+
+def is_alive(process: ProcessRef) -> bool | None:
+    """Tell whether a process lives: True, False, or None for one of another machine, of which nothing is known.
+
+    A zombie is dead: it writes nothing any more.
+    """
+    if process.host != socket.gethostname():
+        return None
+    if process.boot != _boot_id():
+        return False
+    try:
+        found = psutil.Process(process.pid)
+        # Start times come in clock ticks of 10 ms.
+        return abs(_started(found) - process.started) < 0.05 and found.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def end_of(process: ProcessRef) -> int | None:
+    """Return a file descriptor that is readable once a process has ended, also as a zombie; the caller closes it.
+
+    None for one that has ended already or is of another machine, and where the kernel has no pidfd (Linux has since
+    5.3).
+    """
+    if not hasattr(os, "pidfd_open") or not is_alive(process):
+        return None
+    try:
+        handle = os.pidfd_open(process.pid)
+    except OSError:
+        return None
+    if is_alive(process):
+        return handle
+    # Its number may be another's by now.
+    os.close(handle)
+    return None
+
+
+def kill(process: ProcessRef) -> bool:
+    """Kill (SIGKILL) a process of this machine with its children; return whether it was there to kill.
+
+    Does nothing about a process of another machine: the lease fences that one.
+    """
+    if not is_alive(process):
+        return False
+    try:
+        root = psutil.Process(process.pid)
+        for member in [*root.children(recursive=True), root]:
+            try:
+                member.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+    except psutil.NoSuchProcess:
+        return False
+    return True

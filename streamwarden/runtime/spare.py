@@ -1,0 +1,241 @@
+"""A driver that stands by while another one runs the job, and takes over from it without a JVM's start."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import Desired, Launch, utc_now
+from streamwarden.runtime.launcher import driver_process, end_orphan
+from streamwarden.runtime.postmortem import last_words
+from streamwarden.runtime.processes import kill, process_of
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.ids import new_id
+from streamwarden.store.workspace import Workspace
+
+__all__ = ["Standby", "standby"]
+
+_START_S = 300.0
+"""How long its JVM and the rehearsal may take on a machine under heavy load."""
+
+_END_S = 10.0
+
+
+class Standby:
+    """The process; see :mod:`streamwarden.driver.standby` for what it can be asked.
+
+    Parameters
+    ----------
+    workspace, spec
+        Where, and the job as it is to run.
+    incarnation
+        The driver's, once it runs.
+    process
+        With input and output as pipes.
+    logs
+        The folder of its log files.
+    state
+        Whether it shall rehearse work on state before it is ready: where the job will wait for that.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        spec: JobSpec,
+        incarnation: str,
+        process: subprocess.Popen[str],
+        logs: Path,
+        *,
+        state: bool,
+    ) -> None:
+        self._workspace = workspace
+        self._spec = spec
+        self._incarnation = incarnation
+        self._process = process
+        self._logs = logs
+        self._answers: queue.Queue[str | None] = queue.Queue()
+        assert process.stdout is not None
+        threading.Thread(target=_read, args=(process.stdout, self._answers.put), daemon=True).start()
+        self._ready = self._runs = False
+        self._send({"do": "prepare", "spec": spec.model_dump(mode="json"), "state": state})
+
+    def await_ready(self, say: Callable[[], None] = lambda: None) -> None:
+        """Wait for its session.
+
+        Parameters
+        ----------
+        say
+            Called each second; may raise.
+
+        Raises
+        ------
+        StreamwardenError
+            ``RESCALE_FAILED``, or ``RESCALE_REHEARSAL_FAILED`` if its JVM has died of the rehearsal.
+        """
+        if not self._ready:
+            self._next(_START_S, say)
+            self._ready = True
+
+    def digests(
+        self, checkpoint: str, batch: int, partitions: int, *, timeout: float, say: Callable[[], None]
+    ) -> dict[str, str]:
+        """Return the digest of each store of a checkpoint's state after a batch, in so many partitions."""
+        command = {"do": "digest", "checkpoint": checkpoint, "batch": batch, "partitions": partitions}
+        answer = self._ask(command, timeout, say)
+        digests: dict[str, str] = answer["digests"]
+        return digests
+
+    def repartition(self, checkpoint: str, partitions: int, *, timeout: float, say: Callable[[], None]) -> None:
+        """Redistribute a checkpoint's state, in place."""
+        self._ask({"do": "repartition", "checkpoint": checkpoint, "partitions": partitions}, timeout, say)
+
+    def replay(self, checkpoint: str, *, timeout: float, say: Callable[[], None]) -> list[int]:
+        """Finish the batch that was begun in a checkpoint; return the rows of each operator's state afterwards."""
+        answer = self._ask({"do": "replay", "checkpoint": checkpoint}, timeout, say)
+        rows: list[int] = answer["rows"]
+        return rows
+
+    def start_ahead(self, checkpoint: str, *, timeout: float, say: Callable[[], None]) -> list[int] | None:
+        """Start the query that will be the job's. It holds its batches until the driver runs.
+
+        But for the one that was begun in the checkpoint: that one it finishes, and writes its rows nowhere.
+
+        Returns
+        -------
+        list of int or None
+            The rows of each operator's state after that batch; None if none was begun.
+        """
+        answer = self._ask({"do": "start ahead", "checkpoint": checkpoint}, timeout, say)
+        rows: list[int] | None = answer["rows"]
+        return rows
+
+    def run(self, desired: Desired, *, by: str, reason: str) -> str | None:
+        """Let it be the job's driver from now on; return its incarnation, or None if it can't be.
+
+        It can't if it has died, stands by for another spec, or another driver was launched since it was started: of
+        incarnations the latest counts. Then it is ended, with the query that it may have started.
+
+        Parameters
+        ----------
+        desired
+            The desired state, whose spec it shall run.
+        by, reason
+            Who starts it and why; kept in its launch document.
+        """
+        documents = JobDocuments(self._workspace.storage, desired.job)
+        later = any(one > self._incarnation for one in documents.incarnations())
+        if later or desired.spec != self._spec or self._process.poll() is not None:
+            self.end()
+            return None
+        end_orphan(documents)
+        # Written before it runs, as that of any driver: if this process dies here, so does the one that stands by, and
+        # a supervisor finds a driver that has died.
+        documents.launch(self._incarnation).write(
+            Launch(
+                incarnation=self._incarnation,
+                at=utc_now(),
+                by=by,
+                reason=reason,
+                digest=desired.digest,
+                spec=desired.spec,
+                process=process_of(self._process.pid),
+            )
+        )
+        self._ask({"do": "run"}, _END_S, lambda: None)
+        self._runs = True
+        return self._incarnation
+
+    def end(self) -> None:
+        """End it, and its JVM, whatever it does; unless it runs by now."""
+        if self._process.stdin is not None:
+            # What a command to one that is gone has left in the buffer is sent again by this, in vain: closed it is.
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+        if self._runs:
+            return
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            kill(process_of(self._process.pid))
+
+    def _ask(self, command: dict[str, Any], timeout: float, say: Callable[[], None]) -> dict[str, Any]:
+        self.await_ready(say)
+        self._send(command)
+        return self._next(timeout, say)
+
+    def _send(self, command: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            # It is gone; what it said last is told when its answer is waited for.
+            pass
+
+    def _next(self, timeout: float, say: Callable[[], None]) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                line = self._answers.get(timeout=1.0)
+            except queue.Empty:
+                say()
+                if time.monotonic() < deadline:
+                    continue
+                raise StreamwardenError("RESCALE_FAILED", f"no answer after {timeout:.0f} s") from None
+            if line is None:
+                try:
+                    code = self._process.wait(_END_S)
+                except subprocess.TimeoutExpired:
+                    raise StreamwardenError("RESCALE_FAILED", "its Spark process takes no more commands") from None
+                said = last_words(self._logs).evidence or f"no error in {self._logs}"
+                raise StreamwardenError("RESCALE_FAILED", f"its Spark process ended with {code}: {said}")
+            answer: dict[str, Any] = json.loads(line)
+            if "code" in answer:
+                raise StreamwardenError(answer["code"], answer["what"])
+            return answer
+
+
+@contextmanager
+def standby(workspace: Workspace, spec: JobSpec, *, state: bool) -> Iterator[Standby]:
+    """Start a driver that stands by, and end it at the end, unless it runs by then.
+
+    Does not wait until it is ready: see :meth:`Standby.await_ready`.
+
+    Parameters
+    ----------
+    workspace, spec, state
+        As for :class:`Standby`.
+    """
+    incarnation = new_id()
+    logs = workspace.log_dir(spec.name, incarnation)
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / "console.log").open("ab") as stream:
+        process = driver_process(
+            workspace,
+            spec.name,
+            incarnation,
+            "--standby",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stream,
+        )
+    spare = Standby(workspace, spec, incarnation, process, logs, state=state)
+    try:
+        yield spare
+    finally:
+        spare.end()
+
+
+def _read(stream: IO[str], keep: Callable[[str | None], None]) -> None:
+    for line in stream:
+        keep(line.rstrip("\n"))
+    keep(None)

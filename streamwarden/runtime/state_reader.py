@@ -1,0 +1,118 @@
+"""Reading the state of checkpoints back: by Spark, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.runtime import work_dirs
+from streamwarden.runtime.processes import kill, process_of
+from streamwarden.store.workspace import Workspace
+
+__all__ = ["SCRATCH", "StateAt", "read_state"]
+
+SCRATCH = "_state_reader"
+"""In place of a job in the names of its scratch folders; no job can have it."""
+
+_TIMEOUT_S = 3600.0
+"""After which it is given up. An hour: 1 M keys take seconds."""
+
+_HEED_S = 1.0
+
+
+@dataclass(frozen=True)
+class StateAt:
+    """The state that a checkpoint had after a batch.
+
+    Parameters
+    ----------
+    checkpoint
+        Its folder, relative to the storage's root.
+    batch
+        The batch.
+    partitions
+        How many it lies in, to have it digested; None to have its rows counted.
+    """
+
+    checkpoint: str
+    batch: int
+    partitions: int | None = None
+
+    def __str__(self) -> str:
+        digested = "" if self.partitions is None else f"/{self.partitions}"
+        return f"{self.checkpoint}@{self.batch}{digested}"
+
+
+def read_state(
+    workspace: Workspace, asked: Mapping[str, StateAt], *, code: str, heed: Callable[[], object] = lambda: None
+) -> dict[str, dict[str, Any]]:
+    """Read states back, all by one JVM.
+
+    Parameters
+    ----------
+    asked
+        Which, by any name.
+    code
+        Of the error to raise.
+    heed
+        Called every second or so while Spark reads; may raise, which ends the reading.
+
+    Returns
+    -------
+    dict
+        By that name a dict with ``rows``, of each operator by its id; or ``digests``, of each store
+        (:func:`streamwarden.driver.state_digest.state_digests`); or ``error``, why this one can't be read.
+
+    Raises
+    ------
+    StreamwardenError
+        `code`, if no answer came.
+    """
+    command = [sys.executable, "-m", "streamwarden.driver.state_reader", "--profile", workspace.profile.name]
+    command += ["--config", str(workspace.config), "--root", str(workspace.root)]
+    command += [f"{name}={state}" for name, state in asked.items()]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        cwd=workspace.config.parent,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        output, errors = _communicate(process, code, heed)
+    finally:
+        # However this ends, its JVM ends too.
+        if process.poll() is None:
+            kill(process_of(process.pid))
+            # What it had unpacked may be as large as the state.
+            work_dirs.sweep(workspace, SCRATCH)
+    answers: dict[str, dict[str, Any]] = {}
+    for line in output.splitlines():
+        if line.startswith("{"):
+            answer = json.loads(line)
+            answers[answer.pop("name")] = answer
+    if process.returncode != 0 or answers.keys() != asked.keys():
+        tail = "\n".join(errors.strip().splitlines()[-8:])
+        raise StreamwardenError(code, f"reading state ended with {process.returncode}: {tail}")
+    return answers
+
+
+def _communicate(process: subprocess.Popen[str], code: str, heed: Callable[[], object]) -> tuple[str, str]:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            return process.communicate(timeout=_HEED_S)
+        except subprocess.TimeoutExpired as error:
+            heed()
+            if time.monotonic() >= deadline:
+                raise StreamwardenError(code, f"reading state: no end after {_TIMEOUT_S:.0f} s") from error

@@ -1,0 +1,396 @@
+"""The savepoints that there are: list, find, label, delete; retention, and what interrupted work left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.savepoint import Manifest, Origin, Record
+from streamwarden.model.spec import RetentionSpec
+from streamwarden.model.status import utc_now
+from streamwarden.savepoints.documents import folder_key, is_interrupted, manifest_document, record_document
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
+
+__all__ = [
+    "LATEST",
+    "Savepoint",
+    "delete",
+    "describe",
+    "drop",
+    "find",
+    "housekeeping",
+    "label",
+    "release",
+    "savepoints",
+    "use",
+]
+
+LATEST = "latest"
+"""Stands for the newest verified savepoint of a job."""
+
+_log = logging.getLogger(__name__)
+
+_LOST = "record lost"
+"""The label of a savepoint whose record is damaged: it may have had one, which kept it from retention."""
+
+_WORDS = (LATEST, "all")
+"""What a label can't be: commands read it as something else."""
+
+
+@dataclass(frozen=True)
+class Savepoint:
+    """A savepoint of the catalogue."""
+
+    manifest: Manifest
+    record: Record
+
+    @property
+    def verdict(self) -> str:
+        """Return ``verified``, ``damaged`` or ``unverified``."""
+        return self.record.verification.verdict if self.record.verification else "unverified"
+
+
+def savepoints(workspace: Workspace, job: str) -> list[Savepoint]:
+    """Return a job's savepoints, newest first: those that have a manifest and aren't being deleted."""
+    found = []
+    for name in workspace.files.folders(f"savepoints/{job}"):
+        try:
+            one = _load(workspace, job, name)
+        except StreamwardenError as error:
+            if error.code != "SAVEPOINT_DAMAGED":
+                raise
+            # One is no reason not to show the others.
+            _log.warning("%s", error)
+            continue
+        if one is not None:
+            found.append(one)
+    return sorted(found, key=lambda one: one.manifest.id, reverse=True)
+
+
+def find(workspace: Workspace, job: str, savepoint: str) -> Savepoint:
+    """Return one savepoint: by its id, by its label, or the newest verified one (``latest``).
+
+    Raises
+    ------
+    StreamwardenError
+        ``SAVEPOINT_NOT_FOUND``.
+    """
+    if savepoint == LATEST:
+        there = savepoints(workspace, job)
+        for one in there:
+            if one.verdict == "verified":
+                return one
+        # Such as a rescale takes: the job is not kept waiting until they are looked through.
+        unseen = sum(one.verdict == "unverified" for one in there)
+        words = f"`streamwarden savepoints verify {job} all` looks through the {unseen} that nobody has."
+        raise StreamwardenError(
+            "SAVEPOINT_NOT_FOUND", f"{job} has no verified savepoint", remedy=words if unseen else None
+        )
+    # Looked up and not made a path of: what a person typed may be anything.
+    known = savepoint in workspace.files.folders(f"savepoints/{job}")
+    direct = _load(workspace, job, savepoint) if known else None
+    if direct is not None:
+        return direct
+    for one in savepoints(workspace, job):
+        if savepoint and one.record.label == savepoint:
+            return one
+    raise StreamwardenError("SAVEPOINT_NOT_FOUND", f"{job}: {savepoint!r} is neither an id nor a label")
+
+
+def label(workspace: Workspace, job: str, savepoint: str, text: str) -> Record:
+    """Give a savepoint a label, which protects it from retention; an empty one takes the label away.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SAVEPOINT_NOT_FOUND``, or ``SAVEPOINT_LABEL_INVALID`` for one that would name another savepoint, too.
+    """
+    found = find(workspace, job, savepoint)
+    if text in _WORDS or (text and text != text.strip()):
+        raise StreamwardenError("SAVEPOINT_LABEL_INVALID", f"{text!r}")
+    for other in savepoints(workspace, job) if text else ():
+        if text in (other.manifest.id, other.record.label) and other.manifest.id != found.manifest.id:
+            raise StreamwardenError("SAVEPOINT_LABEL_INVALID", f"{text!r} names {other.manifest.id} already")
+    return _update(workspace, found, lambda record: record.model_copy(update={"label": text}))
+
+
+def use(workspace: Workspace, found: Savepoint, operation: str) -> None:
+    """Say that an operation starts from a savepoint: until :func:`release` it can't be deleted.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SAVEPOINT_NOT_FOUND`` if it is being deleted.
+    """
+
+    def add(record: Record) -> Record:
+        return record.model_copy(update={"in_use_by": sorted({*record.in_use_by, operation})})
+
+    _update(workspace, found, add)
+
+
+def release(workspace: Workspace, found: Savepoint, operation: str) -> None:
+    """Take back :func:`use`."""
+
+    def remove(record: Record) -> Record:
+        return record.model_copy(update={"in_use_by": [one for one in record.in_use_by if one != operation]})
+
+    try:
+        _update(workspace, found, remove)
+    except StreamwardenError as error:
+        # One that is gone is in nobody's use.
+        if error.code != "SAVEPOINT_NOT_FOUND":
+            raise
+
+
+def delete(workspace: Workspace, job: str, savepoint: str, *, force: bool = False) -> None:
+    """Delete a savepoint: first its manifest, so that half a savepoint is never one, then its files.
+
+    Parameters
+    ----------
+    force
+        Also one with a label, or the newest verified one. One in use is never deleted.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SAVEPOINT_NOT_FOUND`` or ``SAVEPOINT_IN_USE``.
+    """
+    found = find(workspace, job, savepoint)
+    if not force:
+        why = _protected(savepoints(workspace, job)).get(found.manifest.id)
+        if why:
+            raise StreamwardenError("SAVEPOINT_IN_USE", f"{job} {found.manifest.id}: {why}")
+
+    def mark(record: Record) -> Record:
+        if record.in_use_by:
+            users = ", ".join(record.in_use_by)
+            raise StreamwardenError("SAVEPOINT_IN_USE", f"{job} {record.id}: in use by operation {users}")
+        if record.label and not force:
+            # Given since the check above.
+            raise StreamwardenError("SAVEPOINT_IN_USE", f"{job} {record.id}: has the label {record.label!r}")
+        return record.model_copy(update={"state": "deleting"})
+
+    _finish_delete(workspace, _update(workspace, found, mark))
+
+
+def drop(workspace: Workspace, job: str, savepoint: str) -> None:
+    """Remove a savepoint, whatever is left of it, its manifest first; asks nothing: see :func:`delete`."""
+    workspace.storage.delete(manifest_document(workspace, job, savepoint).key)
+    workspace.files.delete_tree(folder_key(job, savepoint))
+    workspace.storage.delete(record_document(workspace, job, savepoint).key)
+
+
+def housekeeping(
+    workspace: Workspace, job: str, retention: RetentionSpec, *, now: datetime | None = None
+) -> dict[str, list[str]]:
+    """Finish what was interrupted, and delete what retention lets go.
+
+    Returns
+    -------
+    dict
+        What was removed, by why: savepoints under ``removed_interrupted``, ``finished_deletes`` and ``expired``;
+        folders of checkpoints that are no longer in force under ``old_checkpoints``.
+    """
+    now = now or utc_now()
+    _release_ended(workspace, job)
+    interrupted, deleting = [], []
+    for record in _records(workspace, job):
+        if is_interrupted(record):
+            if _is_whole(workspace, job, record.id):
+                # Killed after the manifest: the savepoint exists.
+                done: dict[str, Any] = {"state": "complete", "process": None, "done": {}}
+                record_document(workspace, job, record.id).write(record.model_copy(update=done))
+                continue
+            _finish_delete(workspace, record)
+            interrupted.append(record.id)
+        elif record.state == "deleting":
+            _finish_delete(workspace, record)
+            deleting.append(record.id)
+    expired = []
+    for one in _expired(savepoints(workspace, job), retention, now):
+        try:
+            delete(workspace, job, one.manifest.id)
+        except StreamwardenError as error:
+            # Somebody began to use it, gave it a label or deleted it in this moment.
+            if error.code not in ("SAVEPOINT_IN_USE", "SAVEPOINT_NOT_FOUND"):
+                raise
+            continue
+        expired.append(one.manifest.id)
+    return {
+        "removed_interrupted": interrupted,
+        "finished_deletes": deleting,
+        "expired": expired,
+        "old_checkpoints": _remove_old_checkpoints(workspace, job),
+    }
+
+
+def describe(workspace: Workspace, found: Savepoint) -> dict[str, Any]:
+    """Return a savepoint as plain JSON values, for lists.
+
+    ``bytes`` is what it needs in all; ``own_bytes`` is what deleting it would free, ``shared_bytes`` the rest, which
+    has other names too: hard links of the checkpoint or of other savepoints.
+    """
+    manifest, record = found.manifest, found.record
+    shared = sum(info.size for info in workspace.files.walk(folder_key(manifest.job, manifest.id)) if info.links > 1)
+    return {
+        "id": manifest.id,
+        "job": manifest.job,
+        "taken_at": manifest.taken_at.isoformat(),
+        "origin": manifest.origin.value,
+        "by": manifest.by,
+        "batch": manifest.batch,
+        "generation": manifest.generation,
+        "rows": manifest.state_rows if manifest.state_rows is not None else _read_back(record),
+        "bytes": manifest.bytes,
+        "shared_bytes": shared,
+        "own_bytes": manifest.bytes - shared,
+        "partitions": manifest.partitions,
+        "state": found.verdict,
+        "label": record.label,
+        "note": record.note,
+        "parent": manifest.parent,
+        "in_use_by": record.in_use_by,
+        "took_s": manifest.took_s,
+        "verification": record.verification.model_dump(mode="json") if record.verification else None,
+    }
+
+
+def _release_ended(workspace: Workspace, job: str) -> None:
+    """Free the savepoints of operations that ended, or were replaced, without saying so: their process was killed."""
+    used = [one for one in savepoints(workspace, job) if one.record.in_use_by]
+    if not used:
+        return
+    unfinished = set()
+    # The operation may be that of a clone.
+    for other in workspace.files.folders("control"):
+        try:
+            operation = JobDocuments(workspace.storage, other).operation.read()
+        except StreamwardenError as error:
+            if error.code != "DOCUMENT_INVALID":
+                raise
+            # Of a job whose document is damaged: whatever is in use may be in its use.
+            return
+        if operation is not None and operation.state == "running":
+            unfinished.add(operation.id)
+    for one in used:
+        for user in set(one.record.in_use_by) - unfinished:
+            release(workspace, one, user)
+
+
+def _remove_old_checkpoints(workspace: Workspace, job: str) -> list[str]:
+    documents = JobDocuments(workspace.storage, job)
+    operation, reference = documents.operation.read(), documents.checkpoint.read()
+    # An operation that is not at its end may go back to one of them, also after its process died.
+    if reference is None or (operation is not None and operation.state == "running"):
+        return []
+    old = [f"checkpoints/{job}/{name}" for name in workspace.files.folders(f"checkpoints/{job}")]
+    removed = [path for path in old if path != reference.path]
+    for path in removed:
+        workspace.files.delete_tree(path)
+        generation = path.rpartition("/g")[2]
+        if generation.isdigit():
+            workspace.storage.delete(documents.totals(int(generation)).key)
+    return removed
+
+
+def _read_back(record: Record) -> int | None:
+    rows = record.verification.rows if record.verification else None
+    return sum(rows.values()) if rows else None
+
+
+def _load(workspace: Workspace, job: str, name: str) -> Savepoint | None:
+    try:
+        manifest = manifest_document(workspace, job, name).read()
+    except StreamwardenError as error:
+        if error.code != "DOCUMENT_INVALID":
+            raise
+        remedy = f"Use another one; `streamwarden repair {job} --yes` removes this one, which nothing can start from."
+        raise StreamwardenError(
+            "SAVEPOINT_DAMAGED", f"{job} {name}: its manifest can't be read", remedy=remedy
+        ) from error
+    if manifest is None:
+        return None
+    document = record_document(workspace, job, name)
+    record = document.read()
+    if record is not None and record.state == "deleting":
+        return None
+    if record is None:
+        # Brought here from another root, or damaged: the manifest is what makes a savepoint.
+        lost = workspace.storage.read(document.key) is not None
+        record = Record(
+            id=name,
+            job=job,
+            state="complete",
+            origin=manifest.origin,
+            by=manifest.by,
+            at=manifest.taken_at,
+            label=_LOST if lost else "",
+        )
+    return Savepoint(manifest, record)
+
+
+def _is_whole(workspace: Workspace, job: str, name: str) -> bool:
+    """Tell whether there is a manifest that can be read: whoever wrote it may have died with the machine."""
+    try:
+        return manifest_document(workspace, job, name).read() is not None
+    except StreamwardenError as error:
+        if error.code != "DOCUMENT_INVALID":
+            raise
+        return False
+
+
+def _records(workspace: Workspace, job: str) -> Iterable[Record]:
+    for key in workspace.storage.list(f"{JobDocuments(workspace.storage, job).base}/savepoints"):
+        record = record_document(workspace, job, key.rsplit("/", 1)[1].removesuffix(".json")).read()
+        if record is not None:
+            yield record
+
+
+def _update(workspace: Workspace, found: Savepoint, change: Callable[[Record], Record]) -> Record:
+    def apply(record: Record | None) -> Record:
+        # Without a record it was brought here from another root, or is deleted by now: then it must not get a new one.
+        gone = record is None and manifest_document(workspace, found.manifest.job, found.manifest.id).read() is None
+        record = record or found.record
+        if gone or record.state == "deleting":
+            raise StreamwardenError("SAVEPOINT_NOT_FOUND", f"{record.job} {record.id} is being deleted")
+        return change(record)
+
+    return record_document(workspace, found.manifest.job, found.manifest.id).update(apply)
+
+
+def _finish_delete(workspace: Workspace, record: Record) -> None:
+    drop(workspace, record.job, record.id)
+
+
+def _protected(found: list[Savepoint]) -> dict[str, str]:
+    """Return why each protected savepoint is, by id."""
+    why = {one.manifest.id: f"has the label {one.record.label!r}" for one in found if one.record.label}
+    why.update({one.manifest.id: "is in use" for one in found if one.record.in_use_by})
+    newest = next((one for one in found if one.verdict == "verified"), None)
+    if newest is not None:
+        why.setdefault(newest.manifest.id, "is the newest verified one")
+    return why
+
+
+def _expired(found: list[Savepoint], retention: RetentionSpec, now: datetime) -> list[Savepoint]:
+    """Return those that are beyond count or age, per origin, oldest first; `found` is newest first."""
+    protected = _protected(found)
+    expired = []
+    for origin in Origin:
+        policy = retention.of(origin.value)
+        mine = [one for one in found if one.manifest.origin is origin]
+        # Counted apart: damaged ones must not push good ones out.
+        damaged = [one for one in mine if one.verdict == "damaged"]
+        for group in ([one for one in mine if one not in damaged], damaged):
+            for number, one in enumerate(group):
+                old = policy.age is not None and now - one.manifest.taken_at > policy.age
+                many = policy.count is not None and number >= policy.count
+                if (old or many) and one.manifest.id not in protected:
+                    expired.append(one)
+    return sorted(expired, key=lambda one: one.manifest.id)

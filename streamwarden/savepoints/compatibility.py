@@ -1,0 +1,352 @@
+"""Whether a job can start from a savepoint, or go on as another spec: asked before anything stops."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.checkpoint_files import StateFileMissing, closure
+from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.landing.folder import landing_folder
+from streamwarden.landing.planner import is_same
+from streamwarden.landing.plans import Plans, read_plans
+from streamwarden.model.savepoint import Manifest
+from streamwarden.model.spec import DeltaSource, FileSource, JobSpec, KafkaSource, Source
+from streamwarden.model.status import CheckpointRef, OutputStart
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
+
+__all__ = [
+    "Written",
+    "incompatibilities",
+    "job_version",
+    "misfits",
+    "missing_outputs",
+    "readers_of",
+    "stored_backend",
+    "taken_outputs",
+]
+
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_BACKENDS = {"rocksdb": "RocksDBStateStoreProvider", "memory": "HDFSBackedStateStoreProvider"}
+_SHOWN = 5
+
+
+class Written(Protocol):
+    """What is known of how a checkpoint, or a savepoint of it, was written."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job's spec at that time."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of spark and of the job's module, where a driver said them."""
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Spark settings that the checkpoint fixes."""
+
+    @property
+    def partitions(self) -> int | None:
+        """The number of state partitions, or None for a stateless job."""
+
+
+def misfits(written: Written, spec: JobSpec) -> list[StreamwardenError]:
+    """Return what of a job as it shall run contradicts what was written: code, settings, and which source is read.
+
+    Reads no checkpoint, and of the source nothing but its name; see :func:`incompatibilities` for the rest.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_MODULE_INVALID`` for a module that isn't Python.
+    """
+    return [*_code(written, spec), *_settings(written, spec), *_other_source(written.spec.source, spec.source)]
+
+
+def stored_backend(settings: Mapping[str, str]) -> str | None:
+    """Return the state backend, as a spec names it, that a checkpoint's settings are of; None for an unknown one."""
+    provider = settings.get(_PROVIDER, "")
+    return next((name for name, ending in _BACKENDS.items() if provider.endswith(ending)), None)
+
+
+def incompatibilities(
+    workspace: Workspace, manifest: Manifest, spec: JobSpec, current: CheckpointRef | None
+) -> list[StreamwardenError]:
+    """Return every reason why a job can't start from a savepoint; none if it can.
+
+    Parameters
+    ----------
+    manifest
+        The savepoint's.
+    spec
+        The job as it shall run.
+    current
+        The checkpoint that the job runs on now, if any: what its query's operators and schema are is read from there.
+
+    Notes
+    -----
+    Does not run the query: what its plan would be is known only from the module's VERSION and the current checkpoint.
+    Spark itself checks the schema once more when the query starts.
+    """
+    return [
+        *_code(manifest, spec),
+        *_settings(manifest, spec),
+        *_operators(workspace, manifest, current),
+        *_source(workspace, manifest, spec, current),
+    ]
+
+
+def job_version(module: str) -> int | None:
+    """Return a job module's ``VERSION`` without importing it, or None where it isn't a plain number.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_MODULE_INVALID`` for a module that isn't Python: a driver would only find that once the job was stopped.
+    """
+    try:
+        found = find_spec(module)
+    except ModuleNotFoundError:
+        # Nor is there the package that it should be in. The driver says so.
+        return None
+    if found is None or found.origin is None or not found.has_location:
+        return None
+    try:
+        tree = ast.parse(Path(found.origin).read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        raise StreamwardenError("JOB_MODULE_INVALID", f"{module}: {error}") from error
+    value: ast.expr | None = None
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if "VERSION" in (target.id for target in targets if isinstance(target, ast.Name)):
+                value = node.value
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, int) else None
+
+
+def readers_of(workspace: Workspace, tables: Iterable[str], *, but: str) -> dict[str, list[str]]:
+    """Return the deployed jobs that stream from tables, by table.
+
+    Parameters
+    ----------
+    but
+        A job that is left out.
+    """
+    chosen = set(tables)
+    found: dict[str, list[str]] = {}
+    for job in workspace.files.folders("control"):
+        desired = JobDocuments(workspace.storage, job).desired.read()
+        source = desired.spec.source if desired is not None else None
+        if job != but and isinstance(source, DeltaSource) and source.table in chosen:
+            found.setdefault(source.table, []).append(job)
+    return found
+
+
+def taken_outputs(workspace: Workspace, spec: JobSpec, *, ran_before: bool) -> list[StreamwardenError]:
+    """Return why a clone can't have its output tables, which are written over; none if it can.
+
+    Parameters
+    ----------
+    ran_before
+        Whether the clone has run: tables that exist then are its own.
+    """
+    found = []
+    mine = {sink.table for sink in spec.sinks}
+    for job in workspace.files.folders("control"):
+        desired = JobDocuments(workspace.storage, job).desired.read()
+        if job != spec.name and desired is not None:
+            shared = sorted(mine & {sink.table for sink in desired.spec.sinks})
+            found += [StreamwardenError("RESTORE_OUTPUT_TAKEN", f"{table} is written by {job}") for table in shared]
+    if not found and not ran_before:
+        there = [table for table in sorted(mine) if DeltaLog(workspace.files, f"tables/{table}").latest is not None]
+        found += [StreamwardenError("RESTORE_OUTPUT_TAKEN", f"{table} exists already") for table in there]
+    return found
+
+
+def missing_outputs(workspace: Workspace, outputs: Iterable[OutputStart]) -> list[StreamwardenError]:
+    """Return why tables can't be put to the versions that a generation shall start with; none if they all can.
+
+    Parameters
+    ----------
+    outputs
+        What the tables shall start with.
+    """
+    found = []
+    for output in outputs:
+        name = output.source or output.table
+        if output.version is None:
+            continue
+        uri, options = workspace.delta_rs(name)
+        try:
+            named = DeltaTable(uri, version=output.version, storage_options=options).file_uris()
+        except (DeltaError, OSError) as error:
+            found.append(StreamwardenError("RESTORE_OUTPUT_GONE", f"{name}, version {output.version}: {error}"))
+            continue
+        folder = f"tables/{name}"
+        there = {info.key for info in workspace.files.walk(folder)}
+        gone = sorted({folder + unquote(path.rpartition(folder)[2]) for path in named} - there)
+        if gone:
+            found.append(
+                StreamwardenError(
+                    "RESTORE_OUTPUT_GONE",
+                    f"{name}, version {output.version}: {len(gone)} of its files are gone, such as {gone[0]}",
+                )
+            )
+    return found
+
+
+def _code(written: Written, spec: JobSpec) -> Iterator[StreamwardenError]:
+    before, now = written.versions.get("job"), job_version(spec.module)
+    if before is not None and now is not None and before != str(now):
+        yield StreamwardenError("RESTORE_JOB_VERSION", f"{spec.module} is version {now}, the savepoint's is {before}")
+    writer = written.versions.get("spark")
+    if writer is not None:
+        then, here = _release(writer), _release(version("pyspark"))
+        if then > here or then[0] != here[0]:
+            yield StreamwardenError("RESTORE_SPARK_VERSION", f"written by {writer}, here is {version('pyspark')}")
+
+
+def _release(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _settings(written: Written, spec: JobSpec) -> Iterator[StreamwardenError]:
+    if written.partitions is None:
+        return
+    if written.partitions != spec.state.partitions:
+        yield StreamwardenError(
+            "RESTORE_PARTITIONS", f"{spec.name}: {spec.state.partitions}, the savepoint has {written.partitions}"
+        )
+    provider = written.settings.get(_PROVIDER, "")
+    if provider and not provider.endswith(_BACKENDS[spec.state.backend]):
+        yield StreamwardenError("RESTORE_BACKEND", f"{spec.name}: {spec.state.backend}, the savepoint has {provider}")
+
+
+def _operators(workspace: Workspace, manifest: Manifest, current: CheckpointRef | None) -> Iterator[StreamwardenError]:
+    if current is None:
+        return
+    try:
+        reader = CheckpointReader(workspace.storage, current.path)
+        batch = reader.last_commit()
+        offsets = reader.offsets(batch) if batch is not None else None
+        if offsets is None:
+            return
+        now = closure(workspace.files, current.path, offsets).operators
+    except (StateFileMissing, StreamwardenError) as error:
+        # A damaged checkpoint is what one restores from; Spark checks when the query starts.
+        if isinstance(error, StreamwardenError) and error.code != "CHECKPOINT_DAMAGED":
+            raise
+        return
+    have = [(one.id, one.name) for one in manifest.operators]
+    want = [(one.id, one.name) for one in now]
+    if have != want:
+        yield StreamwardenError("RESTORE_OPERATORS", f"the savepoint has {_names(have)}; the job has {_names(want)}")
+        return
+    for then, mine in zip(manifest.operators, now, strict=True):
+        if then.schema_sha256 != mine.schema_sha256:
+            yield StreamwardenError("RESTORE_STATE_SCHEMA", f"operator {then.id} ({then.name})")
+
+
+def _names(operators: list[tuple[int, str]]) -> str:
+    return ", ".join(f"{number} {name}" for number, name in operators) or "none"
+
+
+def _other_source(then: Source, now: Source) -> Iterator[StreamwardenError]:
+    if isinstance(then, DeltaSource) and isinstance(now, DeltaSource):
+        if then.table != now.table:
+            yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"table {now.table}, then {then.table}")
+    elif isinstance(then, FileSource) and isinstance(now, FileSource):
+        if then.path != now.path:
+            yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"folder {now.path}, then {then.path}")
+    elif isinstance(then, KafkaSource) and isinstance(now, KafkaSource):
+        if then.topic != now.topic:
+            yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"topic {now.topic}, then {then.topic}")
+    else:
+        yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"{now.kind}, then {then.kind}")
+
+
+def _source(
+    workspace: Workspace, manifest: Manifest, spec: JobSpec, current: CheckpointRef | None
+) -> Iterator[StreamwardenError]:
+    other = list(_other_source(manifest.spec.source, spec.source))
+    if other:
+        yield from other
+    elif isinstance(spec.source, DeltaSource):
+        if manifest.sources and manifest.sources[0]:
+            yield from _delta_source(DeltaLog(workspace.files, f"tables/{spec.source.table}"), manifest.sources[0])
+    elif isinstance(spec.source, KafkaSource):
+        # Whether the topic has its records still, only its servers know: Spark tells when it reads them.
+        return
+    elif current is not None and manifest.sources and manifest.sources[0]:
+        position = json.loads(manifest.sources[0])
+        gone = _gone_after(workspace, spec.source, current, int(position["logOffset"]))
+        if gone:
+            more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
+            yield StreamwardenError(
+                "RESTORE_SOURCE_GONE",
+                f"{len(gone)} files that came later are gone, or were replaced: {', '.join(gone[:_SHOWN])}{more}",
+            )
+
+
+def _delta_source(log: DeltaLog, offset: str) -> Iterator[StreamwardenError]:
+    position: dict[str, Any] = json.loads(offset)
+    needed = int(position["reservoirVersion"])
+    if log.latest is None:
+        yield StreamwardenError("RESTORE_SOURCE_GONE", "the source table is not there")
+    elif (known := log.table_id()) is not None and known != position["reservoirId"]:
+        yield StreamwardenError("RESTORE_SOURCE_GONE", f"the source table was made anew: {known}")
+    elif needed > log.latest + 1:
+        yield StreamwardenError(
+            "RESTORE_SOURCE_GONE", f"the source table is at version {log.latest}, the savepoint goes on from {needed}"
+        )
+    elif log.versions[0] > needed:
+        yield StreamwardenError(
+            "RESTORE_SOURCE_GONE",
+            f"the source table's log begins with version {log.versions[0]}, the savepoint goes on from {needed}",
+        )
+
+
+def _gone_after(workspace: Workspace, source: FileSource, current: CheckpointRef, position: int) -> list[str]:
+    """Return what the job has read after a position of its source's log, and could not read again as it was."""
+    try:
+        reads = list(read_plans(workspace, current.path, first=position + 1))
+        there = landing_folder(workspace, source).look().files if reads else {}
+    except StreamwardenError as error:
+        if error.code == "CHECKPOINT_DAMAGED":
+            # That is what one restores from.
+            return []
+        if error.code != "LANDING_UNREADABLE":
+            raise
+        there = {}
+    gone: set[str] = set()
+    for read in reads:
+        plan = read.plan_of()
+        if plan is None:
+            gone |= set() if _exists(read.path) else {read.path}
+        else:
+            files = [file for file in Plans(workspace.storage, plan[0]).read(plan[1]) if file.refused is None]
+            changed = [file for file in files if not is_same(file, there.get(file.name))]
+            # One that was read again in its new version will be so once more.
+            newest = Plans(workspace.storage, plan[0]).known({plan[1]})[0] if changed else {}
+            gone |= {file.label for file in changed if not is_same(newest[file.name], there.get(file.name))}
+    return sorted(gone)
+
+
+def _exists(path: str) -> bool:
+    # Files elsewhere than on this machine are taken on trust: nobody else cleans them up under a job's feet unseen.
+    scheme, is_address, rest = path.partition("://")
+    return (is_address != "" and scheme != "file") or Path(rest or path).exists()

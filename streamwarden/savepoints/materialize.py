@@ -1,0 +1,110 @@
+"""Making a fresh checkpoint of a savepoint's files, under a new generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint_files import relocated
+from streamwarden.model.savepoint import Manifest
+from streamwarden.model.status import CheckpointRef, OutputStart, utc_now
+from streamwarden.savepoints.documents import checkpoint_key
+from streamwarden.savepoints.take import Report
+from streamwarden.savepoints.verify import check_files
+from streamwarden.store.workspace import Workspace
+
+__all__ = ["checkpoint_path", "fresh_checkpoint"]
+
+
+def checkpoint_path(job: str, generation: int) -> str:
+    """Return the folder of a generation's checkpoint."""
+    return f"checkpoints/{job}/g{generation:06d}"
+
+
+def fresh_checkpoint(
+    workspace: Workspace,
+    job: str,
+    manifest: Manifest | None,
+    generation: int,
+    *,
+    outputs: list[OutputStart],
+    operation: str,
+    reason: str,
+    check: Callable[[], None],
+    report: Report | None = None,
+) -> CheckpointRef:
+    """Make a checkpoint under a generation of its own; return what puts it in force, which this does not.
+
+    Parameters
+    ----------
+    manifest
+        The savepoint; None begins with no state and no offsets, as a first start does.
+    generation
+        One that was never used, and that no other try of an operation can have been given.
+    outputs
+        What the output tables shall start with.
+    operation, reason
+        By which operation it is made, and why.
+    check
+        Called before its folder is emptied; raises if another process performs the operation by now. A clone's first
+        generation is the same for all.
+    report
+        Told how far it is.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SAVEPOINT_DAMAGED``, naming the first files.
+    """
+    path = checkpoint_path(job, generation)
+    check()
+    # A killed try may have left some of it.
+    workspace.files.delete_tree(path)
+    if manifest is not None:
+        _fill(workspace, manifest, path, report)
+    return CheckpointRef(
+        job=job,
+        generation=generation,
+        path=path,
+        since=utc_now(),
+        reason=reason,
+        savepoint=manifest.id if manifest else None,
+        base_batch=manifest.batch if manifest else None,
+        highest=generation,
+        operation=operation,
+        partitions=manifest.partitions if manifest else None,
+        outputs=outputs,
+    )
+
+
+def _fill(workspace: Workspace, manifest: Manifest, path: str, report: Report | None) -> None:
+    """Make a checkpoint of a savepoint's files, and see that it is whole.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SAVEPOINT_DAMAGED``, naming the first files.
+    """
+    source = checkpoint_key(manifest.job, manifest.id)
+    pairs = [(f"{source}/{entry.path}", f"{path}/{entry.path}") for entry in manifest.files]
+
+    def done(number: int) -> None:
+        if report is not None:
+            report("copy", number, len(pairs))
+
+    try:
+        workspace.files.copy_many(pairs, done=done)
+    except FileNotFoundError as error:
+        raise StreamwardenError("SAVEPOINT_DAMAGED", f"{manifest.id}: {error.filename or error}: missing") from error
+    problems = check_files(workspace, manifest, path, report=report)
+    if problems:
+        raise StreamwardenError("SAVEPOINT_DAMAGED", f"{manifest.id}: {'; '.join(problems[:3])}")
+    # Only now: the savepoint's own metadata names its own schema files.
+    for operator in manifest.operators:
+        marker = f"state/{operator.id}/_metadata/v2/"
+        for entry in manifest.files:
+            if entry.path.startswith(marker):
+                content = workspace.files.read(f"{path}/{entry.path}")
+                workspace.files.write(
+                    f"{path}/{entry.path}", relocated(content, operator.id, workspace.schemed_uri(path))
+                )

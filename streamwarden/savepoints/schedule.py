@@ -1,0 +1,91 @@
+"""Whether a job's periodic savepoint is to be taken now."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from croniter import croniter
+
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.durations import format_duration
+from streamwarden.model.savepoint import Origin
+from streamwarden.model.spec import SavepointSpec
+from streamwarden.model.status import utc_now
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.catalog import Savepoint
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision.observe import Phase, observe
+
+__all__ = ["reason_to_skip", "schedule_text"]
+
+_EARLY = 0.1
+"""How much of an interval may be missing: a scheduler's runs don't start at the second."""
+
+
+def schedule_text(spec: SavepointSpec) -> str:
+    """Return when savepoints are taken by themselves, in a few words; empty if they are not."""
+    if spec.every is not None:
+        return f"every {format_duration(spec.every)}"
+    return f"cron {spec.cron}" if spec.cron is not None else ""
+
+
+def reason_to_skip(
+    workspace: Workspace, job: str, *, planned: str | None = None, now: datetime | None = None
+) -> str | None:
+    """Return why no periodic savepoint of a job is to be taken now, or None if one is.
+
+    What the deployed spec says counts, and not the YAML: a changed YAML is not in force before it is deployed.
+
+    Parameters
+    ----------
+    planned
+        What whoever asks goes by, as :func:`schedule_text` writes it. If the deployed spec says otherwise, a savepoint
+        is taken once its time has come by the deployed spec. None asks whatever the time: a person did.
+    now
+        The time; default the real one.
+    """
+    seen = observe(workspace, job)
+    desired = seen.desired
+    if desired is None:
+        return f"{job} is not deployed"
+    if seen.operation is not None:
+        return f"{seen.operation.kind} {seen.operation.id} is working on {job}, and takes the savepoints that it needs"
+    if desired.state == "suspended":
+        return f"{job} is suspended, by {desired.updated_by}: nothing is new since"
+    if not seen.phase.alive or seen.phase is Phase.STOPPING:
+        return f"{job} is {seen.phase}: {seen.reason}"
+    found = catalog.savepoints(workspace, job)
+    if planned is not None:
+        early = _early(desired.spec.savepoints, planned, found, now or utc_now())
+        if early is not None:
+            return f"{job}: {early}"
+    reference = JobDocuments(workspace.storage, job).checkpoint.read()
+    batch = CheckpointReader(workspace.storage, reference.path).last_commit() if reference is not None else None
+    if reference is None or batch is None:
+        return f"{job} has not committed a batch yet"
+    for one in found:
+        # An idle job's savepoints are all alike, and would push older, different ones out of retention.
+        if (one.manifest.generation, one.manifest.batch) == (reference.generation, batch) and one.verdict != "damaged":
+            return f"{job} has no new batch since savepoint {one.manifest.id} (batch {batch})"
+    return None
+
+
+def _early(spec: SavepointSpec, planned: str, found: list[Savepoint], now: datetime) -> str | None:
+    deployed = schedule_text(spec)
+    if deployed == planned:
+        return None
+    if not deployed:
+        return f"as deployed it takes no periodic savepoints (its YAML says {planned}); deploy it to change that"
+    last = next((one.manifest.taken_at for one in found if one.manifest.origin is Origin.PERIODIC), None)
+    if last is None:
+        return None
+    if spec.every is not None:
+        due: datetime = last + spec.every * (1 - _EARLY)
+    else:
+        assert spec.cron is not None
+        # A savepoint is dated by its end, a little after the moment that it was taken for.
+        due = croniter(spec.cron, last + timedelta(seconds=1)).get_next(datetime)
+    if now >= due:
+        return None
+    return f"as deployed ({deployed}; its YAML says {planned}) the next one is due at {due:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,377 @@
+"""Taking a savepoint: of a running job at its newest committed batch, of a stopped one, or together with a stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Protocol
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import BatchOffsets, CheckpointReader
+from streamwarden.formats.checkpoint_files import Closure, StateFileMissing, closure, relocated
+from streamwarden.formats.damage import checkpoint_damaged
+from streamwarden.formats.delta_log import DeltaLog, TableState, application_id
+from streamwarden.model.savepoint import FileEntry, Manifest, OperatorState, Origin, Record, SinkState
+from streamwarden.model.status import BatchProgress, CheckpointRef, Desired, OutputStart, utc_now
+from streamwarden.runtime.operation_lock import refuse_if_busy
+from streamwarden.runtime.processes import current_process
+from streamwarden.savepoints.documents import checkpoint_key, folder_key, manifest_document, record_document
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.ids import new_id
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Phase, observe
+
+__all__ = ["Report", "savepoint_and_stop", "take", "writer_versions"]
+
+_ATTEMPTS = 5
+"""How often a take begins again at a newer batch when state files are removed under it. 5: each try is a whole copy."""
+
+_SPEAK_S = 5.0
+"""Seconds between a taker's signs of life."""
+
+_TRACKED = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
+"""Where it is off, Spark reports 0 rows, whatever there is: to be compared with nothing."""
+
+_PROGRESS_WAIT_S = 3.0
+"""How long to wait for a live driver's report of the batch. A report follows its commit by some milliseconds."""
+
+
+class Report(Protocol):
+    """What is told how far the work is: a step's name, how much of it is done, and how much there is."""
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """Report."""
+
+
+def take(
+    workspace: Workspace, job: str, *, origin: Origin, by: str, note: str = "", report: Report | None = None
+) -> Manifest:
+    """Take a savepoint of a job at its newest committed batch, without stopping it.
+
+    The job may be running: batches go on, and Spark removes old state files, while files are copied. Should it remove
+    one that is still to be copied, the take begins again at the then newest batch. Nothing is left of a take that
+    fails. One that is killed leaves files without a manifest, which :func:`~.catalogue.housekeeping` removes.
+
+    Parameters
+    ----------
+    workspace, job
+        The job.
+    origin, by, note
+        Why and by whom; kept in the manifest and the record.
+    report
+        Told how far it is.
+
+    Returns
+    -------
+    Manifest
+        Not verified yet: see :mod:`~.verify`.
+
+    Raises
+    ------
+    StreamwardenError
+        ``NOT_DEPLOYED``, ``SAVEPOINT_NOTHING``, ``SAVEPOINT_OUTRUN``, ``SAVEPOINT_UNSUPPORTED``,
+        ``CHECKPOINT_DAMAGED`` or ``SAVEPOINT_FAILED``.
+    """
+    documents = JobDocuments(workspace.storage, job)
+    desired, reference = documents.desired.read(), documents.checkpoint.read()
+    if desired is None:
+        raise StreamwardenError("NOT_DEPLOYED", job)
+    if reference is None or CheckpointReader(workspace.storage, reference.path).last_commit() is None:
+        raise StreamwardenError("SAVEPOINT_NOTHING", f"{job}: no batch is committed yet")
+    if any(output.source is not None for output in reference.outputs):
+        # A clone that never started: no version of its own tables is what its state stands for.
+        raise StreamwardenError("SAVEPOINT_NOTHING", f"{job}: its tables are not in place yet")
+    now = utc_now()
+    record = Record(
+        id=new_id(),
+        job=job,
+        state="taking",
+        origin=origin,
+        by=by,
+        at=now,
+        note=note,
+        process=current_process(),
+        seen_at=now,
+    )
+    record_document(workspace, job, record.id).create(record)
+    try:
+        return _Take(workspace, desired, reference, record, report).run()
+    except (OSError, StreamwardenError) as error:
+        _remove(workspace, record)
+        if isinstance(error, StreamwardenError):
+            raise
+        raise StreamwardenError("SAVEPOINT_FAILED", f"{job}: {error}") from error
+    except BaseException:
+        _remove(workspace, record)
+        raise
+
+
+def savepoint_and_stop(
+    workspace: Workspace,
+    job: str,
+    *,
+    by: str,
+    note: str = "",
+    origin: Origin = Origin.SUSPEND,
+    timeout: float = 300,
+    report: Report | None = None,
+) -> Manifest:
+    """Suspend a job and take a savepoint of where it stopped: no row is processed after it.
+
+    A job that is suspended and down already is left so, also with the time of its stop. Should the savepoint fail, the
+    job is started again, as Flink's stop-with-savepoint leaves a job running; but not one that somebody else has
+    stopped by then. A supervisor that has seen the stop has ended: does not see to it that there is another one.
+
+    Parameters
+    ----------
+    timeout
+        Seconds that the driver may take to stop.
+
+    Raises
+    ------
+    StreamwardenError
+        As :func:`take`, or ``STOP_TIMED_OUT``: then the job is suspended, without a savepoint yet.
+    """
+    was, reason = observe(workspace, job), note or f"savepoint ({origin})"
+    # Or an earlier try of the same has stopped it, and was killed before it could start it again.
+    ran = was.desired is not None and (
+        (was.desired.state == "running" and was.phase.alive) or _is_stop(was.desired, by=by, reason=reason)
+    )
+    if was.desired is not None and was.desired.state == "suspended" and was.phase in (Phase.STOPPED, Phase.FAILED):
+        refuse_if_busy(workspace, job)
+    else:
+        _stop(workspace, job, by=by, reason=reason, timeout=timeout)
+    try:
+        return take(workspace, job, origin=origin, by=by, note=note, report=report)
+    except BaseException:
+        now = JobDocuments(workspace.storage, job).desired.read()
+        if ran and now is not None and _is_stop(now, by=by, reason=reason):
+            driver_control.start(workspace, job, by=by, reason="its savepoint failed")
+        raise
+
+
+def _is_stop(desired: Desired, *, by: str, reason: str) -> bool:
+    """Tell whether what is wanted of a job is the stop for this savepoint, and nobody's since."""
+    return (desired.state, desired.updated_by, desired.note) == ("suspended", by, reason)
+
+
+def _stop(workspace: Workspace, job: str, *, by: str, reason: str, timeout: float) -> None:
+    try:
+        driver_control.stop(workspace, job, by=by, reason=reason, timeout=timeout)
+    except StreamwardenError as error:
+        if error.code != "STOP_TIMED_OUT":
+            raise
+        remedy = "No savepoint was taken; the job is suspended, and its driver ends after its batch. "
+        remedy += f"Then repeat it, or now with a larger --timeout. {error.remedy}"
+        raise StreamwardenError(error.code, error.what, remedy=remedy) from error
+
+
+def writer_versions(documents: JobDocuments) -> dict[str, str]:
+    """Return the versions of what writes a job's checkpoint, as its newest driver that said them did; else none."""
+    for incarnation in reversed(documents.incarnations()[-5:]):
+        heartbeat = documents.heartbeat(incarnation).read()
+        if heartbeat is not None and heartbeat.versions:
+            return heartbeat.versions
+    return {}
+
+
+class _Take:
+    def __init__(
+        self, workspace: Workspace, desired: Desired, reference: CheckpointRef, record: Record, report: Report | None
+    ) -> None:
+        self._workspace = workspace
+        self._files = workspace.files
+        self._desired = desired
+        self._reference = reference
+        self._record = record
+        self._report = report
+        self._job = record.job
+        self._reader = CheckpointReader(workspace.storage, reference.path)
+        self._target = checkpoint_key(record.job, record.id)
+        self._spoke = time.monotonic()
+
+    def run(self) -> Manifest:
+        started = time.monotonic()
+        offsets, needed = self._copy()
+        hashed = self._files.hash_many(
+            [f"{self._target}/{path}" for path in needed.files], done=self._step("hash", len(needed.files))
+        )
+        files = [
+            FileEntry(
+                path=path, size=hashed[f"{self._target}/{path}"].size, sha256=hashed[f"{self._target}/{path}"].sha256
+            )
+            for path in needed.files
+        ]
+        progress = self._progress(offsets.batch) if needed.operators and self._tracked() else None
+        rows = {operator.id: operator.rows for operator in progress.operators} if progress else {}
+        manifest = Manifest(
+            id=self._record.id,
+            job=self._job,
+            origin=self._record.origin,
+            by=self._record.by,
+            taken_at=utc_now(),
+            took_s=round(time.monotonic() - started, 3),
+            parent=self._reference.savepoint,
+            generation=self._reference.generation,
+            checkpoint=self._reference.path,
+            batch=offsets.batch,
+            planned_at=datetime.fromtimestamp(offsets.planned_ms / 1000, UTC) if offsets.planned_ms else None,
+            watermark_ms=offsets.watermark_ms,
+            sources=list(offsets.sources),
+            settings=offsets.conf,
+            operators=[
+                OperatorState(
+                    id=one.id,
+                    name=one.name,
+                    partitions=one.partitions,
+                    stores=one.stores,
+                    rows=rows.get(one.id),
+                    bytes=one.bytes,
+                    schema_sha256=one.schema_sha256,
+                )
+                for one in needed.operators
+            ],
+            sinks=self._sinks(offsets.batch),
+            versions=writer_versions(JobDocuments(self._workspace.storage, self._job)),
+            spec=self._desired.spec,
+            digest=self._desired.digest,
+            files=files,
+        )
+        manifest_document(self._workspace, self._job, self._record.id).create(manifest)
+        self._change(lambda record: record.model_copy(update={"state": "complete", "process": None, "done": {}}))
+        return manifest
+
+    def _copy(self) -> tuple[BatchOffsets, Closure]:
+        missing: list[tuple[int, str]] = []
+        for _ in range(_ATTEMPTS):
+            batch = self._reader.last_commit()
+            assert batch is not None
+            offsets = self._reader.offsets(batch)
+            try:
+                if offsets is None:
+                    raise StateFileMissing(f"offsets/{batch}")
+                needed = closure(self._files, self._reference.path, offsets)
+                self._link(needed)
+            except (StateFileMissing, FileNotFoundError) as error:
+                path = str(error.filename if isinstance(error, FileNotFoundError) else error)
+                if (batch, path) in missing:
+                    # Missing again, though no newer batch came that could have made it superfluous.
+                    raise checkpoint_damaged(
+                        self._workspace.storage, self._reference.path, f"batch {batch} needs {path}"
+                    ) from None
+                missing.append((batch, path))
+                continue
+            return offsets, needed
+        raise StreamwardenError(
+            "SAVEPOINT_OUTRUN",
+            f"{self._job}: {_ATTEMPTS} tries, at batches {', '.join(str(batch) for batch, _ in missing)}",
+        )
+
+    def _link(self, needed: Closure) -> None:
+        # The metadata that is written anew is not copied.
+        pairs = [
+            (f"{self._reference.path}/{path}", f"{self._target}/{path}")
+            for path in needed.files
+            if path not in needed.metadata
+        ]
+        self._files.copy_many(pairs, done=self._step("copy", len(pairs)))
+        for path in needed.metadata:
+            try:
+                original = self._files.read(f"{self._reference.path}/{path}")
+            except FileNotFoundError:
+                raise StateFileMissing(path) from None
+            moved = relocated(original, int(path.split("/")[1]), self._workspace.schemed_uri(self._target))
+            self._files.write(f"{self._target}/{path}", moved)
+        # Of tries at older batches that did not get to their end.
+        for info in list(self._files.walk(self._target)):
+            if info.key[len(self._target) + 1 :] not in needed.files:
+                self._files.delete(info.key)
+
+    def _sinks(self, batch: int) -> list[SinkState]:
+        application = application_id(self._job, self._reference.generation)
+        pending = {output.table: output.version for output in self._pending()}
+        found = []
+        for sink in self._desired.spec.sinks:
+            log = DeltaLog(self._files, f"tables/{sink.table}")
+            if sink.table not in pending:
+                state = log.after(application, batch)
+            elif (until := pending[sink.table]) is None:
+                state = TableState(None, None)
+            else:
+                # Later versions hold rows of a generation that was undone.
+                state = log.after(application, batch, until=until)
+            found.append(
+                SinkState(
+                    table=sink.table,
+                    mode=sink.mode,
+                    version=state.version,
+                    table_id=log.table_id(),
+                    application=application,
+                    transaction=state.transaction,
+                )
+            )
+        return found
+
+    def _pending(self) -> list[OutputStart]:
+        """Return the tables that the checkpoint's driver has yet to put back, of which it may have come to since."""
+        now = JobDocuments(self._workspace.storage, self._job).checkpoint.read()
+        same = now is not None and now.generation == self._reference.generation
+        return now.outputs if now is not None and same else self._reference.outputs
+
+    def _progress(self, batch: int) -> BatchProgress | None:
+        documents = JobDocuments(self._workspace.storage, self._job)
+        deadline = time.monotonic() + _PROGRESS_WAIT_S
+        while True:
+            for incarnation in reversed(documents.incarnations()[-3:]):
+                heartbeat = documents.heartbeat(incarnation).read()
+                if heartbeat is not None and heartbeat.generation != self._reference.generation:
+                    # Generations repeat batch ids: that one's batch was another.
+                    continue
+                progress = documents.progress(incarnation).read()
+                for done in reversed(progress.recent if progress else []):
+                    if done.batch == batch:
+                        return done
+            alive = observe(self._workspace, self._job).phase in (Phase.RUNNING, Phase.STOPPING)
+            if not alive or time.monotonic() >= deadline:
+                return None
+            time.sleep(0.1)
+
+    def _tracked(self) -> bool:
+        spec = self._desired.spec
+        settings = {**self._workspace.profile.spark, **spec.spark}
+        return spec.state.backend != "rocksdb" or settings.get(_TRACKED, "true").lower() != "false"
+
+    def _step(self, name: str, total: int) -> Callable[[int], None]:
+        def done(number: int) -> None:
+            if self._report is not None:
+                self._report(name, number, total)
+            if time.monotonic() - self._spoke >= _SPEAK_S:
+                self._spoke = time.monotonic()
+                said = {"step": name, "done": number, "total": total}
+                try:
+                    self._change(lambda record: record.model_copy(update={"seen_at": utc_now(), "done": said}))
+                except StreamwardenError as error:
+                    # Files are patient with a store that is away for a while; a sign of life must not be less so.
+                    if error.code not in ("S3_UNREACHABLE", "S3_THROTTLED"):
+                        raise
+
+        return done
+
+    def _change(self, change: Callable[[Record], Record]) -> None:
+        def apply(found: Record | None) -> Record:
+            if found is None or found.state != "taking":
+                raise StreamwardenError("SAVEPOINT_FAILED", f"{self._job}: {self._record.id} was given up by somebody")
+            return change(found)
+
+        record_document(self._workspace, self._job, self._record.id).update(apply)
+
+
+def _remove(workspace: Workspace, record: Record) -> None:
+    """Leave nothing of a failed take, as far as that is possible now; housekeeping does the rest."""
+    try:
+        workspace.files.delete_tree(folder_key(record.job, record.id))
+        workspace.storage.delete(record_document(workspace, record.job, record.id).key)
+    except (OSError, StreamwardenError):
+        return

@@ -1,0 +1,155 @@
+"""Looking through a savepoint: every file's bytes, and the state read back by Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from streamwarden.model.savepoint import Manifest, Record, Verification
+from streamwarden.model.status import utc_now
+from streamwarden.runtime.state_reader import StateAt, read_state
+from streamwarden.savepoints.catalog import Savepoint
+from streamwarden.savepoints.documents import checkpoint_key, manifest_document, record_document
+from streamwarden.savepoints.take import Report
+from streamwarden.store.workspace import Workspace
+
+__all__ = ["check_files", "verify"]
+
+_SHOWN = 20
+"""How many findings of one savepoint are kept: a lost folder would fill the record."""
+
+
+def check_files(workspace: Workspace, manifest: Manifest, folder: str, *, report: Report | None = None) -> list[str]:
+    """Compare a folder with a manifest's files: missing, extra, size, SHA-256. Return what is wrong, naming each file.
+
+    Parameters
+    ----------
+    folder
+        The savepoint's own checkpoint, or one made of it.
+    """
+    expected = {entry.path: entry for entry in manifest.files}
+    found = {info.key[len(folder) + 1 :]: info.size for info in workspace.files.walk(folder)}
+    problems = [f"{path}: missing" for path in sorted(expected.keys() - found.keys())]
+    problems += [f"{path}: not in the manifest" for path in sorted(found.keys() - expected.keys())]
+    there = sorted(expected.keys() & found.keys())
+    sized = [path for path in there if found[path] == expected[path].size]
+    problems += [
+        f"{path}: {found[path]} bytes, not {expected[path].size}"
+        for path in there
+        if found[path] != expected[path].size
+    ]
+
+    def done(number: int) -> None:
+        if report is not None:
+            report("hash", number, len(sized))
+
+    try:
+        hashed = workspace.files.hash_many([f"{folder}/{path}" for path in sized], done=done)
+    except FileNotFoundError as error:
+        return [*problems, f"{error.filename or error}: removed while it was read"]
+    problems += [
+        f"{path}: other content than was copied"
+        for path in sized
+        if hashed[f"{folder}/{path}"].sha256 != expected[path].sha256
+    ]
+    return problems
+
+
+def verify(
+    workspace: Workspace,
+    chosen: Sequence[Savepoint],
+    *,
+    by: str,
+    state: bool = True,
+    report: Report | None = None,
+) -> dict[str, Verification]:
+    """Look through savepoints and record what was found.
+
+    Parameters
+    ----------
+    chosen
+        Which; of any jobs. One JVM reads the state of all of them.
+    by
+        Who asks.
+    state
+        Also read the state back and compare its rows with the manifest's. It needs a JVM of its own. Without it, a
+        whole savepoint still counts as verified, but by its files only.
+    report
+        Told how far it is.
+
+    Returns
+    -------
+    dict
+        What was found, by savepoint id. A damaged one is marked as such and not raised for. One that was deleted
+        meanwhile is not in it.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SAVEPOINT_VERIFY_FAILED`` if the state could not be looked at; nothing is then said of those savepoints.
+    """
+    started = time.monotonic()
+    problems = {one.manifest.id: _files(workspace, one.manifest, report) for one in chosen}
+    stateful = [one.manifest for one in chosen if one.manifest.operators and not problems[one.manifest.id]]
+    read: dict[str, dict[str, Any]] = {}
+    if state and stateful:
+        if report is not None:
+            report("read state", 0, len(stateful))
+        read = read_state(
+            workspace,
+            {one.id: StateAt(checkpoint_key(one.job, one.id), one.batch) for one in stateful},
+            code="SAVEPOINT_VERIFY_FAILED",
+        )
+    found = {}
+    for one in chosen:
+        manifest = one.manifest
+        if manifest_document(workspace, manifest.job, manifest.id).read() is None:
+            # Its files are gone because somebody deleted it, and a record of it would be one of nothing.
+            continue
+        answer = read.get(manifest.id)
+        rows = None
+        if answer is not None and "error" in answer:
+            problems[manifest.id].append(f"state: {answer['error']}")
+        elif answer is not None:
+            rows = answer["rows"]
+            problems[manifest.id] += _compare(manifest, rows)
+        verification = Verification(
+            verdict="damaged" if problems[manifest.id] else "verified",
+            at=utc_now(),
+            by=by,
+            took_s=round(time.monotonic() - started, 3),
+            files=len(manifest.files),
+            bytes=manifest.bytes,
+            rows=rows if manifest.operators else {},
+            problems=problems[manifest.id][:_SHOWN],
+        )
+        _record(workspace, one, verification)
+        found[manifest.id] = verification
+    return found
+
+
+def _files(workspace: Workspace, manifest: Manifest, report: Report | None) -> list[str]:
+    return check_files(workspace, manifest, checkpoint_key(manifest.job, manifest.id), report=report)
+
+
+def _compare(manifest: Manifest, rows: dict[str, int]) -> list[str]:
+    problems = []
+    for operator in manifest.operators:
+        counted = rows.get(str(operator.id))
+        if counted is None:
+            problems.append(f"state: operator {operator.id} ({operator.name}) is not there")
+        elif operator.rows is not None and counted != operator.rows:
+            problems.append(
+                f"state: operator {operator.id} ({operator.name}) has {counted} rows, the manifest says {operator.rows}"
+            )
+    return problems
+
+
+def _record(workspace: Workspace, one: Savepoint, verification: Verification) -> None:
+    def apply(record: Record | None) -> Record:
+        return (record or one.record).model_copy(update={"verification": verification})
+
+    # Deleted while it was looked through, it must not get a record again.
+    if manifest_document(workspace, one.manifest.job, one.manifest.id).read() is not None:
+        record_document(workspace, one.manifest.job, one.manifest.id).update(apply)

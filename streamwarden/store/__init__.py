@@ -1,0 +1,1 @@
+"""Control documents (compare-and-swap), the workspace, and configuration read from YAML."""

@@ -1,0 +1,171 @@
+"""Loading configuration: YAML to validated models, with file and field named in every error."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.alerts import AlertSpec
+from streamwarden.model.profile import Profile
+from streamwarden.model.spec import JobSpec
+
+__all__ = ["config_dir", "describe_validation", "job_names", "load_alerts", "load_job", "load_profile"]
+
+M = TypeVar("M", bound=BaseModel)
+
+CONFIG_ENV = "STREAMWARDEN_CONFIG"
+
+
+def config_dir() -> Path:
+    """Return the configuration folder: ``STREAMWARDEN_CONFIG``, else ``config/`` of the checkout."""
+    given = os.environ.get(CONFIG_ENV)
+    return Path(given).resolve() if given else Path(__file__).resolve().parents[2] / "config"
+
+
+def job_names(config: Path | None = None) -> list[str]:
+    """Return the names of the configured jobs, sorted. Reads file names only, so that DAG parsing stays fast."""
+    return sorted(path.stem for path in ((config or config_dir()) / "jobs").glob("*.yaml"))
+
+
+def load_job(name: str, *, config: Path | None = None, profile: Profile | None = None) -> JobSpec:
+    """Load and check ``jobs/NAME.yaml``.
+
+    Parameters
+    ----------
+    name
+        The job, which is also the file's stem.
+    config
+        The configuration folder; default :func:`config_dir`.
+    profile
+        If given, its overrides are laid over the job.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_UNKNOWN``, or ``CONFIG_INVALID`` with file and field.
+    """
+    folder = config or config_dir()
+    path = folder / "jobs" / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(job_names(folder)) or "none"
+        raise StreamwardenError("JOB_UNKNOWN", f"{name!r} in {folder / 'jobs'} (configured: {known})")
+    raw = _read(path)
+    spec = _validate(JobSpec, raw, path)
+    if spec.name != path.stem:
+        raise StreamwardenError("CONFIG_INVALID", f"{path}: name: is {spec.name!r}, but the file is {path.name}")
+    if profile is None:
+        return spec
+    return _validate(JobSpec, _overridden(spec, profile), path)
+
+
+def load_profile(name: str, *, config: Path | None = None) -> Profile:
+    """Load and check ``profiles/NAME.yaml``. A file that has not changed since is not read again.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CONFIG_NOT_FOUND``, or ``CONFIG_INVALID`` with file and field.
+    """
+    path = (config or config_dir()) / "profiles" / f"{name}.yaml"
+    if not path.is_file():
+        raise StreamwardenError("CONFIG_NOT_FOUND", f"profile {name!r}: {path}")
+    found = path.stat()
+    return _profile(path, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+# A supervisor opens its place at every look, and YAML would be half of a look's time.
+@lru_cache(maxsize=16)
+def _profile(path: Path, *_version: int) -> Profile:
+    profile = _validate(Profile, _read(path), path)
+    if profile.name != path.stem:
+        raise StreamwardenError("CONFIG_INVALID", f"{path}: name: is {profile.name!r}, but the file is {path.name}")
+    return profile
+
+
+def load_alerts(config: Path | None = None) -> AlertSpec:
+    """Load and check ``alerts.yaml``. Where there is none, nobody is notified.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CONFIG_INVALID`` with file and field.
+    """
+    path = (config or config_dir()) / "alerts.yaml"
+    return _validate(AlertSpec, _read(path) or {}, path) if path.is_file() else AlertSpec()
+
+
+def describe_validation(error: ValidationError) -> str:
+    """Return pydantic's findings as ``field.path: message`` joined by semicolons, without the input's value."""
+    parts = []
+    for item in error.errors(include_url=False, include_context=False):
+        # Discriminated unions put their tag into the path; it names no field of the file.
+        place = ".".join(str(step) for step in item["loc"] if step not in ("files", "delta", "kafka"))
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "unknown key"
+        parts.append(f"{place}: {message}" if place else message)
+    return "; ".join(parts)
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML says that keys are unique; PyYAML takes the last one in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is there twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _overridden(spec: JobSpec, profile: Profile) -> dict[str, Any]:
+    raw = spec.model_dump(mode="json", exclude_unset=True)
+    over = profile.jobs
+    if over.interval is not None:
+        raw.setdefault("trigger", {})["interval"] = over.interval
+    if over.partitions is not None:
+        raw.setdefault("state", {})["partitions"] = over.partitions
+    if over.resources is not None:
+        raw["resources"] = over.resources.model_dump(mode="json")
+    if spec.name in over.options:
+        raw["options"] = {**raw.get("options", {}), **over.options[spec.name]}
+    return raw
+
+
+def _read(path: Path) -> Any:
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        # Not from it: a traceback would show the line, which may hold a secret, as the error's own words do.
+        raise StreamwardenError("CONFIG_INVALID", f"{path}: not YAML: {_slip(error)}") from None
+
+
+def _slip(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """Say what is wrong and where, without the words that are there."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"{error.reason} at byte {error.start}"
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"{error.reason} at character {error.position}"
+    mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", None) or type(error).__name__)
+    where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+    # A character, or a key that is there twice, tells no secret; an alias or a tag that is none is perhaps a password.
+    words = problem if "there twice" in problem else re.sub(r"'[^']{2,}'", "'…'", problem)
+    return f"{words}{where}"
+
+
+def _validate(model: type[M], raw: Any, path: Path) -> M:
+    if not isinstance(raw, dict):
+        raise StreamwardenError("CONFIG_INVALID", f"{path}: must be a mapping of fields")
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise StreamwardenError("CONFIG_INVALID", f"{path}: {describe_validation(error)}") from error

@@ -1,0 +1,156 @@
+"""Where everything of one place to run is: configuration, documents, tables, checkpoints, logs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamwarden.model.profile import Profile, S3Spec
+from streamwarden.model.spec import JobSpec
+from streamwarden.storage import FileStore, LocalFiles, LocalStorage, S3Files, S3Location, S3Storage, Storage
+from streamwarden.store.config import config_dir, load_job, load_profile
+from streamwarden.store.root import checked_root
+
+__all__ = ["Workspace", "open_workspace"]
+
+PROFILE_ENV = "STREAMWARDEN_PROFILE"
+ROOT_ENV = "STREAMWARDEN_ROOT"
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """An opened place to run.
+
+    Parameters
+    ----------
+    config
+        The configuration folder.
+    profile
+        The profile in force.
+    root
+        The folder on this machine that holds ``landing/ logs/ quality/ scratch/``, and where no bucket does all else.
+    storage
+        Control documents.
+    files
+        Checkpoints and savepoints, under the same root as the documents.
+    base
+        That root as Spark writes it: a folder, or ``s3a://bucket/prefix``.
+    s3
+        Where on S3 they are, or None on disk.
+    """
+
+    config: Path
+    profile: Profile
+    root: Path
+    storage: Storage
+    files: FileStore
+    base: str
+    s3: S3Location | None = None
+
+    @property
+    def tables(self) -> str:
+        """The folder of the Delta tables, as Spark reads it."""
+        return self.uri("tables")
+
+    def table(self, name: str) -> str:
+        """Return the folder of one Delta table, as Spark reads it."""
+        return self.uri(f"tables/{name}")
+
+    def uri(self, key: str) -> str:
+        """Return a key of `files` or `storage` as Spark reads it."""
+        return f"{self.base}/{key}"
+
+    def schemed_uri(self, key: str) -> str:
+        """Return :meth:`uri` with its scheme, as Spark itself writes paths down."""
+        uri = self.uri(key)
+        return uri if "://" in uri else f"file:{uri}"
+
+    def delta_rs(self, name: str) -> tuple[str, dict[str, str] | None]:
+        """Return a Delta table's address and storage options as delta-rs takes them.
+
+        Credentials are not among them: delta-rs takes them from the environment, as AWS_ACCESS_KEY_ID.
+        """
+        if self.s3 is None:
+            return self.table(name), None
+        options = {"AWS_REGION": self.s3.region}
+        if self.s3.endpoint is not None:
+            plain = str(self.s3.endpoint.startswith("http:")).lower()
+            options |= {"AWS_ENDPOINT_URL": self.s3.endpoint, "AWS_ALLOW_HTTP": plain}
+        return f"{self.s3.uri('s3')}/tables/{name}", options
+
+    def source_path(self, path: str) -> str:
+        """Return a file source's folder as Spark reads it: relative ones count from the root."""
+        return path if "://" in path else str(self.root / path)
+
+    def log_dir(self, job: str, incarnation: str) -> Path:
+        """Return the folder of one incarnation's log files."""
+        return self.root / "logs" / job / incarnation
+
+    @property
+    def scratch(self) -> Path:
+        """The folder for what running drivers put on this machine's disk; see :mod:`streamwarden.runtime.work_dirs`."""
+        return self.root / "scratch"
+
+    def scratch_dir(self, job: str, incarnation: str) -> Path:
+        """Return the scratch folder of one driver process."""
+        return self.scratch / job / incarnation
+
+    def job(self, name: str) -> JobSpec:
+        """Load a job's spec with this profile's overrides; see :func:`~streamwarden.store.config.load_job`."""
+        return load_job(name, config=self.config, profile=self.profile)
+
+
+def open_workspace(
+    profile: str | None = None, *, config: Path | None = None, root: Path | str | None = None
+) -> Workspace:
+    """Open a place to run. Asks no server: what is wrong with a bucket shows at the first document.
+
+    Parameters
+    ----------
+    profile
+        Name of a file in ``config/profiles``; default ``STREAMWARDEN_PROFILE``, else ``local``.
+    config
+        Configuration folder; default ``STREAMWARDEN_CONFIG``, else ``config/`` of the checkout.
+    root
+        Replaces the profile's root; default ``STREAMWARDEN_ROOT``, else the profile's.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CONFIG_NOT_FOUND`` or ``CONFIG_INVALID``.
+    """
+    folder = (config or config_dir()).resolve()
+    loaded = load_profile(profile or os.environ.get(PROFILE_ENV) or "local", config=folder)
+    chosen = Path(root or os.environ.get(ROOT_ENV) or loaded.root)
+    resolved = checked_root(chosen if chosen.is_absolute() else (folder.parent / chosen).resolve(), loaded.name)
+    if loaded.s3 is not None:
+        location = _location(loaded.s3)
+        return Workspace(
+            config=folder,
+            profile=loaded,
+            root=resolved,
+            storage=S3Storage(location),
+            files=S3Files(location),
+            base=location.uri("s3a"),
+            s3=location,
+        )
+    return Workspace(
+        config=folder,
+        profile=loaded,
+        root=resolved,
+        storage=LocalStorage(resolved),
+        files=LocalFiles(resolved),
+        base=str(resolved),
+    )
+
+
+def _location(spec: S3Spec) -> S3Location:
+    """Fill in what the profile leaves to the environment, by the variables that Amazon's own tools read."""
+    environment = os.environ.get
+    return S3Location(
+        bucket=spec.bucket,
+        prefix=spec.prefix,
+        endpoint=spec.endpoint or environment("AWS_ENDPOINT_URL_S3") or environment("AWS_ENDPOINT_URL") or None,
+        region=spec.region or environment("AWS_REGION") or environment("AWS_DEFAULT_REGION") or "us-east-1",
+    )

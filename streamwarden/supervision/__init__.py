@@ -1,0 +1,1 @@
+"""Observe a job, decide what its supervisor does next, and act. Includes health rules and alerts."""
