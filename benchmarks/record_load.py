@@ -2,7 +2,7 @@
 
 Run by ``make record-load``: once with one core, and once with two under the same load, 12 minutes each. The load goes
 by what one core can do, which is measured first. What the driver reported of each batch is written to
-``tests/unit/control/recorded_load/CORES-cores.json``, with the load and the machine. Let nothing else run.
+``tests/unit/autoscaler/recorded_load/CORES-cores.json``, with the load and the machine. Let nothing else run.
 
 Options: ``--out`` (the folder).
 """

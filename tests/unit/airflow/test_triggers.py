@@ -18,7 +18,7 @@ from streamwarden.runtime.processes import process_of
 from streamwarden.supervision.decide import Action, Verdict
 from streamwarden.supervision.health_rules import Finding, Health, Level
 from streamwarden.supervision.observe import Observation, Phase
-from tests.unit.control.test_supervision import JOB, seen
+from tests.unit.supervision.test_supervision import JOB, seen
 
 pytestmark = pytest.mark.unit
 

@@ -20,15 +20,15 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.status import BatchProgress, DriverState, ErrorInfo, SourceProgress, utc_now
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
-from tests.unit.control import test_catalogue
-from tests.unit.control.test_supervision import JOB, desired
+from tests.unit.savepoints import test_catalog
+from tests.unit.supervision.test_supervision import JOB, desired
 
 pytestmark = pytest.mark.unit
 
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    opened = test_catalogue.opened(tmp_path)
+    opened = test_catalog.opened(tmp_path)
     JobDocuments(opened.storage, JOB).desired.write(desired())
     return opened
 

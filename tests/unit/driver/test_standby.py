@@ -18,7 +18,7 @@ import pytest
 
 from streamwarden.driver import standby as module
 from streamwarden.errors import StreamwardenError
-from tests.unit.control.test_rollout_plan import spec
+from tests.unit.operations.test_spec_diff import spec
 
 pytestmark = pytest.mark.unit
 

@@ -18,8 +18,8 @@ from streamwarden.store.documents import JobDocuments
 from tests.integration import killing_command
 from tests.integration.killing_command import THE_DRIVER, THE_STANDBY
 from tests.integration.test_rescale_kills import BACK, moments
-from tests.unit.control.test_catalogue import opened
-from tests.unit.control.test_supervision import JOB, desired
+from tests.unit.savepoints.test_catalog import opened
+from tests.unit.supervision.test_supervision import JOB, desired
 
 pytestmark = pytest.mark.unit
 

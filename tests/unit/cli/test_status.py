@@ -17,7 +17,7 @@ from streamwarden.store.workspace import Workspace
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.decide import Action, Verdict, decide
 from streamwarden.supervision.observe import observe
-from tests.unit.test_cli_savepoints import JOB, run, workspace
+from tests.unit.cli.test_savepoints import JOB, run, workspace
 
 __all__ = ["workspace"]
 

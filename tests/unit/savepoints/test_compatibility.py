@@ -19,8 +19,8 @@ from streamwarden.model.status import CheckpointRef, Desired, OutputStart, utc_n
 from streamwarden.savepoints.compatibility import incompatibilities, job_version, missing_outputs, readers_of
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
-from tests.unit.control.test_catalogue import manifest
-from tests.unit.control.test_closure import CHECKPOINT, Made
+from tests.unit.formats.test_checkpoint_files import CHECKPOINT, Made
+from tests.unit.savepoints.test_catalog import manifest
 
 pytestmark = pytest.mark.unit
 

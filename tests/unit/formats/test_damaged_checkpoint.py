@@ -23,9 +23,9 @@ from streamwarden.savepoints.take import take
 from streamwarden.savepoints.verify import verify
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
-from tests.unit.control.test_closure import CHECKPOINT, Made
-from tests.unit.control.test_compat import current, job_module, made, of, spec, workspace
-from tests.unit.control.test_take import documents
+from tests.unit.formats.test_checkpoint_files import CHECKPOINT, Made
+from tests.unit.savepoints.test_compatibility import current, job_module, made, of, spec, workspace
+from tests.unit.savepoints.test_take import documents
 
 __all__ = ["documents", "job_module", "made", "workspace"]
 

@@ -45,8 +45,8 @@ from streamwarden.supervision import driver_control
 from streamwarden.supervision.claim import Claim, claim, current_claim
 from streamwarden.supervision.driver_control import deployed_jobs
 from streamwarden.supervision.observe import observe
-from tests.unit.control.test_damaged_checkpoint import Damage, cut, empty, foreign
-from tests.unit.test_cli_savepoints import JOB, run, taken, workspace
+from tests.unit.cli.test_savepoints import JOB, run, taken, workspace
+from tests.unit.formats.test_damaged_checkpoint import Damage, cut, empty, foreign
 
 __all__ = ["workspace"]
 

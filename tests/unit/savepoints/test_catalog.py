@@ -40,7 +40,7 @@ from streamwarden.savepoints.documents import (
 from streamwarden.savepoints.verify import verify
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
-from tests.unit.control.test_supervision import GONE, JOB, spec
+from tests.unit.supervision.test_supervision import GONE, JOB, spec
 
 pytestmark = pytest.mark.unit
 

@@ -19,8 +19,8 @@ from streamwarden.runtime.operation_lock import begin
 from streamwarden.storage import LocalFiles
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
-from tests.unit.control.test_closure import CHECKPOINT, Made
-from tests.unit.control.test_rollout_plan import JOB, ROCKSDB, deployed, driver, spec, write
+from tests.unit.formats.test_checkpoint_files import CHECKPOINT, Made
+from tests.unit.operations.test_spec_diff import JOB, ROCKSDB, deployed, driver, spec, write
 
 pytestmark = pytest.mark.unit
 

@@ -15,7 +15,7 @@ from streamwarden.autoscaler.ds2 import Recommendation, StateShare, recommend
 from streamwarden.autoscaler.load import BatchSeen, arrivals, cost
 from streamwarden.model.advisor_spec import AdvisorSpec
 from streamwarden.model.status import Width
-from tests.unit.control.simulated_job import START, SimulatedJob
+from tests.unit.autoscaler.simulated_job import START, SimulatedJob
 
 HOUR = 3600.0
 DAY = 24 * HOUR

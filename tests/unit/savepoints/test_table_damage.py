@@ -23,10 +23,10 @@ from streamwarden.savepoints.table_damage import (
 )
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
-from tests.unit.control.test_catalogue import manifest
-from tests.unit.control.test_closure import Made
-from tests.unit.control.test_compat import current, job_module, spec, workspace
-from tests.unit.control.test_damaged_checkpoint import Damage, cut, empty, remove
+from tests.unit.formats.test_checkpoint_files import Made
+from tests.unit.formats.test_damaged_checkpoint import Damage, cut, empty, remove
+from tests.unit.savepoints.test_catalog import manifest
+from tests.unit.savepoints.test_compatibility import current, job_module, spec, workspace
 
 __all__ = ["job_module", "workspace"]
 

@@ -16,7 +16,7 @@ from streamwarden.runtime.processes import current_process
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision import driver_control
-from tests.unit.control.test_supervision import desired
+from tests.unit.supervision.test_supervision import desired
 
 pytestmark = pytest.mark.unit
 

@@ -14,15 +14,15 @@ from streamwarden.runtime.failure_signatures import Places, recognise
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.observe import Phase
-from tests.unit.control import test_catalogue
-from tests.unit.control.test_supervision import GONE, JOB, desired, launched, seen
+from tests.unit.savepoints import test_catalog
+from tests.unit.supervision.test_supervision import GONE, JOB, desired, launched, seen
 
 pytestmark = pytest.mark.unit
 
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    return test_catalogue.opened(tmp_path)
+    return test_catalog.opened(tmp_path)
 
 
 def failed(code: str, what: str = "lamp: the line that says it\nand more", **spec: Any) -> Any:
@@ -51,12 +51,12 @@ def test_damaged_state_leads_to_the_newest_verified_savepoint(workspace: Workspa
     found = diagnose(workspace, failed("CHECKPOINT_DAMAGED"))
     assert found is not None and "no savepoint" in found.act and found.command == ""
 
-    test_catalogue.made(workspace, "s3", verdict="unverified")
+    test_catalog.made(workspace, "s3", verdict="unverified")
     found = diagnose(workspace, failed("CHECKPOINT_DAMAGED"))
     assert found is not None and found.command == f"streamwarden savepoints verify {JOB} all"
 
-    test_catalogue.made(workspace, "s1", verdict="verified")
-    test_catalogue.made(workspace, "s2", verdict="verified")
+    test_catalog.made(workspace, "s1", verdict="verified")
+    test_catalog.made(workspace, "s2", verdict="verified")
     found = diagnose(workspace, failed("CHECKPOINT_DAMAGED"))
     assert found is not None and found.command == f"streamwarden restore {JOB} --savepoint s2"
 

@@ -13,7 +13,7 @@ from streamwarden.landing.file import LandedFile, LandedFileChanged, LandedFileG
 from streamwarden.landing.inspect import FileState, ask_reread, landed_files
 from streamwarden.landing.plans import plans_of
 from streamwarden.model.status import SourceProgress
-from tests.unit.control.landing.conftest import OLD_S, Landing
+from tests.unit.landing.conftest import OLD_S, Landing
 
 pytestmark = pytest.mark.unit
 

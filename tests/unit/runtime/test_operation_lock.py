@@ -24,7 +24,7 @@ from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision.decide import Action, decide
 from streamwarden.supervision.observe import observe
-from tests.unit.control.test_supervision import GONE, JOB, desired, error
+from tests.unit.supervision.test_supervision import GONE, JOB, desired, error
 
 pytestmark = pytest.mark.unit
 

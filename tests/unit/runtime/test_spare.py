@@ -15,7 +15,7 @@ from streamwarden.runtime import spare as module
 from streamwarden.runtime.processes import kill, process_of
 from streamwarden.runtime.spare import standby
 from streamwarden.store.workspace import Workspace, open_workspace
-from tests.unit.control.test_rollout_plan import spec
+from tests.unit.operations.test_spec_diff import spec
 
 pytestmark = pytest.mark.unit
 

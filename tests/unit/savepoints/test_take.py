@@ -30,8 +30,8 @@ from streamwarden.savepoints.take import take
 from streamwarden.savepoints.verify import check_files
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
-from tests.unit.control.test_closure import Made
-from tests.unit.control.test_compat import current, job_module, made, spec, workspace
+from tests.unit.formats.test_checkpoint_files import Made
+from tests.unit.savepoints.test_compatibility import current, job_module, made, spec, workspace
 
 __all__ = ["job_module", "made", "workspace"]
 

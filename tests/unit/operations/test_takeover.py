@@ -21,7 +21,7 @@ from streamwarden.savepoints.materialize import fresh_checkpoint
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import decide, effective_spec
 from streamwarden.store.workspace import Workspace, open_workspace
-from tests.unit.control.test_supervision import GONE, JOB, desired
+from tests.unit.supervision.test_supervision import GONE, JOB, desired
 
 pytestmark = pytest.mark.unit
 

@@ -11,8 +11,8 @@ import pytest
 from streamwarden.autoscaler.advise import holds_back
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.status import ErrorInfo, Operation, Step, utc_now
-from tests.unit.control.test_rescale_plan import Place
-from tests.unit.control.test_rollout_plan import JOB, deployed, spec, write
+from tests.unit.operations.test_rescale_plan import Place
+from tests.unit.operations.test_spec_diff import JOB, deployed, spec, write
 
 pytestmark = pytest.mark.unit
 
