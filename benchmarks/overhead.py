@@ -78,10 +78,10 @@ def main() -> int:
 
 def make_input(table: Path, rows: int, files: int) -> int:
     """Write generated trips as a Delta table of so many commits, one a batch, in the order of their pickups."""
+    from nyc_taxi.trips.generator import GeneratorOptions, generate
     from pyspark.sql import functions as F
 
     from streamwarden.spark.session import build_session
-    from streamwarden.trips.generator import GeneratorOptions, generate
 
     days = 4 * files
     start = datetime(2023, 3, 6)

@@ -1,5 +1,7 @@
 """The command line: all that the DAGs do, and what a person needs beside them.
 
+Another package adds commands of its own by an entry point of the group ``streamwarden.commands``, a ``typer.Typer``.
+
 Exit codes: 0 done; 1 what was asked about is not well (a failed job, failed expectations, a damaged savepoint); 2 the
 command failed.
 """
@@ -7,12 +9,13 @@ command failed.
 from __future__ import annotations
 
 import sys
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
 from streamwarden import __version__
-from streamwarden.cli import advise, diff, jobs, landing, observability, quality, repair, rescale, savepoints, trips
+from streamwarden.cli import advise, diff, jobs, landing, observability, quality, repair, rescale, savepoints
 
 __all__ = ["app", "main"]
 
@@ -23,10 +26,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for part in (jobs, diff, observability, savepoints, rescale, advise, quality, trips, repair):
+for part in (jobs, diff, observability, savepoints, rescale, advise, quality, repair):
     app.add_typer(part.app)
 app.add_typer(savepoints.catalogue_app, name="savepoints")
 app.add_typer(landing.landing_app, name="landing")
+for found in entry_points(group="streamwarden.commands"):
+    app.add_typer(found.load())
 
 
 def _version(wanted: bool) -> None:

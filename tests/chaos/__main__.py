@@ -21,9 +21,9 @@ from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
+from nyc_taxi.demo.verify import read_table, verify_outputs
 
 from streamwarden.console import out
-from streamwarden.demo.verify import read_table, verify_outputs
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.supervision.observe import Phase

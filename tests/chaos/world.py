@@ -21,20 +21,20 @@ import httpx
 import psutil
 import psycopg2
 import yaml
+from nyc_taxi.demo.trips import densest_week
+from nyc_taxi.trips.generator import GeneratorOptions, InvalidRows, generate
+from nyc_taxi.trips.replay import Replay, ReplayOptions
+from nyc_taxi.trips.tlc import read_tlc
 
 from streamwarden.airflow.postgres import PrivatePostgres
 from streamwarden.airflow.rest import AirflowClient, AirflowRequestFailed, new_run_id
 from streamwarden.airflow.standalone import COMPONENTS, Standalone
-from streamwarden.demo.trips import densest_week
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.spark.java_options import SHORT_LIVED
 from streamwarden.store.config import config_dir
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision.observe import Observation, Phase, observe
-from streamwarden.trips.generator import GeneratorOptions, InvalidRows, generate
-from streamwarden.trips.replay import Replay, ReplayOptions
-from streamwarden.trips.tlc import read_tlc
 from tests.chaos.liveness import HUNG_S, Liveness
 from tests.chaos.plan import JOBS
 

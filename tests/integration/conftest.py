@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
+from nyc_taxi.demo.verify import read_table
 
-from streamwarden.demo.verify import read_table
 from streamwarden.model.status import Lease
 from streamwarden.runtime.processes import kill
 from streamwarden.store.documents import JobDocuments

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from nyc_taxi.demo.verify import verify_outputs
+from nyc_taxi.trips.generator import GeneratorOptions, generate
+from nyc_taxi.trips.replay import Replay, ReplayOptions
+from nyc_taxi.trips.tlc import read_tlc
 
-from streamwarden.demo.verify import verify_outputs
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import DeltaLog
@@ -21,9 +24,6 @@ from streamwarden.supervision import driver_control
 from streamwarden.supervision.act import restart
 from streamwarden.supervision.decide import Action, decide
 from streamwarden.supervision.observe import Observation, Phase, observe
-from streamwarden.trips.generator import GeneratorOptions, generate
-from streamwarden.trips.replay import Replay, ReplayOptions
-from streamwarden.trips.tlc import read_tlc
 from tests.integration.conftest import BY, REPOSITORY, Place
 
 JOBS = ("ingest_trips", "zone_windows", "card_sessions")

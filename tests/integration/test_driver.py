@@ -9,9 +9,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from nyc_taxi.demo.batch import compare_zone_windows, expected_zone_windows
+from nyc_taxi.demo.verify import read_table
+from nyc_taxi.trips.generator import GeneratorOptions, generate
+from nyc_taxi.trips.replay import Replay, ReplayOptions
 
-from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
-from streamwarden.demo.verify import read_table
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.status import DriverState, Progress, Supervision, Totals, utc_now
@@ -22,8 +24,6 @@ from streamwarden.supervision import driver_control
 from streamwarden.supervision.act import restart
 from streamwarden.supervision.decide import Action, decide
 from streamwarden.supervision.observe import Phase, observe
-from streamwarden.trips.generator import GeneratorOptions, generate
-from streamwarden.trips.replay import Replay, ReplayOptions
 from tests.chaos.audit import audit, commits_of
 from tests.integration.conftest import BY, Place, log_of
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 
 import pytest
 from deltalake import write_deltalake
+from nyc_taxi.demo.batch import compare_zone_windows, expected_zone_windows
+from nyc_taxi.demo.verify import read_table
 
-from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
-from streamwarden.demo.verify import read_table
 from streamwarden.model.savepoint import Origin
 from streamwarden.model.status import Supervision
 from streamwarden.operations.deploy import deploy_job

@@ -9,10 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
-
-from spark_jobs import card_sessions, ingest_trips, zone_windows
-from streamwarden.demo.batch import (
+from nyc_taxi.demo.batch import (
     compare_card_sessions,
     compare_quarantine,
     compare_trips,
@@ -21,9 +18,12 @@ from streamwarden.demo.batch import (
     expected_zone_windows,
     read_landed,
 )
+from nyc_taxi.trips.cards import add_card_ids
+from pyspark.sql import SparkSession
+
+from spark_jobs import card_sessions, ingest_trips, zone_windows
 from streamwarden.driver.job_api import JobSettings
 from streamwarden.store.config import load_job
-from streamwarden.trips.cards import add_card_ids
 from tests.conftest import REPOSITORY, TripMaker
 from tests.spark.job_runs import (
     delta_tables,

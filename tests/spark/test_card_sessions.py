@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from nyc_taxi.demo.batch import compare_card_sessions, expected_card_sessions
 from pyspark.sql import SparkSession
 
 from spark_jobs import card_sessions
 from spark_jobs.card_sessions import Options
-from streamwarden.demo.batch import compare_card_sessions, expected_card_sessions
 from streamwarden.driver.job_api import DELETED, JobSettings
 from tests.conftest import DAY, TripMaker
 from tests.spark.job_runs import (

@@ -19,10 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
-
-from spark_jobs import card_sessions, ingest_trips, zone_windows
-from streamwarden.demo.batch import (
+from nyc_taxi.demo.batch import (
     compare_card_sessions,
     compare_trips,
     compare_zone_windows,
@@ -30,6 +27,9 @@ from streamwarden.demo.batch import (
     expected_zone_windows,
     read_landed,
 )
+from pyspark.sql import SparkSession
+
+from spark_jobs import card_sessions, ingest_trips, zone_windows
 from streamwarden.driver.job_api import JobSettings
 from streamwarden.quality import check
 from streamwarden.store.config import load_job

@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from nyc_taxi.demo.batch import compare_zone_windows, expected_zone_windows
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs import zone_windows
-from streamwarden.demo.batch import compare_zone_windows, expected_zone_windows
 from streamwarden.driver.job_api import JobSettings
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
@@ -137,8 +137,7 @@ def _equal_to_batch(spark: SparkSession, tmp_path: Path, trips: pa.Table, **opti
 def real_days(data_dir: Path, first: datetime, *, days: int) -> pa.Table:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
-
-    from streamwarden.trips.cards import add_card_ids
+    from nyc_taxi.trips.cards import add_card_ids
 
     path = data_dir / "green_tripdata_2023-03.parquet"
     if not path.exists():

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamwarden.trips.columns import TRIP_KEY
+from nyc_taxi.trips.columns import TRIP_KEY
 
 __all__ = ["hash_rows", "integers", "microseconds", "unit_interval"]
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from streamwarden.trips.columns import PICKUP
-from streamwarden.trips.generator import GeneratorOptions, generate
-from streamwarden.trips.tlc import read_tlc
+from nyc_taxi.trips.columns import PICKUP
+from nyc_taxi.trips.generator import GeneratorOptions, generate
+from nyc_taxi.trips.tlc import read_tlc
 
 __all__ = ["densest_week", "write_week"]
 

@@ -8,12 +8,12 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from nyc_taxi.trips.generator import GeneratorOptions, generate
+from nyc_taxi.trips.landing import LandingFolder
+from nyc_taxi.trips.replay import Replay, ReplayOptions
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.storage import LocalStorage
-from streamwarden.trips.generator import GeneratorOptions, generate
-from streamwarden.trips.landing import LandingFolder
-from streamwarden.trips.replay import Replay, ReplayOptions
 
 pytestmark = pytest.mark.unit
 

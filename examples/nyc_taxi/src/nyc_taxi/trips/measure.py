@@ -1,4 +1,4 @@
-"""Measures the shape of real trips: ``python -m streamwarden.trips.measure FILE… > streamwarden/trips/shape.toml``.
+"""Measures the shape of real trips: ``python -m nyc_taxi.trips.measure FILE… > shape.toml``, the file beside this.
 
 For who changes the generator's model; nothing else needs it. Only aggregates leave it: shares, counts by zone and by
 hour, and quantiles. No record can be read back from them.
@@ -14,9 +14,9 @@ import duckdb
 __all__ = ["measure"]
 
 _HEADER = """\
-# The shape of real green-taxi trips, for streamwarden/trips/generator.py. Aggregates only, no records.
+# The shape of real green-taxi trips, for generator.py beside it. Aggregates only, no records.
 # Measured with DuckDB from the TLC's files green_tripdata_2023-01, -02 and -03 (205,064 trips) by
-#   python -m streamwarden.trips.measure green_tripdata_2023-01.parquet …-02.parquet …-03.parquet
+#   python -m nyc_taxi.trips.measure green_tripdata_2023-01.parquet …-02.parquet …-03.parquet
 # whose source says what each figure is. Quantiles are at even steps, the first and last at 0.2 % and
 # 99.8 %. Not to be edited by hand.
 """

@@ -3,11 +3,11 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from nyc_taxi.trips.columns import PICKUP
+from nyc_taxi.trips.generator import GeneratorOptions, InvalidRows, generate
+from nyc_taxi.trips.tlc import read_tlc
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.trips.columns import PICKUP
-from streamwarden.trips.generator import GeneratorOptions, InvalidRows, generate
-from streamwarden.trips.tlc import read_tlc
 
 pytestmark = pytest.mark.unit
 

@@ -7,11 +7,10 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from streamwarden.trips.cards import CARDS_A_ZONE, add_card_ids, card_ids
-from streamwarden.trips.columns import CARD_ID, DROPOFF, PICKUP, PICKUP_ZONE, TRIP_KEY
-from streamwarden.trips.generator import GeneratorOptions, InvalidRows, generate
-from streamwarden.trips.row_hash import hash_rows, unit_interval
+from nyc_taxi.trips.cards import CARDS_A_ZONE, add_card_ids, card_ids
+from nyc_taxi.trips.columns import CARD_ID, DROPOFF, PICKUP, PICKUP_ZONE, TRIP_KEY
+from nyc_taxi.trips.generator import GeneratorOptions, InvalidRows, generate
+from nyc_taxi.trips.row_hash import hash_rows, unit_interval
 
 pytestmark = pytest.mark.unit
 

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from nyc_taxi.trips.columns import DROPOFF, GREEN_2023, GREEN_2025, PICKUP, TRIP_KEY
+from nyc_taxi.trips.generator import TRIPS_A_WEEK, GeneratorOptions, InvalidRows, generate
+from nyc_taxi.trips.tlc import read_tlc
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.trips.columns import DROPOFF, GREEN_2023, GREEN_2025, PICKUP, TRIP_KEY
-from streamwarden.trips.generator import TRIPS_A_WEEK, GeneratorOptions, InvalidRows, generate
-from streamwarden.trips.tlc import read_tlc
 
 pytestmark = pytest.mark.unit
 

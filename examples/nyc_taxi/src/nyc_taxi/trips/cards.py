@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from streamwarden.trips.columns import CARD_ID, PICKUP_ZONE
-from streamwarden.trips.row_hash import hash_rows, integers
+from nyc_taxi.trips.columns import CARD_ID, PICKUP_ZONE
+from nyc_taxi.trips.row_hash import hash_rows, integers
 
 __all__ = ["CARDS_A_ZONE", "add_card_ids", "card_ids"]
 
@@ -34,7 +34,7 @@ def card_ids(trips: pa.Table) -> pa.Array:
     Parameters
     ----------
     trips
-        Has the columns of :data:`~streamwarden.trips.columns.TRIP_KEY`.
+        Has the columns of :data:`~nyc_taxi.trips.columns.TRIP_KEY`.
     """
     zones = integers(trips[PICKUP_ZONE])
     zones = np.where((zones >= 0) & (zones <= _LARGEST_ZONE), zones, 0)

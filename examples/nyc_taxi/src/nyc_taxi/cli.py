@@ -25,7 +25,7 @@ from streamwarden.model.durations import parse_duration
 from streamwarden.store.workspace import open_workspace
 
 if TYPE_CHECKING:
-    from streamwarden.trips.replay import ReplayProgress
+    from nyc_taxi.trips.replay import ReplayProgress
 
 __all__ = ["app"]
 
@@ -56,9 +56,9 @@ def replay(
     as_json: JsonOption = False,
 ) -> None:
     """Land trips in a folder as a collector would, and show how far it is. Ctrl-C stops; the same command resumes."""
-    from streamwarden.trips.generator import GeneratorOptions, generate
-    from streamwarden.trips.replay import Replay, ReplayOptions, stop_on_signals
-    from streamwarden.trips.tlc import read_tlc
+    from nyc_taxi.trips.generator import GeneratorOptions, generate
+    from nyc_taxi.trips.replay import Replay, ReplayOptions, stop_on_signals
+    from nyc_taxi.trips.tlc import read_tlc
 
     options = ReplayOptions(
         speed="max" if speed == "max" else _number("--speed", speed),
@@ -102,7 +102,7 @@ def generate_trips(
     """Write seeded trips, shaped after the real ones, as a TLC file."""
     import pyarrow.parquet as pq
 
-    from streamwarden.trips.generator import GeneratorOptions, generate
+    from nyc_taxi.trips.generator import GeneratorOptions, generate
 
     options = GeneratorOptions(
         start=start,

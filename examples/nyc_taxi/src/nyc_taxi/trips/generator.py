@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from nyc_taxi.trips.columns import SCHEMAS, SchemaName
+from nyc_taxi.trips.draws import Draws
 from streamwarden.errors import StreamwardenError
-from streamwarden.trips.columns import SCHEMAS, SchemaName
-from streamwarden.trips.draws import Draws
 
 __all__ = ["TRIPS_A_WEEK", "GeneratorOptions", "InvalidRows", "generate", "load_shape"]
 
@@ -118,7 +118,7 @@ class GeneratorOptions:
 @cache
 def load_shape() -> dict[str, dict[str, Any]]:
     """Return the measured figures of ``shape.toml``."""
-    return tomllib.loads(files("streamwarden.trips").joinpath("shape.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(files("nyc_taxi.trips").joinpath("shape.toml").read_text(encoding="utf-8"))
 
 
 def generate(options: GeneratorOptions | None = None) -> pa.Table:

@@ -12,10 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-
-from spark_jobs.ingest_trips import Options, rules_of
-from spark_jobs.trip_files import read_file
-from streamwarden.demo.batch import (
+from nyc_taxi.demo.batch import (
     compare_card_sessions,
     compare_quarantine,
     compare_trips,
@@ -26,6 +23,9 @@ from streamwarden.demo.batch import (
     expected_zone_windows,
     read_landed,
 )
+
+from spark_jobs.ingest_trips import Options, rules_of
+from spark_jobs.trip_files import read_file
 from tests.conftest import TripMaker
 from tests.landed import describe
 

@@ -1,6 +1,6 @@
 """The columns of green-taxi trip records, as the TLC publishes them, and the two things the project says about them.
 
-``card_id`` is **synthetic**: the TLC publishes no card or rider. See :mod:`streamwarden.trips.cards`.
+``card_id`` is **synthetic**: the TLC publishes no card or rider. See :mod:`nyc_taxi.trips.cards`.
 """
 
 from __future__ import annotations

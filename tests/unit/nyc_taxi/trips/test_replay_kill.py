@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-
-from streamwarden.trips.columns import TRIP_KEY
-from streamwarden.trips.generator import GeneratorOptions, generate
+from nyc_taxi.trips.columns import TRIP_KEY
+from nyc_taxi.trips.generator import GeneratorOptions, generate
 
 pytestmark = pytest.mark.integration
 
 PROGRAM = """
 import sys
 from pathlib import Path
-from streamwarden.trips.generator import GeneratorOptions, generate
-from streamwarden.trips.replay import Replay, ReplayOptions, stop_on_signals
+from nyc_taxi.trips.generator import GeneratorOptions, generate
+from nyc_taxi.trips.replay import Replay, ReplayOptions, stop_on_signals
 
 speed = sys.argv[2] if sys.argv[2] == "max" else float(sys.argv[2])
 with stop_on_signals() as stop:

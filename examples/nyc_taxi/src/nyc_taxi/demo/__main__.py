@@ -28,10 +28,10 @@ import psutil
 from filelock import FileLock, Timeout
 from rich.table import Table
 
+from nyc_taxi.demo.trips import write_week
+from nyc_taxi.demo.verify import read_table, verify_outputs
 from streamwarden.airflow.standalone import Standalone
 from streamwarden.console import out
-from streamwarden.demo.trips import write_week
-from streamwarden.demo.verify import read_table, verify_outputs
 from streamwarden.errors import StreamwardenError
 from streamwarden.runtime.processes import is_alive, kill
 from streamwarden.store.config import config_dir, job_names

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-
-from streamwarden.trips.columns import DROPOFF, GREEN_2023, PICKUP
+from nyc_taxi.trips.columns import DROPOFF, GREEN_2023, PICKUP
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from nyc_taxi.trips.cards import add_card_ids
+from nyc_taxi.trips.columns import PICKUP, TRIP_KEY
+from nyc_taxi.trips.row_hash import MISSING, hash_rows, microseconds, unit_interval
 from streamwarden.errors import StreamwardenError
-from streamwarden.trips.cards import add_card_ids
-from streamwarden.trips.columns import PICKUP, TRIP_KEY
-from streamwarden.trips.row_hash import MISSING, hash_rows, microseconds, unit_interval
 
 __all__ = ["ReplayPlan", "make_plan"]
 
@@ -91,7 +91,7 @@ def make_plan(
     late_max: timedelta,
     file_every: timedelta,
 ) -> ReplayPlan:
-    """Plan a replay; see :class:`~streamwarden.trips.replay.ReplayOptions` for what the options mean.
+    """Plan a replay; see :class:`~nyc_taxi.trips.replay.ReplayOptions` for what the options mean.
 
     Raises
     ------

@@ -7,13 +7,13 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nyc_taxi.trips.cards import card_ids
+from nyc_taxi.trips.columns import CARD_ID, PICKUP
+from nyc_taxi.trips.generator import GeneratorOptions, InvalidRows, generate
+from nyc_taxi.trips.plan import make_plan
+from nyc_taxi.trips.tlc import read_tlc
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.trips.cards import card_ids
-from streamwarden.trips.columns import CARD_ID, PICKUP
-from streamwarden.trips.generator import GeneratorOptions, InvalidRows, generate
-from streamwarden.trips.plan import make_plan
-from streamwarden.trips.tlc import read_tlc
 
 pytestmark = pytest.mark.unit
 

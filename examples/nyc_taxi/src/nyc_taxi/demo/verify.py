@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from streamwarden.demo.batch import (
+from nyc_taxi.demo.batch import (
     Difference,
     compare_card_sessions,
     compare_quarantine,

@@ -24,10 +24,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from nyc_taxi.trips.landing import LandingFolder
+from nyc_taxi.trips.plan import ReplayPlan, make_plan
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.durations import format_duration
-from streamwarden.trips.landing import LandingFolder
-from streamwarden.trips.plan import ReplayPlan, make_plan
 
 __all__ = ["Replay", "ReplayOptions", "ReplayProgress", "stop_on_signals"]
 
@@ -146,7 +146,7 @@ class Replay:
     Parameters
     ----------
     trips
-        From :func:`~streamwarden.trips.tlc.read_tlc` or :func:`~streamwarden.trips.generator.generate`. Column types
+        From :func:`~nyc_taxi.trips.tlc.read_tlc` or :func:`~nyc_taxi.trips.generator.generate`. Column types
         are kept; ``card_id`` is added.
     landing
         A local folder, made when needed. Files are called ``trips-000000.parquet`` and so on.

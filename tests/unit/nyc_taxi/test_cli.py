@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from nyc_taxi import cli
 from typer.testing import CliRunner
 
-from streamwarden.cli import app, trips
+from streamwarden.cli import app
 
 pytestmark = pytest.mark.unit
 
@@ -27,7 +28,7 @@ def test_a_replay_without_a_terminal_says_where_it_stands(tmp_path: Path, monkey
     assert first.startswith("replay: 2023-03-06 00:15, 0 of 2,") and " trips have landed in 0 of " in first
     assert last.startswith("replay: all 2,")
 
-    monkeypatch.setattr(trips, "_LINE_S", 0.0)
+    monkeypatch.setattr(cli, "_LINE_S", 0.0)
     lines = replay(tmp_path / "each file")
     files = int(lines[-1].split()[-2])
     assert [int(line.split()[-4]) for line in lines[:-1]] == list(range(files + 1))

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from nyc_taxi.trips.columns import GREEN_2023, GREEN_2025, PICKUP, accepts
 from streamwarden.errors import StreamwardenError
-from streamwarden.trips.columns import GREEN_2023, GREEN_2025, PICKUP, accepts
 
 __all__ = ["read_tlc"]
 
