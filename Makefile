@@ -52,10 +52,10 @@ chaos: setup ## Faults into drivers and a real Airflow on Postgres (FAULTS=200 S
 		$(if $(ONLY),--only $(ONLY)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(TRIPS),--trips "$(TRIPS)")
 
 up: setup ## Airflow with its UI on loopback, until `make down`
-	@$(BIN)/python -m streamwarden.airflow up
+	@$(BIN)/python -m streamwarden.devserver up
 
 down: setup ## Stop what `make up` started, jobs included
-	@$(BIN)/python -m streamwarden.airflow down
+	@$(BIN)/python -m streamwarden.devserver down
 
 # Two at a time: much of the time a test waits for what it started. By file, so that a file's fixtures are made once, and
 # in the order of folders: the quick ones of tests/unit fill the end, where a file of minutes would leave one core idle.

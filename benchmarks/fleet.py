@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from streamwarden.airflow.standalone import COMPONENTS
+from streamwarden.devserver.standalone import COMPONENTS
 from tests.chaos.plan import JOBS
 from tests.chaos.world import World
 

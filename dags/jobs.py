@@ -5,7 +5,9 @@ import os
 from airflow.sdk import DAG
 
 from streamwarden.airflow.describe import dag_id_of, describe_job
-from streamwarden.airflow.operators import DeployOperator, ReleaseOperator, SuperviseOperator
+from streamwarden.airflow.operators.deploy import DeployOperator
+from streamwarden.airflow.operators.release import ReleaseOperator
+from streamwarden.airflow.operators.supervise import SuperviseOperator
 from streamwarden.airflow.run_conf import RELIEVES, known_keys_only
 from streamwarden.store.config import job_names
 

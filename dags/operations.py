@@ -5,15 +5,16 @@ from datetime import UTC, datetime, timedelta
 
 from airflow.sdk import DAG, Param
 
-from streamwarden.airflow.advise_operator import AdviseOperator
-from streamwarden.airflow.approval_operator import RescaleApprovalOperator
-from streamwarden.airflow.ensure_supervised import EnsureSupervisedOperator
-from streamwarden.airflow.offered import offered_jobs, offered_savepoints
-from streamwarden.airflow.operators import ALL_JOBS, StopOperator
-from streamwarden.airflow.rescale_operator import CancelRescaleOperator, RescaleOperator
-from streamwarden.airflow.restore_operators import RestoreOperator
+from streamwarden.airflow.form_options import offered_jobs, offered_savepoints
+from streamwarden.airflow.operators.advise import AdviseOperator
+from streamwarden.airflow.operators.approval import RescaleApprovalOperator
+from streamwarden.airflow.operators.base import ALL_JOBS
+from streamwarden.airflow.operators.ensure_supervised import EnsureSupervisedOperator
+from streamwarden.airflow.operators.rescale import CancelRescaleOperator, RescaleOperator
+from streamwarden.airflow.operators.restore import RestoreOperator
+from streamwarden.airflow.operators.stop import StopOperator
+from streamwarden.airflow.operators.watch import WatchOperator
 from streamwarden.airflow.run_conf import ADVISED, known_keys_only
-from streamwarden.airflow.watch import WatchOperator
 from streamwarden.store.config import job_names
 
 with DAG(

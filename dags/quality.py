@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from airflow.sdk import DAG, Param
 
-from streamwarden.airflow.operators import CheckOperator
+from streamwarden.airflow.operators.quality import CheckOperator
 from streamwarden.airflow.run_conf import known_keys_only
 from streamwarden.store.config import config_dir
 

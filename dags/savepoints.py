@@ -6,17 +6,17 @@ from datetime import UTC, datetime, timedelta
 from airflow.sdk import DAG, Param
 
 from streamwarden.airflow.describe import periodic_dag_id, periodic_savepoints, schedule_text
-from streamwarden.airflow.ensure_supervised import EnsureSupervisedAfterSavepointOperator
-from streamwarden.airflow.offered import offered_jobs
-from streamwarden.airflow.run_conf import known_keys_only
-from streamwarden.airflow.savepoint_operators import (
+from streamwarden.airflow.form_options import offered_jobs
+from streamwarden.airflow.operators.ensure_supervised import EnsureSupervisedAfterSavepointOperator
+from streamwarden.airflow.operators.housekeeping import HousekeepingOperator
+from streamwarden.airflow.operators.savepoint import (
     ALL_JOBS,
     ALL_SAVEPOINTS,
-    HousekeepingOperator,
     PeriodicSavepointOperator,
     SavepointOperator,
-    VerifyOperator,
 )
+from streamwarden.airflow.operators.verify import VerifyOperator
+from streamwarden.airflow.run_conf import known_keys_only
 from streamwarden.store.config import job_names
 
 # For schedules. The past isn't made up for: a savepoint of then can't be taken now.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from streamwarden.airflow.relief import RELIEVES
+from streamwarden.airflow.run_handover import RELIEVES
 from streamwarden.errors import StreamwardenError
 
 __all__ = ["ADVISED", "RELIEVES", "known_keys_only"]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, DagRunTriggerException
 
-from streamwarden.airflow.advise_operator import AdviseOperator
-from streamwarden.airflow.approval_operator import RescaleApprovalOperator
-from streamwarden.airflow.rescale_operator import RescaleOperator
+from streamwarden.airflow.operators.advise import AdviseOperator
+from streamwarden.airflow.operators.approval import RescaleApprovalOperator
+from streamwarden.airflow.operators.rescale import RescaleOperator
 from streamwarden.autoscaler.advise import Advice, advise, holds_back
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.status import utc_now

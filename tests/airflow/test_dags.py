@@ -164,7 +164,7 @@ def test_broken_yaml_fails_its_deploy_task(place: Place, airflow_database: None)
 
 
 def test_standalone_and_client_import_no_airflow() -> None:
-    script = "import sys, streamwarden.airflow.standalone; assert 'airflow' not in sys.modules"
+    script = "import sys, streamwarden.devserver.standalone; assert 'airflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ}, timeout=60)
 
 

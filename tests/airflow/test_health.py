@@ -10,9 +10,10 @@ import pytest
 import yaml
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from streamwarden.airflow import operators
-from streamwarden.airflow.notify import Alert
-from streamwarden.airflow.operators import ReleaseOperator
+from streamwarden.airflow.notifications import Alert
+from streamwarden.airflow.operators import release
+from streamwarden.airflow.operators import supervise as supervising
+from streamwarden.airflow.operators.release import ReleaseOperator
 from streamwarden.model.status import HealthChange, HealthRecord, utc_now
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.give_up import put_down
@@ -135,7 +136,7 @@ def test_a_slip_in_alerts_yaml_does_not_end_supervision(place: Place, content: s
 
 
 def test_a_notifier_that_hangs_is_given_up_for_now(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamwarden.airflow.notify._NOTIFIER_S", 0.5)
+    monkeypatch.setattr("streamwarden.airflow.notifications._NOTIFIER_S", 0.5)
     place.write_job(health={**QUICK, "no_batch": {"warn": "1s", "critical": "1h"}}, standin_mute=1)
     paths, run, operator = notify(place, "mail"), Run(), supervise(place)
     paths["mail"].with_suffix(".hangs").touch()
@@ -229,7 +230,7 @@ def test_a_notifier_that_stays_away_holds_nobody_up_for_long(
     place: Place, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
     if not waits:
-        monkeypatch.setattr(operators, "_TELL_S", 1.0)
+        monkeypatch.setattr(release, "_TELL_S", 1.0)
     paths = notify(place, "pager", level="critical")
     run = Run(states={"supervise": "failed"}, runs_of_job=int(waits))
     failed_for_good(place, paths).execute(run.context("release"))
@@ -319,7 +320,7 @@ def test_a_state_limit_whose_stop_takes_too_long_is_carried_out_and_told_later(
     limits = {"state_rows": {"critical": 50}, "on_state_limit": act}
     grows, stops = place.gate("grows"), place.gate("stops")
     place.write_job(health=limits, standin_keys=10, standin_gate=str(grows), standin_stop_gate=str(stops))
-    monkeypatch.setattr(operators, "put_down", partial(put_down, timeout=0.5))
+    monkeypatch.setattr(supervising, "put_down", partial(put_down, timeout=0.5))
     run, operator = Run(), supervise(place)
     place.deploy()
     trigger = deferred(lambda: operator.execute(run.context()), run)
@@ -352,7 +353,7 @@ def test_a_state_limit_is_told_before_the_stop_and_looked_at_again(
     trigger = deferred(lambda: operator.execute(run.context()), run)
     gate.touch()
     event = fired(trigger)
-    real = operators.tell
+    real = supervising.tell
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         done = real(*args, **kwargs)
@@ -361,7 +362,7 @@ def test_a_state_limit_is_told_before_the_stop_and_looked_at_again(
         deploy_job(place.workspace, "lamp", by="somebody")
         return done
 
-    monkeypatch.setattr(operators, "tell", slow)
+    monkeypatch.setattr(supervising, "tell", slow)
     deferred(lambda: operator.resume(run.context(), event), run)
     assert "state_rows" in said(paths["pager"])
     desired = place.seen().desired

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from streamwarden.airflow.rescale_operator import CancelRescaleOperator, RescaleOperator
+from streamwarden.airflow.operators.rescale import CancelRescaleOperator, RescaleOperator
 from streamwarden.autoscaler.advise import holds_back
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader

@@ -14,10 +14,10 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, DagRunTriggerException, TaskDeferred
 from deltalake import write_deltalake
 
-from streamwarden.airflow.ensure_supervised import EnsureSupervisedOperator
-from streamwarden.airflow.job_operator import InterruptibleOperator
-from streamwarden.airflow.operators import SuperviseOperator
-from streamwarden.airflow.restore_operators import RestoreOperator
+from streamwarden.airflow.operators.base import InterruptibleOperator
+from streamwarden.airflow.operators.ensure_supervised import EnsureSupervisedOperator
+from streamwarden.airflow.operators.restore import RestoreOperator
+from streamwarden.airflow.operators.supervise import SuperviseOperator
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.model.status import CheckpointRef, Operation, OutputStart
@@ -308,7 +308,7 @@ def test_documents_out_of_reach_are_tried_again(place: Place, monkeypatch: pytes
     def away(*_: Any, **__: Any) -> None:
         raise StreamwardenError("S3_UNREACHABLE", "no answer")
 
-    monkeypatch.setattr("streamwarden.airflow.restore_operators.restore", away)
+    monkeypatch.setattr("streamwarden.airflow.operators.restore.restore", away)
     with pytest.raises(AirflowException) as raised:
         restoring(place).execute(run_of().context("restore"))
     assert not isinstance(raised.value, AirflowFailException)

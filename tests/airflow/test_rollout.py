@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 
-from streamwarden.airflow.operators import DeployOperator, SuperviseOperator
+from streamwarden.airflow.operators.deploy import DeployOperator
+from streamwarden.airflow.operators.supervise import SuperviseOperator
 from streamwarden.model.status import Operation, Width
 from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.store.documents import JobDocuments

@@ -19,16 +19,13 @@ from airflow.sdk.exceptions import (
     ParamValidationError,
 )
 
-from streamwarden.airflow import savepoint_operators
 from streamwarden.airflow.describe import periodic_savepoints
-from streamwarden.airflow.ensure_supervised import EnsureSupervisedAfterSavepointOperator
-from streamwarden.airflow.offered import chosen_savepoint, offered_savepoints
-from streamwarden.airflow.savepoint_operators import (
-    HousekeepingOperator,
-    PeriodicSavepointOperator,
-    SavepointOperator,
-    VerifyOperator,
-)
+from streamwarden.airflow.form_options import chosen_savepoint, offered_savepoints
+from streamwarden.airflow.operators import savepoint as saving
+from streamwarden.airflow.operators.ensure_supervised import EnsureSupervisedAfterSavepointOperator
+from streamwarden.airflow.operators.housekeeping import HousekeepingOperator
+from streamwarden.airflow.operators.savepoint import PeriodicSavepointOperator, SavepointOperator
+from streamwarden.airflow.operators.verify import VerifyOperator
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_table import ProgressTable
 from streamwarden.model.savepoint import Manifest, Origin
@@ -202,7 +199,7 @@ def test_nothing_to_take_is_final_and_what_may_pass_is_not(place: Place, monkeyp
     def outrun(*_: Any, **__: Any) -> None:
         raise StreamwardenError("SAVEPOINT_OUTRUN", "lamp: 5 tries")
 
-    monkeypatch.setattr(savepoint_operators, "take", outrun)
+    monkeypatch.setattr(saving, "take", outrun)
     with pytest.raises(AirflowException, match="SAVEPOINT_OUTRUN") as raised:
         operator(SavepointOperator, place, job="lamp").execute(Run().context("take"))
     assert not isinstance(raised.value, AirflowFailException)
@@ -443,6 +440,6 @@ def test_no_trouble_with_the_place_is_a_trouble_of_the_parse(
     assert not bag.import_errors and "restore" in bag.dags
 
     hangs = threading.Event()
-    monkeypatch.setattr("streamwarden.airflow.offered.open_workspace", lambda: hangs.wait(30))
+    monkeypatch.setattr("streamwarden.airflow.form_options.open_workspace", lambda: hangs.wait(30))
     assert offered_savepoints(["lamp"], patience=0.1) == ["latest"]
     hangs.set()

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streamwarden.airflow.rest import AirflowClient
-from streamwarden.airflow.standalone import COMPONENTS, Standalone, StandaloneError
+from streamwarden.devserver.rest import AirflowClient
+from streamwarden.devserver.standalone import COMPONENTS, Standalone, StandaloneError
 from streamwarden.store.documents import JobDocuments
 from streamwarden.supervision.observe import Phase
 from tests.airflow.conftest import REPOSITORY, STANDIN, Place

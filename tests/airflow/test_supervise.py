@@ -18,7 +18,10 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-from streamwarden.airflow.operators import DeployOperator, ReleaseOperator, StopOperator, SuperviseOperator
+from streamwarden.airflow.operators.deploy import DeployOperator
+from streamwarden.airflow.operators.release import ReleaseOperator
+from streamwarden.airflow.operators.stop import StopOperator
+from streamwarden.airflow.operators.supervise import SuperviseOperator
 from streamwarden.airflow.triggers import SuperviseTrigger
 from streamwarden.model.health_spec import HealthSpec
 from streamwarden.model.status import utc_now

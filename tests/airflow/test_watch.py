@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from streamwarden.airflow import operators
-from streamwarden.airflow.watch import WatchOperator
+from streamwarden.airflow.operators import release
+from streamwarden.airflow.operators.watch import WatchOperator
 from streamwarden.model.status import Supervision
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.give_up import put_down
@@ -103,7 +103,7 @@ def test_a_notifier_that_was_away_is_told_of_a_paused_dag_by_the_next_look(place
 def test_the_page_of_a_jobs_end_comes_though_its_notifier_was_away_for_long(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operators, "_TELL_S", 0.0)
+    monkeypatch.setattr(release, "_TELL_S", 0.0)
     paths = notify(place, "pager", level="critical")
     failed_for_good(place, paths).execute(Run(states={"supervise": "failed"}).context("release"))
     assert set(told(place).unsent) == {"pager"}

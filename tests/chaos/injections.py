@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import psutil
 
-from streamwarden.airflow.relief import relief_id
-from streamwarden.airflow.rest import AirflowRequestFailed
+from streamwarden.airflow.run_handover import relief_id
+from streamwarden.devserver.rest import AirflowRequestFailed
 from streamwarden.errors import StreamwardenError
 from streamwarden.supervision.observe import Phase
 from tests.chaos.plan import JOBS, SHARED, Fault, Kind, Moment

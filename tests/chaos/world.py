@@ -26,9 +26,8 @@ from nyc_taxi.trips.generator import GeneratorOptions, InvalidRows, generate
 from nyc_taxi.trips.replay import Replay, ReplayOptions
 from nyc_taxi.trips.tlc import read_tlc
 
-from streamwarden.airflow.postgres import PrivatePostgres
-from streamwarden.airflow.rest import AirflowClient, AirflowRequestFailed, new_run_id
-from streamwarden.airflow.standalone import COMPONENTS, Standalone
+from streamwarden.devserver.rest import AirflowClient, AirflowRequestFailed, new_run_id
+from streamwarden.devserver.standalone import COMPONENTS, Standalone
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.spark.java_options import SHORT_LIVED
 from streamwarden.store.config import config_dir
@@ -37,6 +36,7 @@ from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision.observe import Observation, Phase, observe
 from tests.chaos.liveness import HUNG_S, Liveness
 from tests.chaos.plan import JOBS
+from tests.postgres import PrivatePostgres
 
 T = TypeVar("T")
 

@@ -38,6 +38,9 @@ from tests.integration.conftest import BY, Place
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(7200)]
 
+_KILLED = ("DRIVER_KILLED", "DRIVER_DIED", "DRIVER_DID_NOT_START")
+"""What a driver that this test has killed ends with, the last before its first heartbeat."""
+
 SEQUENCES = int(os.environ.get("STREAMWARDEN_TEST_SEQUENCES", "3"))
 START = datetime(2024, 1, 1, tzinfo=UTC)
 FIELDS = ("fare_amount", "extra", "mta_tax", "tip_amount", "tolls_amount", "total_amount")
@@ -186,7 +189,7 @@ class Landings:
     def _see_alive(self) -> None:
         seen = observe(self.place.workspace, "ingest_trips")
         # By this test, and before its supervisor has heard of it.
-        assert seen.error is None or seen.error.code in ("DRIVER_KILLED", "DRIVER_DIED"), seen.error
+        assert seen.error is None or seen.error.code in _KILLED, seen.error
         with self.deploying:
             if not observe(self.place.workspace, "ingest_trips").phase.alive:
                 deploy_job(self.place.workspace, "ingest_trips", by=BY)

@@ -11,9 +11,9 @@ import psutil
 import psycopg2
 import pytest
 
-from streamwarden.airflow import postgres
-from streamwarden.airflow.postgres import PrivatePostgres, find_programs
 from streamwarden.errors import StreamwardenError
+from tests import postgres
+from tests.postgres import PrivatePostgres, find_programs
 
 pytestmark = pytest.mark.integration
 

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from streamwarden.airflow.rest import AirflowClient
-from streamwarden.airflow.standalone import Standalone
+from streamwarden.devserver.rest import AirflowClient
+from streamwarden.devserver.standalone import Standalone
 from streamwarden.model.status import Operation
 from streamwarden.runtime.processes import kill
 from streamwarden.supervision.observe import Phase, observe

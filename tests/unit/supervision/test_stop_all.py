@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streamwarden.airflow.__main__ import _stop_jobs
+from streamwarden.devserver.__main__ import _stop_jobs
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.status import DriverState, Exit, Heartbeat, Launch, Lease, utc_now
 from streamwarden.runtime.operation_lock import begin

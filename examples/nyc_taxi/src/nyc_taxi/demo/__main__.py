@@ -30,8 +30,8 @@ from rich.table import Table
 
 from nyc_taxi.demo.trips import write_week
 from nyc_taxi.demo.verify import read_table, verify_outputs
-from streamwarden.airflow.standalone import Standalone
 from streamwarden.console import out
+from streamwarden.devserver.standalone import Standalone
 from streamwarden.errors import StreamwardenError
 from streamwarden.runtime.processes import is_alive, kill
 from streamwarden.store.config import config_dir, job_names
@@ -351,7 +351,7 @@ def _run(workspace: Workspace, trips: Path | None, keep: bool, port: int) -> int
         if keep:
             kept = True
             out.print(f"Airflow: {airflow.url}   user {airflow.user}   password {airflow.password}", markup=False)
-            stop = f".venv/bin/python -m streamwarden.airflow down --home {root / 'airflow'}"
+            stop = f".venv/bin/python -m streamwarden.devserver down --home {root / 'airflow'}"
             out.print(f"It stays up until the next `make demo`, or: {stop}", markup=False, soft_wrap=True)
     except StreamwardenError as error:
         out.print(str(error), markup=False, style="red")

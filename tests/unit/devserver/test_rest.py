@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamwarden.airflow.rest import AirflowClient, AirflowRequestFailed
+from streamwarden.devserver.rest import AirflowClient, AirflowRequestFailed
 
 pytestmark = pytest.mark.unit
 

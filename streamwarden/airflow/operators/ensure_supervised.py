@@ -9,9 +9,9 @@ from typing import Any
 from airflow.sdk import Context
 
 from streamwarden.airflow.describe import dag_id_of
-from streamwarden.airflow.job_operator import JobOperator, is_true
+from streamwarden.airflow.operators.base import JobOperator, is_true
+from streamwarden.airflow.operators.watch import is_supervised
 from streamwarden.airflow.triggering import run_to_trigger
-from streamwarden.airflow.watch import is_supervised
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.status import Operation
 from streamwarden.store.documents import JobDocuments

@@ -10,8 +10,8 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from streamwarden.airflow.job_operator import JobOperator, is_true
-from streamwarden.airflow.rescale_operator import number_of, skip_if_held_back
+from streamwarden.airflow.operators.base import JobOperator, is_true
+from streamwarden.airflow.operators.rescale import number_of, skip_if_held_back
 from streamwarden.errors import OUTAGES, StreamwardenError
 from streamwarden.operations.rescale_plan import RescalePlan, plan_rescale
 from streamwarden.runtime.operation_lock import operations_of

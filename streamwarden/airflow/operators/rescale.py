@@ -8,8 +8,8 @@ from typing import Any, cast
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowSkipException
 
-from streamwarden.airflow.job_operator import JobOperator, ProgressLog, holder_of, is_true, person_of
-from streamwarden.airflow.operation_operator import OperationOperator
+from streamwarden.airflow.operators.base import JobOperator, ProgressLog, holder_of, is_true, person_of
+from streamwarden.airflow.operators.operation import OperationOperator
 from streamwarden.autoscaler.advise import holds_back
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.status import Operation

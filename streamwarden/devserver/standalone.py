@@ -25,7 +25,7 @@ from typing import Any, Self
 import httpx
 import psutil
 
-from streamwarden.airflow.rest import AirflowClient, AirflowRequestFailed
+from streamwarden.devserver.rest import AirflowClient, AirflowRequestFailed
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.runtime.processes import is_alive, process_of
@@ -79,7 +79,7 @@ class Standalone:
         Worker processes. 4, not Airflow's 32, which are all forked at the start.
     database
         SQLAlchemy URL of Airflow's database, which must be there, such as
-        :attr:`~streamwarden.airflow.postgres.PrivatePostgres.url`; it is neither made nor stopped here. None is an
+        :attr:`~tests.postgres.PrivatePostgres.url`; it is neither made nor stopped here. None is an
         SQLite file in `home`.
     """
 

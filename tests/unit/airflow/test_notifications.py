@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from streamwarden.airflow import operators
-from streamwarden.airflow.notify import tell
-from streamwarden.airflow.operators import ReleaseOperator
+from streamwarden.airflow.notifications import tell
+from streamwarden.airflow.operators import release
+from streamwarden.airflow.operators.release import ReleaseOperator
 from streamwarden.model.status import HealthRecord
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
@@ -93,7 +93,7 @@ def test_what_one_is_telling_another_does_not_tell(workspace: Workspace) -> None
 def test_the_last_to_tell_of_a_job_asks_once_more_unless_a_run_waits(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    monkeypatch.setattr(operators, "_TELL_S", 0.0)
+    monkeypatch.setattr(release, "_TELL_S", 0.0)
     broken = workspace.config.parent / "mail.broken"
     broken.touch()
     tell(workspace, "lamp", health("backlog"), context={}, log=LOG)

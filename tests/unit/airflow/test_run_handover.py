@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from streamwarden.airflow.relief import are_used_up, is_due, relief_id
+from streamwarden.airflow.run_handover import are_used_up, is_due, relief_id
 from streamwarden.supervision.claim import Claim
 
 pytestmark = pytest.mark.unit

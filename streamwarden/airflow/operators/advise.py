@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowSkipException
 
-from streamwarden.airflow.job_operator import JobOperator
+from streamwarden.airflow.operators.base import JobOperator
 from streamwarden.airflow.triggering import run_to_trigger
 from streamwarden.autoscaler.advise import advise
 from streamwarden.errors import StreamwardenError

@@ -9,8 +9,8 @@ from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRuntimeError
 
 from streamwarden.airflow.describe import dag_id_of
-from streamwarden.airflow.job_operator import PlaceOperator
-from streamwarden.airflow.notify import tell
+from streamwarden.airflow.notifications import tell
+from streamwarden.airflow.operators.base import PlaceOperator
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.status import HealthRecord, Supervision
 from streamwarden.store.documents import JobDocuments

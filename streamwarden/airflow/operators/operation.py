@@ -10,9 +10,9 @@ from typing import Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from streamwarden.airflow.job_operator import InterruptibleOperator, JobOperator, holder_of, person_of
 from streamwarden.airflow.logtail import log_tail
 from streamwarden.airflow.operation_log import ended_operation, seconds_of, steps_logged
+from streamwarden.airflow.operators.base import InterruptibleOperator, JobOperator, holder_of, person_of
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.status import Operation
 from streamwarden.store.documents import JobDocuments

@@ -1,4 +1,4 @@
-"""``python -m streamwarden.airflow up|down``: Airflow on this machine until it is stopped. What ``make up`` calls."""
+"""``python -m streamwarden.devserver up|down``: Airflow on this machine until it is stopped. What ``make up`` calls."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from streamwarden.airflow.standalone import Standalone
 from streamwarden.console import err, out
+from streamwarden.devserver.standalone import Standalone
 from streamwarden.errors import StreamwardenError
 from streamwarden.store.config import job_names
 from streamwarden.store.workspace import Workspace, open_workspace
@@ -21,7 +21,7 @@ _BY = "make down"
 
 def main(arguments: list[str] | None = None) -> int:
     """Start or stop; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m streamwarden.airflow", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m streamwarden.devserver", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start Airflow in the background")
     up.add_argument("--port", type=int, default=8080, help="of the UI, on loopback")

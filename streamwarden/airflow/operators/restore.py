@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from streamwarden.airflow.job_operator import ProgressLog
-from streamwarden.airflow.offered import chosen_savepoint
-from streamwarden.airflow.operation_operator import OperationOperator
+from streamwarden.airflow.form_options import chosen_savepoint
+from streamwarden.airflow.operators.base import ProgressLog
+from streamwarden.airflow.operators.operation import OperationOperator
 from streamwarden.model.status import Operation
 from streamwarden.operations.restore import Outputs, restore
 from streamwarden.savepoints.catalog import LATEST

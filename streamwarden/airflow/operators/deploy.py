@@ -1,0 +1,169 @@
+"""Deploy a job."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import Context
+from airflow.sdk.exceptions import (
+    AirflowFailException,
+    AirflowSkipException,
+)
+
+from streamwarden.airflow.logtail import describe_error, log_tail
+from streamwarden.airflow.operation_log import ended_operation, steps_logged
+from streamwarden.airflow.operators.base import (
+    InterruptibleOperator,
+    JobOperator,
+    ProgressLog,
+    holder_of,
+)
+from streamwarden.airflow.run_handover import relieved_by
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import utc_now
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.rollout import is_same_rollout
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.effective_spec import effective_spec
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision.claim import Claim, claim
+from streamwarden.supervision.observe import Phase, observe
+
+__all__ = ["DeployOperator"]
+
+
+class DeployOperator(JobOperator, InterruptibleOperator):
+    """Makes a job run as its YAML says now; leaves a driver alone that does so already.
+
+    Where a driver runs and the YAML has changed, this is a rollout: it waits until the job is healthy, and goes back to
+    what ran before if that does not come. A rollout whose try was killed is gone on with by the next one; one that went
+    back is final and fails the task, while the job runs as it did. A change that the job's state stands against fails
+    the task with nothing touched.
+
+    Waits a moment for the driver to say that it runs, so that an error of the configuration fails this task, with the
+    driver's words. A driver that ends of what may pass by itself is the supervisor's matter. Does not supervise, and
+    does not launch if the job was stopped after this run was asked for. In a run that relieves another
+    (:mod:`streamwarden.airflow.run_handover`) it deploys nothing: nobody has asked for a change.
+
+    Pushes ``incarnation`` to XCom, and ``error`` if it fails: code, what happened, what to do.
+
+    Parameters
+    ----------
+    job
+        The job. (templated)
+    wait
+        Seconds to wait for the driver to run. 60: a JVM on a busy machine. One that takes longer is not at fault.
+    stop_timeout
+        Seconds that a driver with an older spec may take to stop.
+    health_timeout
+        Seconds until a rolled-out job that commits no batch counts as unhealthy. 300: a first batch may be as large as
+        its limits allow.
+    profile, config, root
+        The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
+    """
+
+    ui_color = "#dcefe4"
+
+    def __init__(
+        self, *, wait: float = 60.0, stop_timeout: float = 300.0, health_timeout: float = 300.0, **kwargs: Any
+    ) -> None:
+        kwargs.setdefault("retries", 2)
+        kwargs.setdefault("retry_delay", timedelta(seconds=10))
+        super().__init__(**kwargs)
+        self.wait = wait
+        self.stop_timeout = stop_timeout
+        self.health_timeout = health_timeout
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Deploy."""
+        workspace = self.open()
+        holder = holder_of(context)
+        # The same in every try of this run, and in no other run: by it a rollout is known as one's own.
+        by = f"airflow:{holder}"
+        try:
+            self._respect_stop(workspace, context)
+            # Now, not when the supervise task starts: an ended run's late trigger must find that the job is ours.
+            claim(workspace, self.job, Claim(holder=holder, attempt=0, at=utc_now()), over_own=False)
+            if (relieved := relieved_by(context)) is not None:
+                return self._attach(context, workspace, relieved)
+            self._respect_earlier_end(context, workspace, by)
+            with steps_logged(workspace, self.job, by, self.log), self.interruptible():
+                done = deploy_job(
+                    workspace,
+                    self.job,
+                    by=by,
+                    stop_timeout=self.stop_timeout,
+                    health_timeout=self.health_timeout,
+                    report=ProgressLog(self.log),
+                )
+        except StreamwardenError as error:
+            context["ti"].xcom_push(key="error", value={"code": error.code, "what": error.what, "remedy": error.remedy})
+            self._say_last_words(workspace, by, error)
+            raise self.fail(error) from error
+        for change in done.changes:
+            self.log.info("%s %s -> %s: %s", change.field, change.before, change.after, change.effect)
+        how = "launched" if done.launched else "runs already; left alone"
+        self.log.info("%s: driver %s %s", self.job, done.incarnation, how)
+        context["ti"].xcom_push(key="incarnation", value=done.incarnation)
+        self._await_start(workspace, done.incarnation)
+        return {
+            "job": self.job,
+            "incarnation": done.incarnation,
+            "launched": done.launched,
+            "effect": done.effect.value,
+            "changes": [change.field for change in done.changes],
+            "operation": done.operation,
+        }
+
+    def _attach(self, context: Context, workspace: Workspace, relieved: str) -> dict[str, Any]:
+        seen = observe(workspace, self.job)
+        self.log.info("%s is relieved; %s is %s, and is left as it is", relieved, seen.incarnation, seen.phase)
+        context["ti"].xcom_push(key="incarnation", value=seen.incarnation)
+        return {"job": self.job, "incarnation": seen.incarnation, "launched": False, "relieves": relieved}
+
+    def _respect_earlier_end(self, context: Context, workspace: Workspace, by: str) -> None:
+        """Fail if an earlier try went back, and was lost before it could say so: the same would stop the job again."""
+        found = ended_operation(context, workspace, self.job, by, retries=self.retries or 0)
+        if found is None or found.state != "rolled back" or found.error is None:
+            return
+        if is_same_rollout(found, effective_spec(workspace, self.job), by=by, reason=""):
+            self.log.info("an earlier try has ended %s: %s", found.id, found.state)
+            raise StreamwardenError("ROLLOUT_UNHEALTHY", f"{self.job}: {found.error.code}: {found.error.what}")
+
+    def _say_last_words(self, workspace: Workspace, by: str, error: StreamwardenError) -> None:
+        if error.code != "ROLLOUT_UNHEALTHY":
+            return
+        found = JobDocuments(workspace.storage, self.job).operation.read()
+        steps = found.steps if found is not None and found.by == by else []
+        started = next((step.detail for step in reversed(steps) if step.name == "start"), "")
+        if started:
+            self.log.error("driver %s:\n%s", started.split()[0], log_tail(workspace, self.job, started.split()[0]))
+
+    def _respect_stop(self, workspace: Workspace, context: Context) -> None:
+        # A run that waited behind another one of the same job begins when that one is stopped. Whoever stopped the job
+        # did so later than this run was asked for, and means it. A clear is a new wish.
+        run, ti = context["dag_run"], context["ti"]
+        desired = JobDocuments(workspace.storage, self.job).desired.read()
+        cleared = ti.max_tries > (self.retries or 0)
+        if desired is None or desired.state != "suspended" or cleared or run.run_after > desired.updated_at:
+            return
+        raise AirflowSkipException(
+            f"{self.job} was stopped by {desired.updated_by} at {desired.updated_at:%Y-%m-%d %H:%M:%S} UTC, after this"
+            " run was asked for: not deployed. Trigger the DAG again to deploy it."
+        )
+
+    def _await_start(self, workspace: Workspace, incarnation: str) -> None:
+        deadline = time.monotonic() + self.wait
+        while (seen := observe(workspace, self.job)).phase is Phase.STARTING and time.monotonic() < deadline:
+            time.sleep(0.5)
+        self.log.info("%s is %s: %s", seen.incarnation, seen.phase, seen.reason)
+        if seen.phase.alive or seen.error is None:
+            return
+        text = describe_error(workspace, seen, seen.error)
+        if seen.error.retryable:
+            self.log.warning("the driver ended while it started; the supervise task restarts it\n%s", text)
+            return
+        self.log.error("the driver %s ended while it started\n%s", incarnation, text)
+        raise AirflowFailException(str(seen.error.to_exception()))

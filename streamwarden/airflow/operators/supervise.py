@@ -1,0 +1,330 @@
+"""Operators: deploy, supervise and stop a job; check tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from airflow.sdk import Context
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    DagRunTriggerException,
+)
+
+from streamwarden.airflow.logtail import describe_error
+from streamwarden.airflow.notifications import tell
+from streamwarden.airflow.operators.base import (
+    JobOperator,
+    holder_of,
+)
+from streamwarden.airflow.operators.observed import is_suspended, summary_of
+from streamwarden.airflow.run_handover import is_due, relief, relief_of
+from streamwarden.airflow.triggers import ALERT, SuperviseTrigger
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.status import ErrorInfo, Supervision, utc_now
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.give_up import put_down
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.act import ask_to_stop, record_decision, restart
+from streamwarden.supervision.claim import Claim, claim
+from streamwarden.supervision.decide import Action, Verdict, assess, decide
+from streamwarden.supervision.observe import Observation, Phase, observe
+from streamwarden.supervision.stuck import is_to_be_ended
+
+__all__ = ["SuperviseOperator"]
+
+GOING_ON = (Action.WAIT, Action.RESTART)
+
+TRY = "try"
+"""The XCom by which `release` knows which try of supervise was the last, though it can read nothing else."""
+
+FINISHED = "finished"
+"""The XCom by which `release` knows the driver whose wanted end supervise has seen: one that came later is not its."""
+
+
+class SuperviseOperator(JobOperator):
+    """Keeps a deployed job running for as long as it is wanted, holding no worker slot while there is nothing to do.
+
+    Restarts a dead, silent or failed driver from its checkpoint, with back-off, within the spec's failure budget
+    (``restarts``). Succeeds once the job was stopped; fails with the driver's last error once the budget is spent or
+    the error can't pass by itself. After any restart of Airflow's parts, and at a retry, it re-attaches to the driver
+    that runs, which never notices. Marking the task failed (or successful) stops the driver; clearing it does not, and
+    deploys a job anew that is down. Has no timeout, and must be given none.
+
+    Also runs where the task before it has failed: a deploy that went back has a driver that must not be left alone. It
+    then fails only if there is nothing to supervise. Where that task was skipped, it is skipped, too.
+
+    The task's retries are not the job's failure budget: they cover Airflow's own faults over weeks (a trigger lost, a
+    triggerer upgraded, a database restarted), each of which uses one up, and what this task itself can't read (a
+    profile with a slip, a bucket whose credentials have gone): the driver goes on meanwhile. Hence many, with a short
+    delay. Where half of them are used up, a fresh run of the DAG takes over, and the task succeeds. It is final only by
+    a verdict on the job.
+
+    Parameters
+    ----------
+    job
+        The job. (templated)
+    poll_interval
+        Seconds between looks at the job's documents; see :class:`~streamwarden.airflow.triggers.SuperviseTrigger`.
+    profile, config, root
+        The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
+    """
+
+    ui_color = "#dce6f5"
+
+    def __init__(self, *, poll_interval: float = 2.0, **kwargs: Any) -> None:
+        kwargs.setdefault("retries", 1000)
+        kwargs.setdefault("retry_delay", timedelta(seconds=10))
+        kwargs.setdefault("trigger_rule", "all_done")
+        super().__init__(**kwargs)
+        self.poll_interval = poll_interval
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Attach to the job, deploying it if a person cleared the task of one that is down; then watch."""
+        ti = context["ti"]
+        ti.xcom_push(key=TRY, value={"attempt": ti.try_number, "granted": ti.max_tries})
+        due = is_due(ti.try_number, ti.max_tries, self.retries or 0)
+        try:
+            workspace = self.open()
+        except AirflowException as error:
+            if due:
+                raise self._relieved_unread(context, error) from error
+            raise
+        try:
+            return self._attach(context, workspace, due=due)
+        except (StreamwardenError, OSError) as error:
+            if due:
+                raise self._relieved_unread(context, error) from error
+            raise (self.fail(error) if isinstance(error, StreamwardenError) else error) from error
+
+    def _attach(self, context: Context, workspace: Workspace, *, due: bool) -> dict[str, Any]:
+        ti = context["ti"]
+        holder = holder_of(context)
+        self._respect_upstream(context, workspace)
+        ours = Claim(holder=holder, attempt=ti.try_number, granted=ti.max_tries, at=utc_now())
+        before = claim(workspace, self.job, ours)
+        # Only a clear raises a task's granted tries: that tells a person's wish from a retry of Airflow's.
+        granted = before.granted if before and before.holder == holder else 0
+        cleared = ti.max_tries > (granted or self.retries or 0)
+        seen, verdict = self._look(workspace)
+        suspended = seen.desired is not None and seen.desired.state == "suspended"
+        if cleared and (verdict.action is not Action.WAIT or suspended):
+            self.log.info("cleared while the job is %s (%s): deploying it", seen.phase, verdict.why)
+            self._deploy(workspace, holder)
+            seen, verdict = self._look(workspace)
+        elif verdict.action in GOING_ON and due:
+            self._hand_over(context, workspace)
+        elif verdict.action is Action.WAIT:
+            self.log.info("attached to driver %s, which is %s: %s", seen.incarnation, seen.phase, seen.reason)
+        return self._act(context, workspace, seen, verdict)
+
+    def fail(self, error: StreamwardenError) -> AirflowException:
+        """Return the exception to raise: never a final one, as it is not the job's."""
+        return AirflowException(str(error))
+
+    def _relieved_unread(self, context: Context, error: Exception) -> DagRunTriggerException:
+        """Return what hands over where the documents can't be read or written, so that nothing is said there."""
+        ti = context["ti"]
+        fresh = relief_of(ti)
+        self.log.warning("try %d of %d: run %s takes over, for: %s", ti.try_number, ti.max_tries + 1, fresh, error)
+        return relief(ti)
+
+    def _deploy(self, workspace: Workspace, holder: str) -> None:
+        try:
+            deploy_job(workspace, self.job, by=f"airflow:{holder}", note="supervise task cleared")
+        except StreamwardenError as error:
+            desired = JobDocuments(workspace.storage, self.job).desired.read()
+            if not error.retryable and desired is not None and desired.state == "running":
+                # As where the deploy task fails: a slip in the YAML is no reason to give up what is deployed.
+                self.log.error("not deployed anew, and supervised as it was deployed before: %s", error)
+                return
+            # A deploy's failure is the job's: what is not retryable is final.
+            raise super().fail(error) from error
+
+    def _hand_over(self, context: Context, workspace: Workspace) -> NoReturn:
+        ti = context["ti"]
+        fresh = relief_of(ti)
+        # Before the run is there: `release`, which comes next, leaves the driver of another run alone.
+        claim(workspace, self.job, Claim(holder=f"{ti.dag_id}/{fresh}", attempt=0, at=utc_now()))
+        self.log.info("try %d of %d: run %s takes over", ti.try_number, ti.max_tries + 1, fresh)
+        record_decision(workspace, self.job, "hand over", f"to run {fresh}: the tries of {ti.run_id} run out")
+        raise relief(ti)
+
+    def _respect_upstream(self, context: Context, workspace: Workspace) -> None:
+        ti, before = context["ti"], sorted(self.upstream_task_ids)
+        if not before:
+            return
+        found = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=before)
+        states = {task: str(getattr(state, "value", state)) for task, state in found.get(ti.run_id, {}).items()}
+        for task in before:
+            if states.get(task) == "skipped":
+                raise AirflowSkipException(f"{task} was skipped: there is nothing to supervise")
+            if states.get(task) not in ("failed", "upstream_failed"):
+                continue
+            desired = JobDocuments(workspace.storage, self.job).desired.read()
+            if desired is None or desired.state == "suspended":
+                raise AirflowFailException(
+                    f"{task} failed, and {self.job} is not to run: there is nothing to supervise"
+                )
+            self.log.warning("%s failed; %s is supervised as it was deployed before", task, self.job)
+
+    def resume(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Go on when the trigger fired. What it saw may be past: look again."""
+        if event:
+            self.log.info("woken for %s: %s", event.get("action"), event.get("why"))
+        workspace = self.open()
+        try:
+            seen, verdict = self._look(workspace)
+            event = event or {}
+            if event.get("action") == ALERT:
+                self._tell(context, workspace, seen, verdict, rules=event.get("rules", ()), lasted=event.get("lasted"))
+                # Each notifier may have taken a minute: a driver may be back, or another one.
+                seen, verdict = self._look(workspace)
+            # The trigger has looked for long enough where it was woken for this driver's end, and for this reason: one
+            # that was silent, and speaks again, is not stuck for that its newest batch is old.
+            ended = event.get("action") in (Action.RESTART.value, Action.FAIL.value)
+            sure = ended and (event.get("incarnation"), event.get("phase")) == (seen.incarnation, seen.phase.value)
+            return self._act(context, workspace, seen, verdict, event.get("differing", ()), sure=sure)
+        except StreamwardenError as error:
+            raise self.fail(error) from error
+
+    def _tell(
+        self,
+        context: Context,
+        workspace: Workspace,
+        seen: Observation,
+        verdict: Verdict,
+        rules: Sequence[str] | None = None,
+        lasted: Mapping[str, str] | None = None,
+    ) -> None:
+        memory = JobDocuments(workspace.storage, self.job).supervision.read() or Supervision()
+        health = assess(seen, memory, verdict)
+        tell(
+            workspace,
+            self.job,
+            health,
+            context=context,
+            log=self.log,  # type: ignore[arg-type]
+            rules=rules,
+            lasted=lasted,
+        )
+
+    def _look(self, workspace: Workspace) -> tuple[Observation, Verdict]:
+        seen = observe(workspace, self.job)
+        memory = JobDocuments(workspace.storage, self.job).supervision.read() or Supervision()
+        return seen, decide(seen, memory)
+
+    def _act(
+        self,
+        context: Context,
+        workspace: Workspace,
+        seen: Observation,
+        verdict: Verdict,
+        differing: Sequence[tuple[str, str, float]] = (),
+        *,
+        sure: bool = False,
+    ) -> dict[str, Any]:
+        if verdict.action is Action.SUSPEND:
+            # Before the stop, which may take long and is tried again: by then the job is one that is suspended, of
+            # which it would be told that all is well.
+            self._tell(context, workspace, seen, verdict, rules=() if is_suspended(seen) else None)
+            seen, verdict = self._look(workspace)
+        if verdict.action is Action.FINISH:
+            self.log.info("finished: %s", verdict.why)
+            context["ti"].xcom_push(key=FINISHED, value=seen.incarnation)
+            record_decision(workspace, self.job, "finish", verdict.why)
+            self._tell(context, workspace, seen, verdict)
+            return summary_of(workspace, seen)
+        silent = seen.phase is Phase.SILENT and verdict.action in (Action.FAIL, Action.RESTART)
+        if (silent or is_to_be_ended(seen, verdict)) and not sure:
+            # Nobody is killed for one look: the store, or this machine, may have been away. The trigger looks again.
+            self.log.info("%s: looked at again before it is ended: %s", seen.incarnation, verdict.why)
+            self._stop_if_ended(context, workspace, seen.incarnation)
+            self._defer(context, workspace, seen.incarnation, differing)
+        if verdict.action in (Action.FAIL, Action.SUSPEND):
+            error = put_down(workspace, seen, verdict, by=f"airflow:{holder_of(context)}")
+            if verdict.action is Action.FAIL:
+                # A stuck one was alive, and has an end and a diagnosis only now.
+                seen = observe(workspace, self.job)
+            self.log.error("%s: %s\n%s", verdict.action, verdict.why, self._last_words(workspace, seen, error))
+            # Nobody looks again: what there is to tell is told now.
+            self._tell(context, workspace, seen, verdict, rules=() if is_suspended(seen) else None)
+            raise AirflowFailException(str(error.to_exception()))
+        incarnation = seen.incarnation
+        if verdict.action is Action.RESTART:
+            wait = (verdict.not_before - utc_now()).total_seconds() if verdict.not_before else 0
+            if wait > 0:
+                self.log.info("%s: to be restarted in %.1f s: %s", incarnation, wait, verdict.why)
+            else:
+                incarnation = self._restart(context, workspace, seen, verdict) or incarnation
+        elif verdict.action is Action.STOP:
+            self.log.info("%s: asked to stop: %s", incarnation, verdict.why)
+            ask_to_stop(workspace, seen, by=f"airflow:{holder_of(context)}", why=verdict.why)
+        self._stop_if_ended(context, workspace, incarnation)
+        self._defer(context, workspace, incarnation, differing)
+        raise AssertionError("defer() returned")
+
+    def _restart(self, context: Context, workspace: Workspace, seen: Observation, verdict: Verdict) -> str | None:
+        if seen.error is not None:
+            words = describe_error(workspace, seen, seen.error)
+            self.log.warning("driver %s is %s\n%s", seen.incarnation, seen.phase, words)
+        launched = restart(workspace, seen, by=f"airflow:{holder_of(context)}", why=verdict.why)
+        if launched is None:
+            self.log.info("%s: restarted, stopped or deployed by somebody else meanwhile", seen.incarnation)
+        else:
+            self.log.info("restarted as %s after %s: %s", launched, seen.incarnation, verdict.why)
+        return launched
+
+    def _last_words(self, workspace: Workspace, seen: Observation, error: ErrorInfo) -> str:
+        text = describe_error(workspace, seen, error)
+        if seen.error is not None and seen.error.code != error.code:
+            text = f"{text}\nThe driver's last error: {seen.error.to_exception()}"
+        return text
+
+    def _stop_if_ended(self, context: Context, workspace: Workspace, incarnation: str | None) -> None:
+        # Marked failed while the task held a slot: there was no trigger whose on_kill would have stopped the driver.
+        ti = context["ti"]
+        try:
+            states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[ti.task_id])
+        except Exception:
+            self.log.warning("can't ask for this task's state", exc_info=True)
+            return
+        state = next(iter(states.get(ti.run_id, {}).values()), None)
+        if state not in ("failed", "success"):
+            return
+        driver_control.stop(
+            workspace,
+            self.job,
+            by=f"airflow:{holder_of(context)}",
+            reason=f"its supervise task was ended by hand ({state})",
+            incarnation=incarnation,
+            timeout=None,
+        )
+        raise AirflowFailException(f"the task was marked {state}: driver {incarnation} is asked to stop")
+
+    def _defer(
+        self,
+        context: Context,
+        workspace: Workspace,
+        incarnation: str | None,
+        differing: Sequence[tuple[str, str, float]],
+    ) -> None:
+        self.defer(
+            trigger=SuperviseTrigger(
+                job=self.job,
+                profile=workspace.profile.name,
+                config=str(workspace.config),
+                root=str(workspace.root),
+                holder=holder_of(context),
+                attempt=context["ti"].try_number,
+                incarnation=incarnation,
+                poll_interval=self.poll_interval,
+                differing=differing,
+            ),
+            method_name="resume",
+        )
