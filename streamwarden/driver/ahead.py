@@ -12,9 +12,9 @@ import time
 
 from pyspark.sql import DataFrame, SparkSession
 
-from streamwarden.driver.batches import release
-from streamwarden.driver.outputs import AUTHOR
-from streamwarden.driver.query import RunningQuery, Writer
+from streamwarden.driver.pipeline.batches import release
+from streamwarden.driver.pipeline.outputs import AUTHOR
+from streamwarden.driver.pipeline.query import RunningQuery, Writer
 from streamwarden.driver.replay import write_nowhere
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.no_data_batch import begin_no_data_batch
@@ -141,7 +141,7 @@ class QueryAhead:
         Parameters
         ----------
         author
-            For each table's history; see :data:`~streamwarden.driver.outputs.AUTHOR`.
+            For each table's history; see :data:`~streamwarden.driver.pipeline.outputs.AUTHOR`.
         """
         signed = _Signed(writer, author)
         self._query.write_by(signed)

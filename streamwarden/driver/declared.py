@@ -10,7 +10,7 @@ import contextlib
 import json
 import sys
 
-from streamwarden.driver.module import load_module
+from streamwarden.driver.pipeline.module import load_module
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import ErrorInfo

@@ -24,8 +24,8 @@ from pyspark.sql.streaming.listener import (
 )
 
 from streamwarden.driver.backlog import Backlog
-from streamwarden.driver.batches import BatchCounts
 from streamwarden.driver.job_api import EVENT_ENDS
+from streamwarden.driver.pipeline.batches import BatchCounts
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.status import BatchProgress, OperatorProgress, Progress, SourceProgress, Totals, utc_now

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from streamwarden.driver.batches import BatchWriter
 from streamwarden.driver.job_api import StreamingJob
-from streamwarden.driver.module import settings_for
-from streamwarden.driver.query import RunningQuery
+from streamwarden.driver.pipeline.batches import BatchWriter
+from streamwarden.driver.pipeline.module import settings_for
+from streamwarden.driver.pipeline.query import RunningQuery
+from streamwarden.driver.pipeline.sink import DeltaSink
+from streamwarden.driver.pipeline.source import missing_source, open_plans, open_source
 from streamwarden.driver.repartition import repartition
-from streamwarden.driver.sink import DeltaSink
-from streamwarden.driver.source import missing_source, open_plans, open_source
 from streamwarden.driver.state_digest import state_digests
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import DeltaLog

@@ -7,8 +7,8 @@ import functools
 from pyspark.sql import DataFrame, SparkSession
 
 from streamwarden.driver.causes import headline
-from streamwarden.driver.module import load_module, settings_for
-from streamwarden.driver.source import open_source
+from streamwarden.driver.pipeline.module import load_module, settings_for
+from streamwarden.driver.pipeline.source import open_source
 from streamwarden.model.spec import JobSpec
 from streamwarden.store.workspace import Workspace
 

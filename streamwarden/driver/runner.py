@@ -17,9 +17,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from streamwarden import __version__
-from streamwarden.driver.arrivals import Arrivals
 from streamwarden.driver.backlog import Backlog, backlog_of
-from streamwarden.driver.batches import BatchWriter
 from streamwarden.driver.causes import Cause, Failure, explain, headline, shortened
 from streamwarden.driver.export import Export, open_export
 from streamwarden.driver.job_api import StreamingJob
@@ -27,13 +25,15 @@ from streamwarden.driver.job_session import PROVIDERS, start_session
 from streamwarden.driver.jvm import end_jvm, is_unanswered, jvm_end, jvm_of
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.metrics import DriverMetrics, DriverView
-from streamwarden.driver.module import load_module, settings_for
-from streamwarden.driver.outputs import AUTHOR, clear_unborn, start_outputs
+from streamwarden.driver.pipeline.arrivals import Arrivals
+from streamwarden.driver.pipeline.batches import BatchWriter
+from streamwarden.driver.pipeline.module import load_module, settings_for
+from streamwarden.driver.pipeline.outputs import AUTHOR, clear_unborn, start_outputs
+from streamwarden.driver.pipeline.query import RunningQuery
+from streamwarden.driver.pipeline.sink import DeltaSink
+from streamwarden.driver.pipeline.source import missing_source, open_source
 from streamwarden.driver.progress import ProgressListener
-from streamwarden.driver.query import RunningQuery
 from streamwarden.driver.recorder import BatchRecorder
-from streamwarden.driver.sink import DeltaSink
-from streamwarden.driver.source import missing_source, open_source
 from streamwarden.errors import CATALOGUE, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.checkpoint_files import check_described

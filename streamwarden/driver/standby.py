@@ -27,7 +27,7 @@ from streamwarden.driver.causes import headline
 from streamwarden.driver.commands import Commands
 from streamwarden.driver.job_session import start_session
 from streamwarden.driver.jvm import is_unanswered, jvm_end
-from streamwarden.driver.module import load_module
+from streamwarden.driver.pipeline.module import load_module
 from streamwarden.driver.rehearsal import rehearse
 from streamwarden.driver.repartition import repartition
 from streamwarden.driver.replay import Replay

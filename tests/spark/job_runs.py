@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from streamwarden.driver.batches import BatchWriter
 from streamwarden.driver.job_api import DELETED, EVENT_ENDS
-from streamwarden.driver.sink import DeltaSink
+from streamwarden.driver.pipeline.batches import BatchWriter
+from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.spec import JobSpec
 from streamwarden.storage.local import LocalStorage

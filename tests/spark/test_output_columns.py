@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from streamwarden.driver.outputs import AUTHOR, start_outputs
-from streamwarden.driver.sink import DeltaSink
+from streamwarden.driver.pipeline.outputs import AUTHOR, start_outputs
+from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.output_columns import RECORD
 from streamwarden.model.spec import SinkSpec

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from streamwarden.driver.outputs import start_outputs
+from streamwarden.driver.pipeline.outputs import start_outputs
 from streamwarden.formats.delta_log import application_id
 from streamwarden.model.status import CheckpointRef, OutputStart, utc_now
 from streamwarden.store.documents import JobDocuments

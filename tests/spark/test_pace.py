@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from streamwarden.driver.backlog import backlog_of
+from streamwarden.driver.pipeline.query import RunningQuery
+from streamwarden.driver.pipeline.source import open_source
 from streamwarden.driver.progress import ProgressListener
-from streamwarden.driver.query import RunningQuery
-from streamwarden.driver.source import open_source
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.spec import DeltaSource, JobSpec
 from streamwarden.model.status import BatchProgress

@@ -13,11 +13,11 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from streamwarden.driver.ahead import QueryAhead
-from streamwarden.driver.batches import BatchWriter
-from streamwarden.driver.module import load_module, settings_for
-from streamwarden.driver.query import RunningQuery
+from streamwarden.driver.pipeline.batches import BatchWriter
+from streamwarden.driver.pipeline.module import load_module, settings_for
+from streamwarden.driver.pipeline.query import RunningQuery
+from streamwarden.driver.pipeline.source import open_source
 from streamwarden.driver.replay import Replay
-from streamwarden.driver.source import open_source
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.spec import JobSpec
 from streamwarden.store.workspace import Workspace, open_workspace

@@ -13,9 +13,9 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from streamwarden.driver import rehearsal
-from streamwarden.driver.module import load_module
+from streamwarden.driver.pipeline.module import load_module
+from streamwarden.driver.pipeline.sink import DeltaSink, Written
 from streamwarden.driver.rehearsal import rehearse
-from streamwarden.driver.sink import DeltaSink, Written
 from streamwarden.store.workspace import Workspace, open_workspace
 from tests.conftest import REPOSITORY, TripMaker
 from tests.spark.job_runs import as_trips, in_order_of_arrival, write_table

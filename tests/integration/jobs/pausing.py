@@ -12,8 +12,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from streamwarden.driver.job_api import JobSettings
-from streamwarden.driver.query import RunningQuery
-from streamwarden.driver.sink import DeltaSink, Written
+from streamwarden.driver.pipeline.query import RunningQuery
+from streamwarden.driver.pipeline.sink import DeltaSink, Written
 from tests.integration.jobs import numbers
 
 VERSION = numbers.VERSION

@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import AnalysisException, PythonException
 
 from streamwarden.driver.causes import Failure, explain, headline, shortened
-from streamwarden.driver.query import BatchError, RunningQuery
+from streamwarden.driver.pipeline.query import BatchError, RunningQuery
 from streamwarden.errors import StreamwardenError
 from streamwarden.runtime.failure_signatures import Places
 
@@ -149,7 +149,7 @@ def test_a_jvm_that_is_gone_cannot_be_asked_for_its_words() -> None:
 
 
 def test_a_stop_waits_out_a_store_that_is_away_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamwarden.driver.query.time.sleep", lambda _: None)
+    monkeypatch.setattr("streamwarden.driver.pipeline.query.time.sleep", lambda _: None)
     answers: list[int | StreamwardenError] = [StreamwardenError("S3_UNREACHABLE", "list: refused"), 7]
 
     def last_offset() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streamwarden.driver.kafka import client_properties, missing_topic
-from streamwarden.driver.source import open_source
+from streamwarden.driver.pipeline.source import open_source
 from streamwarden.model.spec import KafkaSource
 from streamwarden.store.workspace import Workspace
 

@@ -56,7 +56,7 @@ def test_dags_import_only_wiring() -> None:
     "line",
     [
         "import pyspark",
-        "from streamwarden.driver.sink import DeltaSink",
+        "from streamwarden.driver.pipeline.sink import DeltaSink",
         "from streamwarden.model.spec import JobSpec",
         "from . import other",
         "def f():\n    import pandas",

@@ -13,8 +13,8 @@ import yaml
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
-from streamwarden.driver import outputs
-from streamwarden.driver.outputs import clear_unborn, start_outputs
+from streamwarden.driver.pipeline import outputs
+from streamwarden.driver.pipeline.outputs import clear_unborn, start_outputs
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import DeltaLog, application_id
 from streamwarden.model.process_ref import ProcessRef

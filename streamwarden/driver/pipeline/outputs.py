@@ -15,7 +15,7 @@ from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import SparkSession
 
-from streamwarden.driver.output_table import copy_record
+from streamwarden.driver.pipeline.output_table import copy_record
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_fence import fence
 from streamwarden.formats.delta_log import DeltaLog, start_id

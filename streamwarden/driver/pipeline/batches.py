@@ -11,8 +11,8 @@ from typing import Any
 from pyspark.sql import DataFrame, Observation
 
 from streamwarden.driver.job_api import StreamingJob
-from streamwarden.driver.module import split_outputs
-from streamwarden.driver.sink import DeltaSink, Written
+from streamwarden.driver.pipeline.module import split_outputs
+from streamwarden.driver.pipeline.sink import DeltaSink, Written
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.spec import JobSpec
 

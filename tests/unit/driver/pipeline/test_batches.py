@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamwarden.driver.batches import BatchWriter
+from streamwarden.driver.pipeline.batches import BatchWriter
 from streamwarden.model.spec import JobSpec
 
 pytestmark = pytest.mark.unit

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from streamwarden.driver.causes import Failure
-from streamwarden.driver.pace import Alarm
+from streamwarden.driver.pipeline.pace import Alarm
 from streamwarden.errors import OUTAGES, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.durations import format_duration
@@ -32,7 +32,7 @@ class BatchError(Exception):
 
 
 class Writer(Protocol):
-    """Writes a query's batches; see :class:`~streamwarden.driver.batches.BatchWriter`."""
+    """Writes a query's batches; see :class:`~streamwarden.driver.pipeline.batches.BatchWriter`."""
 
     @property
     def hurry(self) -> threading.Event:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DataType, DateType, StructField, StructType, TimestampType
 
 from streamwarden.driver.job_api import DELETED
-from streamwarden.driver.output_table import ensure_table
+from streamwarden.driver.pipeline.output_table import ensure_table
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.output_columns import IS_FINAL
 from streamwarden.model.spec import SinkSpec
