@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -14,10 +12,9 @@ from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.model.status import Cancel, CheckpointRef, ErrorInfo, Operation, Parallelism, Step, Width, utc_now
 from streamwarden.operations.output_rollback import with_pending
 from streamwarden.operations.rescale_plan import RescalePlan, plan_rescale
-from streamwarden.operations.rescale_rollback import told
 from streamwarden.operations.rescale_verify import ENOUGH, START, RescaleVerdict
 from streamwarden.operations.state_copy import StateCopy
-from streamwarden.operations.workflow import is_anothers, is_passing, stopped_since
+from streamwarden.operations.workflow import Interrupted, is_anothers, is_passing, named, stopped_since
 from streamwarden.runtime.operation_lock import begin
 from streamwarden.runtime.spare import Standby, standby
 from streamwarden.savepoints.compatibility import readers_of
@@ -30,8 +27,6 @@ from streamwarden.supervision.backlog import pending
 from streamwarden.supervision.observe import Observation, Phase, observe
 
 __all__ = ["OnTimeout", "Way", "cancel", "rescale"]
-
-_log = logging.getLogger(__name__)
 
 OnTimeout = Literal["roll back", "hold"]
 """What becomes of a job that is not healthy in time: back to what ran before, or left as it is for a person to see."""
@@ -526,9 +521,9 @@ class _Rescale(RescaleVerdict):
             return
         # Asked only where it may be: an outage of the store now must not hide why it failed.
         if self._half_way and self._switched():
-            if isinstance(error, (OSError, StreamwardenError)):
+            if isinstance(error, Exception) and not isinstance(error, Interrupted):
                 # Half of the switch is done, or all of it, and its answer was lost.
-                self._roll_back(told(error))
+                self._roll_back(named(error))
             # Ended from outside, and killed in seconds: gone on with by whoever repeats it.
             return
         # What goes wrong from here on must not hide why it failed.
@@ -545,7 +540,7 @@ class _Rescale(RescaleVerdict):
         if not (self._stopping and wanted) or (seen.phase.alive and not self._is_stopping(seen)):
             return
         # Who is ended from outside is killed in seconds.
-        waits = isinstance(error, (OSError, StreamwardenError))
+        waits = isinstance(error, Exception) and not isinstance(error, Interrupted)
         with self.handle.step("start again") as step:
             try:
                 # One that is launched before finds the lease held by a driver that lives, and gives up.
@@ -559,14 +554,6 @@ class _Rescale(RescaleVerdict):
             step.detail = driver_control.start(self._workspace, self._job, by=self._by, reason=reason)
         if waits:
             self._await_health_of_before()
-
-    @contextmanager
-    def _noted(self, what: str) -> Iterator[None]:
-        """Let what fails be told by the log alone."""
-        try:
-            yield
-        except (OSError, StreamwardenError) as error:
-            _log.warning("%s, rescale %s: %s: %s", self._job, self.handle.id, what, error)
 
     @property
     def _stopping(self) -> bool:

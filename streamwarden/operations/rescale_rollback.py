@@ -18,18 +18,13 @@ from streamwarden.supervision import driver_control
 from streamwarden.supervision.act import record_decision
 from streamwarden.supervision.observe import START_TIMEOUT, Observation, Phase, observe
 
-__all__ = ["RescaleBack", "told"]
+__all__ = ["RescaleBack"]
 
 _LOOK_S = 2.0
 """How often the driver that runs on is looked at, while its rescale is prepared. 2 s, as by its supervisor."""
 
 _REPORT_S = 2.0
 """How long the report of a committed batch is waited for: it is written within milliseconds, as a rule."""
-
-
-def told(error: Exception) -> StreamwardenError:
-    """Return an error as one of the catalogue's."""
-    return error if isinstance(error, StreamwardenError) else StreamwardenError("OPERATION_FAILED", str(error))
 
 
 class RescaleBack(JobOperation):

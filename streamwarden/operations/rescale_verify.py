@@ -9,9 +9,9 @@ from typing import Any
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.status import Operation, Supervision
-from streamwarden.operations.rescale_rollback import RescaleBack, told
+from streamwarden.operations.rescale_rollback import RescaleBack
 from streamwarden.operations.state_copy import differing
-from streamwarden.operations.workflow import is_passing
+from streamwarden.operations.workflow import Interrupted, is_passing, named
 from streamwarden.runtime.spare import Standby
 from streamwarden.runtime.state_reader import StateAt, read_state
 from streamwarden.supervision import driver_control
@@ -62,11 +62,11 @@ class RescaleVerdict(RescaleBack):
             deadline += self._prove_replayed()
             with self.handle.step("catch up") as step:
                 step.detail = self._await_caught_up(deadline)
-        except (OSError, StreamwardenError) as error:
-            if is_passing(error):
+        except Exception as error:
+            if is_passing(error) or isinstance(error, Interrupted):
                 # The job is not to blame: whoever goes on with it judges.
                 raise
-            self._roll_back(told(error))
+            self._roll_back(named(error))
         self._release()
         return self.handle.end("done")
 

@@ -93,10 +93,11 @@ class _Restore(JobOperation):
             # Another process got as far as the switch; what it planned is in the record.
             found = catalog.find(self._workspace, of, self._plan["savepoint"])
             after = CheckpointRef.model_validate(self._plan["after"])
-            error = ErrorInfo.model_validate(failure).to_exception() if failure else stopped_since(self._documents)
+            error = ErrorInfo.model_validate(failure).to_exception() if failure else self._stopped_since()
             if error is not None:
                 with self._released(found):
                     self._roll_back(after, error)
+            self._put_in_force(after)
             return self._launch_and_judge(found, after)
         with self.handle.step("precheck") as step:
             found, spec = self._precheck(savepoint, of, outputs, current)
@@ -113,25 +114,38 @@ class _Restore(JobOperation):
             self._save(current)
             reference = self._make_checkpoint(found, outputs, spec)
             self._switch(reference, spec)
-        except BaseException as error:
-            if not is_anothers(error):
-                catalog.release(self._workspace, found, self.handle.id)
-            if isinstance(error, Exception):
-                self._go_on(error)
+        except Exception as error:
+            self._go_on(found, error)
             raise
         return self._launch_and_judge(found, reference)
 
-    def _go_on(self, error: Exception) -> None:
-        """Start the job where it was, after what failed before the switch."""
-        plan, reference = self._plan, self._documents.checkpoint.read()
-        if is_anothers(error):
+    def _go_on(self, found: Savepoint, error: Exception) -> None:
+        """Start the job where it was, after a failure before the switch; roll back, after one in its midst."""
+        if is_anothers(error) or (self._half_way and (is_passing(error) or isinstance(error, Interrupted))):
+            # Somebody else performs it now, or is to go on with it.
             return
-        if not plan["was_alive"] or (reference is not None and reference.operation == self.handle.id):
-            # Nothing ran; or the switch was done after all, and its answer was lost: the new state is in force.
-            return
-        if plan.get("desired"):
-            self._decide(self._documents.desired, Desired.model_validate(plan["desired"]))
-        driver_control.start(self._workspace, self._job, by=self._by, reason="its restore failed before the switch")
+        if self._half_way and self._switched():
+            with self._released(found):
+                self._roll_back(CheckpointRef.model_validate(self._plan["after"]), named(error))
+        # What goes wrong from here on must not hide why it failed. The start comes first: a supervisor may be away.
+        if self._plan["was_alive"]:
+            with self._noted("is not started again"):
+                reason = "its restore failed before the switch"
+                driver_control.start(self._workspace, self._job, by=self._by, reason=reason)
+        with self._noted("keeps its savepoint in use"):
+            catalog.release(self._workspace, found, self.handle.id)
+
+    def _switched(self) -> bool:
+        current = self._documents.checkpoint.read()
+        return current is not None and current.operation == self.handle.id
+
+    def _stopped_since(self) -> StreamwardenError | None:
+        """Return the error that says who has stopped the job since a killed try switched; None if nobody has."""
+        found, before = self._documents.desired.read(), self._plan.get("desired")
+        if found is None or (found.operation != self.handle.id and before and before["state"] != "running"):
+            # The switch was cut off before it came to that, and the job was down before.
+            return None
+        return stopped_since(self._documents)
 
     def _precheck(
         self, savepoint: str, of: str, outputs: Outputs, current: CheckpointRef | None
@@ -208,8 +222,20 @@ class _Restore(JobOperation):
             reference = reference.model_copy(update={"outputs": with_pending(reference.outputs, before)})
             desired = self._documents.desired.read()
             parallelism = self._documents.parallelism.read()
-            # What it takes to go back, kept before there is anything to go back from.
+            now = Desired(
+                job=self._job,
+                state="running",
+                spec=spec,
+                digest=spec.digest(),
+                profile=self._workspace.profile.name,
+                updated_at=utc_now(),
+                updated_by=self._by,
+                note=self._reason or reference.reason,
+                operation=self.handle.id,
+            )
+            # What it takes to go back, and to go on, kept before there is anything to go back from.
             self.handle.plan(
+                now=now.model_dump(mode="json"),
                 # A clone's tables are written over in any case.
                 cut={} if self._clones else damaged_outputs(self._workspace, spec),
                 parallelism=parallelism.model_dump(mode="json") if parallelism else None,
@@ -223,22 +249,25 @@ class _Restore(JobOperation):
                     if start.source is None
                 },
             )
-            now = Desired(
-                job=self._job,
-                state="running",
-                spec=spec,
-                digest=spec.digest(),
-                profile=self._workspace.profile.name,
-                updated_at=utc_now(),
-                updated_by=self._by,
-                note=self._reason or reference.reason,
-            )
-            if width_of(spec) != width_of(effective_spec(self._workspace, self._job)):
-                width = decide(self._workspace, self._job, width_of(spec), by=self._by)
-                self._decide(self._documents.parallelism, width)
-            self._decide(self._documents.desired, now)
-            self._decide(self._documents.checkpoint, reference)
+            self._put_in_force(reference)
             step.detail = f"generation {reference.generation}, {reference.path}"
+
+    def _put_in_force(self, reference: CheckpointRef) -> None:
+        """Write what the switch has decided. Can be repeated, by whoever goes on after a kill between two writes.
+
+        The checkpoint first: it says whose operation has switched, and which number of partitions its state has, which
+        counts over the spec's. So a supervisor that starts the job in between meets what fits.
+        """
+        if not self._switched():
+            self._decide(self._documents.checkpoint, reference)
+        now, found = Desired.model_validate(self._plan["now"]), self._documents.desired.read()
+        if found is not None and found.operation == self.handle.id:
+            return
+        driver_control.forgive(self._workspace, self._job, why=self._reason or "restore")
+        if width_of(now.spec) != width_of(effective_spec(self._workspace, self._job)):
+            width = decide(self._workspace, self._job, width_of(now.spec), by=self._by)
+            self._decide(self._documents.parallelism, width)
+        self._decide(self._documents.desired, now)
 
     @property
     def _clones(self) -> bool:
@@ -289,7 +318,7 @@ class _Restore(JobOperation):
                     say=self._say,
                 )
         except Exception as error:
-            if is_passing(error) or isinstance(error, OSError | Interrupted):
+            if is_passing(error) or isinstance(error, Interrupted):
                 raise
             self._roll_back(reference, named(error))
 
@@ -351,7 +380,9 @@ class _Restore(JobOperation):
             assert found is not None
             return found.model_copy(update={"state": "suspended", "note": f"{reference.reason} failed: {error.code}"})
 
-        self._documents.desired.update(change)
+        # A clone's is not there where its switch was cut off.
+        if self._documents.desired.read() is not None:
+            self._documents.desired.update(change)
 
 
 def _starts(manifest: Manifest, spec: JobSpec, outputs: Outputs) -> list[OutputStart]:

@@ -225,9 +225,13 @@ class _Rollout(JobOperation):
         if is_anothers(error):
             # Somebody else performs it now.
             return
-        self._release()
-        if self._before.state == "running" and not self._switched():
-            driver_control.start(self._workspace, self._job, by=self._by, reason="its rollout failed before the switch")
+        # What goes wrong from here on must not hide why it failed. The start comes first: a supervisor may be away.
+        with self._noted("is not started again"):
+            if self._before.state == "running" and not self._switched():
+                reason = "its rollout failed before the switch"
+                driver_control.start(self._workspace, self._job, by=self._by, reason=reason)
+        with self._noted("keeps its savepoint in use"):
+            self._release()
 
     def _start_and_judge(self) -> Operation:
         try:
@@ -252,7 +256,7 @@ class _Rollout(JobOperation):
                     may_wait=bool(self._plan.get("waits")),
                 )
         except Exception as error:
-            if is_passing(error) or isinstance(error, OSError | Interrupted):
+            if is_passing(error) or isinstance(error, Interrupted):
                 raise
             self._roll_back(named(error))
         self._release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from streamwarden.supervision.observe import observe
 from streamwarden.supervision.silence import Silence
 
 __all__ = ["Interrupted", "JobOperation", "is_anothers", "is_passing", "named", "stopped_since"]
+
+_log = logging.getLogger(__name__)
 
 D = TypeVar("D", bound=Decided)
 
@@ -164,6 +167,14 @@ class JobOperation:
             timeout=self._stop_timeout,
             query_only=query_only,
         )
+
+    @contextmanager
+    def _noted(self, what: str) -> Iterator[None]:
+        """Log what fails, and go on: it must not hide the error that is being handled."""
+        try:
+            yield
+        except (OSError, StreamwardenError) as error:
+            _log.warning("%s, %s %s: %s: %s", self._job, self._kind, self.handle.id, what, error)
 
     def _start_again(self) -> str:
         """Start what ran before, if a supervisor has not; return the incarnation."""
