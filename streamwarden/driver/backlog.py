@@ -67,7 +67,7 @@ class DeltaBacklog:
             return None
         began = _field(start, "reservoirVersion")
         log = DeltaLog(self._workspace.files, self._table)
-        pending = [version for version in log.versions if version >= next_version]
+        pending = log.since(next_version)
         many = len(pending) > _COUNTED
         counted = len(pending) if many else sum(self._files(log, version) > 0 for version in pending)
         # A batch without input has not been cut, whatever waits: commits that bring no rows wait for ever.
@@ -98,8 +98,8 @@ class DeltaBacklog:
             # Within a version.
             return True
         files = 0
-        for version in log.versions:
-            if first <= version < next_version:
+        for version in log.since(first):
+            if version < next_version:
                 files += self._files(log, version)
                 if files >= self._limit:
                     return True
@@ -121,7 +121,7 @@ class DeltaBacklog:
             return []
         # While that is read, the offset names the version that it is of, whatever made it.
         first = began + 1 if json.loads(start).get("isStartingVersion") else began
-        there = [version for version in log.versions if first <= version < until]
+        there = [version for version in log.since(first) if version < until]
         return [change for version in there if (change := log.change(version)) is not None]
 
 

@@ -100,7 +100,15 @@ class DeltaLog:
     @cached_property
     def versions(self) -> list[int]:
         """The versions that have a file, oldest first; empty if there is no table."""
-        names = (info.key.rsplit("/", 1)[1] for info in self._files.walk(self.folder))
+        return self._listed()
+
+    def since(self, version: int) -> list[int]:
+        """Return the versions from one on, oldest first. Costs no more for an old table than for a new one."""
+        # The name that sorts right before the version's own.
+        return self._listed(after=f"{version:020d}.")
+
+    def _listed(self, after: str = "") -> list[int]:
+        names = (info.key.rsplit("/", 1)[1] for info in self._files.walk(self.folder, after=after))
         return sorted(int(match[1]) for match in map(_COMMIT.fullmatch, names) if match)
 
     @property
@@ -134,16 +142,6 @@ class DeltaLog:
             return None
         named = (action["commitInfo"].get("operation") for action in actions if "commitInfo" in action)
         return ChangeCommit(version, str(next(named, None) or ""))
-
-    def table_id(self) -> str | None:
-        """Return Delta's id of the table, or None where no kept commit says it."""
-        for version in self.versions:
-            for action in self.actions(version):
-                if "metaData" in action:
-                    return str(action["metaData"]["id"])
-            if version == 0:
-                break
-        return None
 
     def after(self, application: str, batch: int, *, until: int | None = None) -> TableState:
         """Return the table as it was when the application's batch was written and the next was not.

@@ -58,7 +58,6 @@ class SinkState(Part):
     table: str
     mode: Literal["append", "upsert"]
     version: int | None = Field(description="The table's version after the batch; None if it did not exist.")
-    table_id: str | None = Field(default=None, description="Delta's own id of the table.")
     application: str = Field(description="The application id of the transactions.")
     transaction: int | None = Field(description="The newest batch committed under it; None if there was none yet.")
 

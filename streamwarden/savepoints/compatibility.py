@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import unquote
 
 from deltalake import DeltaTable
@@ -287,7 +287,7 @@ def _source(
         yield from other
     elif isinstance(spec.source, DeltaSource):
         if manifest.sources and manifest.sources[0]:
-            yield from _delta_source(DeltaLog(workspace.files, f"tables/{spec.source.table}"), manifest.sources[0])
+            yield from _delta_source(workspace, spec.source.table, manifest.sources[0])
     elif isinstance(spec.source, KafkaSource):
         # Whether the topic has its records still, only its servers know: Spark tells when it reads them.
         return
@@ -302,12 +302,12 @@ def _source(
             )
 
 
-def _delta_source(log: DeltaLog, offset: str) -> Iterator[StreamwardenError]:
-    position: dict[str, Any] = json.loads(offset)
+def _delta_source(workspace: Workspace, table: str, offset: str) -> Iterator[StreamwardenError]:
+    log, position = DeltaLog(workspace.files, f"tables/{table}"), json.loads(offset)
     needed = int(position["reservoirVersion"])
     if log.latest is None:
         yield StreamwardenError("RESTORE_SOURCE_GONE", "the source table is not there")
-    elif (known := log.table_id()) is not None and known != position["reservoirId"]:
+    elif (known := _table_id(workspace, table)) is not None and known != position["reservoirId"]:
         yield StreamwardenError("RESTORE_SOURCE_GONE", f"the source table was made anew: {known}")
     elif needed > log.latest + 1:
         yield StreamwardenError(
@@ -318,6 +318,15 @@ def _delta_source(log: DeltaLog, offset: str) -> Iterator[StreamwardenError]:
             "RESTORE_SOURCE_GONE",
             f"the source table's log begins with version {log.versions[0]}, the savepoint goes on from {needed}",
         )
+
+
+def _table_id(workspace: Workspace, table: str) -> str | None:
+    """Return Delta's own id of a table; None where its log cannot be read, which its job will say."""
+    uri, options = workspace.delta_rs(table)
+    try:
+        return str(DeltaTable(uri, storage_options=options).metadata().id)
+    except (DeltaError, OSError):
+        return None
 
 
 def _gone_after(workspace: Workspace, source: FileSource, current: CheckpointRef, position: int) -> list[str]:

@@ -307,7 +307,6 @@ class _Take:
                     table=sink.table,
                     mode=sink.mode,
                     version=state.version,
-                    table_id=log.table_id(),
                     application=application,
                     transaction=state.transaction,
                 )

@@ -63,8 +63,14 @@ class FileStore(ABC):
         self._workers = workers
 
     @abstractmethod
-    def walk(self, prefix: str) -> Iterator[FileInfo]:
-        """Yield every file below a folder-like prefix, hidden ones too, sorted by key; none where there is none."""
+    def walk(self, prefix: str, *, after: str = "") -> Iterator[FileInfo]:
+        """Yield every file below a folder-like prefix, hidden ones too, sorted by key; none where there is none.
+
+        Parameters
+        ----------
+        after
+            If given, only files whose keys sort behind ``prefix/after``. On S3 the others are not listed at all.
+        """
 
     @abstractmethod
     def folders(self, prefix: str) -> list[str]:
@@ -168,8 +174,8 @@ class LocalFiles(FileStore):
         self.root = root
 
     @override
-    def walk(self, prefix: str) -> Iterator[FileInfo]:
-        found = []
+    def walk(self, prefix: str, *, after: str = "") -> Iterator[FileInfo]:
+        found, first = [], f"{prefix}/{after}"
         pending = [self._path(prefix)]
         while pending:
             try:
@@ -178,12 +184,14 @@ class LocalFiles(FileStore):
                         if entry.is_dir(follow_symlinks=False):
                             pending.append(Path(entry.path))
                             continue
+                        key = Path(entry.path).relative_to(self.root).as_posix()
+                        if after and key <= first:
+                            continue
                         try:
                             status = entry.stat()
                         except FileNotFoundError:
                             # A checkpoint is listed while Spark removes old files from it. The others count.
                             continue
-                        key = Path(entry.path).relative_to(self.root).as_posix()
                         found.append(FileInfo(key, status.st_size, status.st_nlink))
             except (FileNotFoundError, NotADirectoryError):
                 continue

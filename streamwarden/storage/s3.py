@@ -187,8 +187,8 @@ class S3Files(FileStore):
         self._bucket = Bucket(location, connections=self._workers, attempts=3, read_timeout_s=120)
 
     @override
-    def walk(self, prefix: str) -> Iterator[FileInfo]:
-        yield from self._files(prefix)
+    def walk(self, prefix: str, *, after: str = "") -> Iterator[FileInfo]:
+        yield from self._files(prefix, after=after)
 
     @override
     @_patient
@@ -288,8 +288,8 @@ class S3Files(FileStore):
         return None
 
     @_patient
-    def _files(self, prefix: str) -> list[FileInfo]:
-        found = self._bucket.list(prefix)
+    def _files(self, prefix: str, *, after: str = "") -> list[FileInfo]:
+        found = self._bucket.list(prefix, after=after)
         return [FileInfo(item["Key"], item["Size"]) for item in found if not item["Key"].endswith("/")]
 
     def _full(self, key: str) -> str:

@@ -117,17 +117,24 @@ class Bucket:
             raise ValueError(f"not a key: {key!r}")
         return "/".join([self.location.prefix, *parts]) if self.location.prefix else "/".join(parts)
 
-    def list(self, prefix: str = "") -> list[ObjectTypeDef]:
+    def list(self, prefix: str = "", *, after: str = "") -> list[ObjectTypeDef]:
         """Return what is below a folder-like prefix, sorted by key. ``Key`` is relative, as everywhere here.
 
         What ends with a slash is no file but the mark of a folder, which Spark leaves behind.
+
+        Parameters
+        ----------
+        after
+            If given, only keys that sort behind ``prefix/after``; the others are not listed.
         """
         start = len(self.location.prefix) + 1 if self.location.prefix else 0
         below = self.key(prefix) if prefix else self.location.prefix
         found: list[ObjectTypeDef] = []
         with self.errors("list", prefix):
             pages = self.client.get_paginator("list_objects_v2").paginate(
-                Bucket=self.name, Prefix=f"{below}/" if below else ""
+                Bucket=self.name,
+                Prefix=f"{below}/" if below else "",
+                StartAfter=f"{below}/{after}" if after else "",
             )
             for page in pages:
                 found += [{**item, "Key": item["Key"][start:]} for item in page.get("Contents", [])]

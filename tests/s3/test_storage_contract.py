@@ -118,6 +118,10 @@ def test_a_walk_finds_every_file_below_a_prefix_and_nothing_beside_it(files: Fil
         files.write(key, key.encode())
     assert [(info.key, info.size) for info in files.walk("a")] == [("a/x/.hidden", 11), ("a/x/1", 5), ("a/y", 3)]
     assert list(files.walk("none")) == []
+    names = [info.key for info in files.walk("a")]
+    for key in names:
+        behind = [info.key for info in files.walk("a", after=key.removeprefix("a/"))]
+        assert behind == [name for name in names if name > key]
     assert files.folders("a") == ["x"]
     assert files.folders("none") == []
 

@@ -103,13 +103,13 @@ def test_other_writers_hide_nothing(tmp_path: Path) -> None:
 
 def test_a_table_that_does_not_exist_has_no_version(tmp_path: Path) -> None:
     found = log(tmp_path, [])
-    assert (found.latest, found.versions, found.table_id()) == (None, [], None)
+    assert (found.latest, found.versions, found.since(0)) == (None, [], [])
     assert found.after(OURS, 3) == TableState(None, None)
 
 
 def test_where_early_versions_were_cleaned_up_the_rest_is_read(tmp_path: Path) -> None:
     found = log(tmp_path, [batch(4), batch(5)], first=5)
-    assert (found.versions, found.table_id()) == ([5, 6], None)
+    assert (found.versions, found.since(0), found.since(6), found.since(7)) == ([5, 6], [5, 6], [6], [])
     assert found.after(OURS, 4) == TableState(5, 4)
     assert found.after(OURS, 3) == TableState(4, None)
 
@@ -127,7 +127,7 @@ def test_only_commits_are_versions(tmp_path: Path) -> None:
     (tmp_path / FOLDER / "_commits").mkdir()
     (tmp_path / FOLDER / "_commits" / f"{9:020d}.uuid.json").write_text("{}")
     assert found.versions == [0, 1]
-    assert found.table_id() == "the-table"
+    assert (found.since(0), found.since(1), found.since(2)) == ([0, 1], [1], [])
 
 
 # -- against a model ---------------------------------------------------------------------------------------------------
