@@ -18,6 +18,9 @@ class ProcessRef(BaseModel):
         The kernel's boot id, or an empty string where it has none.
     pid
         Process id.
+    namespace
+        The PID namespace, as Linux names it; empty where there is none, and in older records. Two containers may share
+        host name and boot id (Docker's and Kubernetes' host network), and each has a process 1 of its own.
     started
         Start time, seconds after the boot: unlike a time of day it does not change when the clock is set.
     """
@@ -28,3 +31,4 @@ class ProcessRef(BaseModel):
     boot: str
     pid: int
     started: float
+    namespace: str = ""

@@ -23,13 +23,27 @@ def _boot_id() -> str:
         return ""
 
 
+@cache
+def _namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
 def _started(process: psutil.Process) -> float:
     return process.create_time() - psutil.boot_time()
 
 
 def process_of(pid: int) -> ProcessRef:
     """Return the reference of a living process of this machine."""
-    return ProcessRef(host=socket.gethostname(), boot=_boot_id(), pid=pid, started=_started(psutil.Process(pid)))
+    return ProcessRef(
+        host=socket.gethostname(),
+        boot=_boot_id(),
+        pid=pid,
+        started=_started(psutil.Process(pid)),
+        namespace=_namespace(),
+    )
 
 
 def current_process() -> ProcessRef:
@@ -38,14 +52,16 @@ def current_process() -> ProcessRef:
 
 
 def is_alive(process: ProcessRef) -> bool | None:
-    """Tell whether a process lives: True, False, or None for one of another machine, of which nothing is known.
+    """Tell whether a process lives: True, False, or None for one of another machine or another PID namespace.
 
-    A zombie is dead: it writes nothing any more.
+    Of those nothing is known: the lease decides. A zombie is dead: it writes nothing any more.
     """
     if process.host != socket.gethostname():
         return None
     if process.boot != _boot_id():
         return False
+    if process.namespace and process.namespace != _namespace():
+        return None
     try:
         found = psutil.Process(process.pid)
         # Start times come in clock ticks of 10 ms.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,3 +46,20 @@ def test_the_end_of_a_process_can_be_waited_for() -> None:
         assert select.select([handle], [], [], 10)[0] == [handle]
         os.close(handle)
         assert end_of(there) is None
+
+
+def test_a_process_of_another_pid_namespace_is_not_taken_for_dead() -> None:
+    """Two containers with the host's network have one host name and one boot id."""
+    script = (
+        "import sys; from streamwarden.model.process_ref import ProcessRef;"
+        " from streamwarden.runtime.processes import is_alive, kill;"
+        " there = ProcessRef.model_validate_json(sys.argv[1]); print(is_alive(there), kill(there))"
+    )
+    inside = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody make a PID namespace")
+    command = [*inside, sys.executable, "-c", script, current_process().model_dump_json()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "False"]
+    # An older record does not name its own.
+    assert is_alive(current_process().model_copy(update={"namespace": ""})) is True
