@@ -1,3 +1,6 @@
 """Operations for stateful Spark Structured Streaming, run from Airflow."""
 
-__version__ = "0.1.0"
+from importlib.metadata import version
+
+# Of what is installed: pyproject.toml is the one place that says it.
+__version__ = version("streamwarden")

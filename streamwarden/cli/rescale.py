@@ -68,6 +68,10 @@ def rescale(
         raise typer.BadParameter(f"{on_timeout!r} is not 'roll back' or 'hold'", param_hint="--on-timeout")
     if way not in get_args(Way):
         raise typer.BadParameter(f"{way!r} is not 'fast' or 'plain'", param_hint="--way")
+    _refuse_together(
+        {"--resume": resume, "--cancel": cancelled, "--dry-run": dry_run},
+        {"--partitions": partitions, "--cores": cores, "--memory": memory},
+    )
     workspace = open_workspace(profile, root=root)
     if cancelled:
         asked = cancel(workspace, job, by=who())
@@ -102,6 +106,18 @@ def rescale(
         print_json(dump(done))
     else:
         out.print(operation_table([done]))
+
+
+def _refuse_together(modes: dict[str, bool], sizes: dict[str, object]) -> None:
+    """Refuse options of which one would be passed over in silence."""
+    chosen = [name for name, is_given in modes.items() if is_given]
+    given = [name for name, value in sizes.items() if value is not None]
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"not together with {chosen[1]}", param_hint=chosen[0])
+    if given and chosen and chosen != ["--dry-run"]:
+        raise typer.BadParameter(
+            f"not together with {chosen[0]}: the rescale goes on as it was asked", param_hint=given[0]
+        )
 
 
 def _described(planned: RescalePlan) -> dict[str, object]:

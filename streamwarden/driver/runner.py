@@ -132,6 +132,8 @@ class Driver:
         self._versions: dict[str, str] = {}
         self._notes: list[str] = []
         self._failures = 0
+        # The listener's thread takes away what this one counts.
+        self._counting = threading.Lock()
         # The batch after which the source was read again for its columns; none yet.
         self._read_again: tuple[int | None] | None = None
         self._stop = threading.Event()
@@ -328,7 +330,8 @@ class Driver:
         """Count a failed try and wait, or raise if there were too many in a row, or another one can't help."""
         if self._fatal is not None:
             raise self._fatal
-        self._failures += 1
+        with self._counting:
+            self._failures += 1
         if self._metrics is not None:
             self._metrics.failed_try()
         cause = self._explain(failure)
@@ -474,7 +477,8 @@ class Driver:
         self._batch = done.batch
         self._idle = False
         # Of that batch: a late report comes when the tries of the next one may have begun.
-        self._failures = max(self._failures - (done.tries - 1), 0)
+        with self._counting:
+            self._failures = max(self._failures - (done.tries - 1), 0)
         if self._state is DriverState.RUNNING:
             self._reason = f"batch {done.batch} committed"
         if first:
@@ -529,18 +533,19 @@ class Driver:
                 if error.code == "LEASE_LOST":
                     self._fatal = error
                     return
-                # As for OSError, below; said once, and not twice a second.
+                # Said once, and not twice a second.
                 if error.code != trouble:
                     _log.warning("heartbeat: %s", error)
                 trouble = error.code
-            except OSError:
-                # The documents can't be reached; the lease runs out if that lasts, and the guard then refuses commits.
-                _log.exception("heartbeat")
-            except Exception:
+            except Exception as error:
                 # Whatever it is, it must not end this thread: a driver that works would count as silent, and be killed.
+                # Where the documents can't be reached, the lease runs out, and the guard then refuses commits.
                 if self._ended.is_set():
                     return
-                _log.exception("heartbeat")
+                # Once, too: a traceback twice a second fills the disk that may be full already.
+                if repr(error) != trouble:
+                    _log.exception("heartbeat")
+                trouble = repr(error)
 
     def _read_requests(self) -> None:
         for request in self._documents.open_requests(self._incarnation):

@@ -161,9 +161,11 @@ class _Standby:
                     return {"rows": self._replay(path)}
                 case "start ahead":
                     return {"rows": self._start_ahead(command["checkpoint"])}
-                case _:
+                case "digest":
                     digests = state_digests(self._session, path, command["batch"], command["partitions"])
                     return {"digests": digests}
+                case unknown:
+                    raise StreamwardenError("RESCALE_FAILED", f"a spare has no command {unknown!r}")
         except StreamwardenError as error:
             return {"code": error.code, "what": error.what}
         except Exception as error:

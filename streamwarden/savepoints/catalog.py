@@ -285,11 +285,12 @@ def _release_ended(workspace: Workspace, job: str) -> None:
 
 def _remove_old_checkpoints(workspace: Workspace, job: str) -> list[str]:
     documents = JobDocuments(workspace.storage, job)
+    # Listed first: the folder of an operation that begins after this is not among them.
+    old = [f"checkpoints/{job}/{name}" for name in workspace.files.folders(f"checkpoints/{job}")]
     operation, reference = documents.operation.read(), documents.checkpoint.read()
     # An operation that is not at its end may go back to one of them, also after its process died.
     if reference is None or (operation is not None and operation.state == "running"):
         return []
-    old = [f"checkpoints/{job}/{name}" for name in workspace.files.folders(f"checkpoints/{job}")]
     removed = [path for path in old if path != reference.path]
     for path in removed:
         workspace.files.delete_tree(path)
