@@ -404,7 +404,12 @@ CATALOGUE: dict[str, ErrorKind] = {
     "OPERATION_UNFINISHED": ErrorKind(
         "a rescale of this job was interrupted half way, and only it can end in the new state or go back",
         "Let it go on: its task in Airflow is tried again, or clear it; or `streamwarden rescale JOB --resume`. Then"
-        " ask again.",
+        " ask again. Where it fails each time: `streamwarden operations abandon JOB`.",
+    ),
+    "OPERATION_ABANDONED": ErrorKind(
+        "somebody has ended an unfinished operation by hand",
+        "Nothing was rolled back: `streamwarden status JOB` shows what is in force. To go back, restore the savepoint"
+        " that the operation took (`streamwarden savepoints list JOB`).",
     ),
     "OPERATION_FAILED": ErrorKind(
         "an operation could not go on",

@@ -15,7 +15,18 @@ from typing import Annotated
 import typer
 
 from streamwarden import __version__
-from streamwarden.cli import advise, diff, jobs, landing, observability, quality, repair, rescale, savepoints
+from streamwarden.cli import (
+    advise,
+    diff,
+    jobs,
+    landing,
+    observability,
+    operations,
+    quality,
+    repair,
+    rescale,
+    savepoints,
+)
 
 __all__ = ["app", "main"]
 
@@ -30,6 +41,7 @@ for part in (jobs, diff, observability, savepoints, rescale, advise, quality, re
     app.add_typer(part.app)
 app.add_typer(savepoints.catalogue_app, name="savepoints")
 app.add_typer(landing.landing_app, name="landing")
+app.add_typer(operations.operations_app, name="operations")
 for found in entry_points(group="streamwarden.commands"):
     app.add_typer(found.load())
 

@@ -1,4 +1,4 @@
-"""Commands for savepoints: take, list, show, verify, label, delete, restore, housekeeping, and past operations."""
+"""Commands for savepoints: take, list, show, verify, label, delete, restore, housekeeping."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ from streamwarden.model.spec import PROGRESS_TABLE
 from streamwarden.operations.housekeeping import housekeep
 from streamwarden.operations.restore import Outputs
 from streamwarden.operations.restore import restore as run_restore
-from streamwarden.runtime.operation_lock import operations_of
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.take import Report, savepoint_and_stop, take
 from streamwarden.savepoints.verify import verify as run_verify
 from streamwarden.store.config import job_names
-from streamwarden.store.documents import JobDocuments, dump
+from streamwarden.store.documents import dump
 from streamwarden.store.workspace import Workspace, open_workspace
 
 __all__ = ["app", "catalogue_app", "progress"]
@@ -138,28 +137,6 @@ def restore(
         print_json(dump(done))
     else:
         out.print(operation_table([done]))
-
-
-@app.command()
-@reported
-def operations(
-    job: JobArgument,
-    profile: ProfileOption = None,
-    root: RootOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what was done to a job in several steps, such as a restore, newest last."""
-    workspace = open_workspace(profile, root=root)
-    found = list(operations_of(JobDocuments(workspace.storage, job)))[::-1]
-    if not found:
-        # Of a job whose YAML was removed they are still there; a name that never was one is a mistake.
-        workspace.job(job)
-    if as_json:
-        print_json([dump(one) for one in found])
-    elif not found:
-        out.print(f"{job}: no operation yet", markup=False)
-    else:
-        out.print(operation_table(found))
 
 
 @app.command()

@@ -18,6 +18,7 @@ from streamwarden.store.workspace import Workspace
 
 __all__ = [
     "OperationHandle",
+    "abandon",
     "active_operation",
     "begin",
     "interrupted_operation",
@@ -90,6 +91,36 @@ def refuse_if_busy(workspace: Workspace, job: str, *, but: str | None = None) ->
     found = active_operation(workspace, job)
     if found is not None and found.id != but:
         raise StreamwardenError("OPERATION_RUNNING", _describe(found))
+
+
+def abandon(workspace: Workspace, job: str, *, by: str) -> Operation:
+    """End an operation whose process died, by hand: nobody goes on with it, and nothing is rolled back.
+
+    What its switch has written stays in force. The record is kept, as failed with ``OPERATION_ABANDONED``.
+
+    Raises
+    ------
+    StreamwardenError
+        ``OPERATION_NONE``, or ``OPERATION_RUNNING`` where the process that performs it lives.
+    """
+    documents = JobDocuments(workspace.storage, job)
+
+    def give_up(found: Operation | None) -> Operation:
+        if found is None or found.state != "running":
+            raise StreamwardenError("OPERATION_NONE", f"{job}: no operation is unfinished")
+        if _lives(found):
+            host = f"process {found.process.pid} on {found.process.host}" if found.process else "its process"
+            raise StreamwardenError(
+                "OPERATION_RUNNING", _describe(found), remedy=f"End {host} first; a rescale ends by `rescale --cancel`."
+            )
+        error = ErrorInfo.of(StreamwardenError("OPERATION_ABANDONED", f"{_describe(found)}; ended by {by}"))
+        return found.model_copy(update={"state": "failed", "ended_at": utc_now(), "process": None, "error": error})
+
+    ended = documents.operation.update(give_up)
+    # Its process may be paused, and wake.
+    _outdate(documents)
+    documents.past_operation(ended.id).write(ended)
+    return ended
 
 
 def is_half_way(found: Operation) -> bool:
