@@ -7,10 +7,10 @@ from airflow.sdk import DAG, Param
 
 from streamwarden.airflow.describe import periodic_dag_id, periodic_savepoints, schedule_text
 from streamwarden.airflow.form_options import offered_jobs
+from streamwarden.airflow.operators.base import ALL_JOBS
 from streamwarden.airflow.operators.ensure_supervised import EnsureSupervisedAfterSavepointOperator
 from streamwarden.airflow.operators.housekeeping import HousekeepingOperator
 from streamwarden.airflow.operators.savepoint import (
-    ALL_JOBS,
     ALL_SAVEPOINTS,
     PeriodicSavepointOperator,
     SavepointOperator,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CATALOGUE", "ErrorKind", "StreamwardenError"]
+__all__ = ["CATALOGUE", "OUTAGES", "ErrorKind", "StreamwardenError"]
 
 
 @dataclass(frozen=True)

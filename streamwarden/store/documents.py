@@ -37,7 +37,7 @@ from streamwarden.model.status import (
 )
 from streamwarden.storage import Conflict, Storage
 
-__all__ = ["Document", "JobDocuments"]
+__all__ = ["Document", "JobDocuments", "dump"]
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -1,7 +1,7 @@
-"""Watching a job: what is the matter with it, and what to do about that.
+"""Decide what a supervisor does next about a job, and judge the job's health.
 
-Everything here works on documents, so that the Airflow trigger, ``streamwarden supervise`` and a test decide alike, and
-a supervisor may die and another go on.
+All functions work on documents. So the Airflow trigger, ``streamwarden supervise`` and a test decide alike, and a new
+supervisor continues where a dead supervisor ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streamwarden.model.status import (
 from streamwarden.supervision.health_rules import Facts, Health, judge, stuck_for
 from streamwarden.supervision.observe import Observation, Phase, is_here
 
-__all__ = ["Action", "Verdict", "assess", "decide"]
+__all__ = ["Action", "Verdict", "assess", "decide", "pending_ending", "stuck_error"]
 
 _STUCK = "it lives, and has committed no batch"
 
@@ -50,9 +50,9 @@ class Verdict:
     why
         In words.
     not_before
-        For RESTART: when the back-off has passed.
+        For RESTART: the end of the back-off.
     error
-        For FAIL and SUSPEND: what to raise.
+        For FAIL and SUSPEND: the error to raise.
     savepoint
         For SUSPEND: whether to take a savepoint with the stop.
     """
@@ -65,7 +65,7 @@ class Verdict:
 
 
 def decide(seen: Observation, memory: Supervision, *, now: datetime | None = None) -> Verdict:
-    """Conclude from an observation what to do.
+    """Return the next action for an observation.
 
     Parameters
     ----------
@@ -74,21 +74,21 @@ def decide(seen: Observation, memory: Supervision, *, now: datetime | None = Non
     memory
         Earlier restarts, for back-off and budget; and whether the job was given up.
     now
-        The time; default the real one.
+        The time; default the current time.
     """
     now = now or utc_now()
     if seen.desired is None or seen.phase is Phase.NOT_DEPLOYED:
         error = ErrorInfo.of(StreamwardenError("NOT_DEPLOYED", seen.job))
         return Verdict(Action.FAIL, seen.reason, error=error)
     if seen.operation is not None:
-        # It stops and starts drivers itself, and answers for what becomes of the job.
+        # The operation stops and starts drivers itself, and is responsible for the job until it ends.
         return Verdict(Action.WAIT, f"{seen.operation.kind} {seen.operation.id} is working on the job")
     if seen.phase.alive:
         return _judge_living(seen, memory, now)
     if seen.desired.state == "suspended":
         begun = pending_ending(seen, memory, "suspend")
         if begun is not None:
-            # The driver took longer to stop than its supervisor waited, or that one died: the rest is still to be done.
+            # The driver stopped after its supervisor's time-out, or that supervisor died: the suspension is incomplete.
             return Verdict(Action.SUSPEND, begun.why, error=begun.error, savepoint=begun.savepoint)
         return Verdict(Action.FINISH, f"{seen.reason}, and the job is to be suspended")
     if seen.error is not None and not seen.error.retryable:
@@ -104,18 +104,18 @@ _NEXT = {
     Action.FAIL: "it stays down until somebody deploys it",
     Action.SUSPEND: "it is being suspended",
 }
-"""What an alarm says of each action."""
+"""The words for each action in an alarm."""
 
 
 def assess(seen: Observation, memory: Supervision, verdict: Verdict, *, now: datetime | None = None) -> Health:
-    """Conclude how well a job is. While an operation works on it, its being down, or stopping, is no finding.
+    """Return a job's health. While an operation works on the job, a stopping or ended driver is no finding.
 
     Parameters
     ----------
     seen, memory
         As for :func:`decide`.
     verdict
-        What that decided.
+        The result of :func:`decide`.
     """
     if seen.desired is None:
         return Health()
@@ -124,7 +124,7 @@ def assess(seen: Observation, memory: Supervision, verdict: Verdict, *, now: dat
         if not seen.phase.alive:
             down = f"the driver is {seen.phase}: {seen.reason}; {_NEXT[verdict.action]}"
         elif verdict.action is Action.FAIL:
-            # It is given up while it lives: as good as down, and about to be.
+            # The driver lives, but the job was given up: it counts as down, since the driver is about to be ended.
             down = f"the driver is {seen.phase}: {verdict.why}; {_NEXT[verdict.action]}"
     return judge(_facts(seen, memory, now or utc_now(), down=down, final=verdict.action is Action.FAIL))
 
@@ -155,7 +155,7 @@ def _judge_living(seen: Observation, memory: Supervision, now: datetime) -> Verd
     if stops and (seen.desired.state == "suspended" or not is_here(seen)):
         return Verdict(Action.WAIT, seen.reason)
     if seen.desired.state == "suspended":
-        # Launched while somebody stopped the job, who found no driver to ask.
+        # The driver was launched during a stop, which found no driver to ask.
         return Verdict(Action.STOP, "the job is to be suspended, and its driver was not asked to stop")
     rows = seen.progress.last.state_rows if seen.progress and seen.progress.last else 0
     limit = health.state_rows.critical
@@ -168,10 +168,10 @@ def _judge_living(seen: Observation, memory: Supervision, now: datetime) -> Verd
             error=error,
             savepoint=health.on_state_limit == "savepoint_and_stop",
         )
-    # Also of one that stops, though its job is to run: what asked it to may have given up, and it hangs in its batch.
+    # Also for a driver that stops although its job must run: the requester may have given up while its batch hangs.
     stuck = stuck_for(_facts(seen, memory, now))
-    # One that waits for its source table is told of, and that's all: no restart brings the table, and jobs may be
-    # deployed in any order.
+    # A driver that waits for its source table only raises an alarm. A restart does not create the table, and jobs may
+    # be deployed in any order.
     if stuck is not None and health.restart_when_stuck and seen.phase is not Phase.WAITING:
         why = f"{_STUCK} for {stuck.total_seconds():.0f} s"
         return _within_budget(seen, memory, why, now, error=stuck_error(seen, why))
@@ -184,7 +184,7 @@ def _within_budget(
     assert seen.desired is not None
     given_up = pending_ending(seen, memory, "fail")
     if given_up is not None:
-        # Also when the restarts that spent the budget are old: nobody has seen to the job since.
+        # A failed job stays down until it is deployed again, even after its restarts leave the window.
         return Verdict(Action.FAIL, given_up.why, error=given_up.error)
     policy = seen.desired.spec.restarts
     spent = [entry for entry in memory.restarts if now - entry.at < policy.window]
@@ -200,26 +200,28 @@ def _within_budget(
             traceback=error.traceback if error else "",
         )
         return Verdict(Action.FAIL, why, error=spent_error)
-    # A living one has no end to count from, and has cost time enough.
+    # A living driver has no end to count the back-off from, and has already cost enough time.
     not_before = None if seen.phase.alive else seen.since + _backoff(policy, len(spent), seen)
     return Verdict(Action.RESTART, why, not_before=not_before)
 
 
 def pending_ending(seen: Observation, memory: Supervision, action: Literal["fail", "suspend"]) -> Ending | None:
+    """Return the end of this incarnation that was begun and is not finished; None if there is none."""
     ending = memory.ending
     ours = ending is not None and (ending.incarnation, ending.action) == (seen.incarnation, action)
     return ending if ours else None
 
 
 def stuck_error(seen: Observation, why: str) -> ErrorInfo:
+    """Return ``DRIVER_STUCK`` for an incarnation, with the reason."""
     return ErrorInfo.of(StreamwardenError("DRIVER_STUCK", f"incarnation {seen.incarnation}: {why}"))
 
 
 def _backoff(policy: RestartSpec, spent: int, seen: Observation) -> timedelta:
-    # Doubled as a number: a timedelta overflows long before the budget of a day is spent, and a float by 2**1024.
+    # Doubled as a float: a timedelta overflows long before the budget of a day is spent, a float at 2**1024.
     doubled = policy.backoff.total_seconds() * 2.0 ** min(spent, 64)
     wait = timedelta(seconds=min(doubled, policy.backoff_max.total_seconds()))
-    # Seeded by the incarnation: every supervisor that looks computes the same moment, and jobs that a common cause
-    # brought down do not all come back at once.
+    # Seeded by the incarnation: every supervisor computes the same moment, and jobs with a common cause of failure do
+    # not all restart at once.
     jitter: float = random.Random(seen.incarnation).uniform(0.8, 1.2)
     return wait * jitter

@@ -1,4 +1,4 @@
-"""What a job is doing, concluded from its documents."""
+"""Observe a job: conclude its phase from its documents."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from streamwarden.runtime.processes import is_alive
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["START_TIMEOUT", "Observation", "Phase", "observe", "process_of_driver"]
+__all__ = ["START_TIMEOUT", "Observation", "Phase", "current_incarnation", "is_here", "observe", "process_of_driver"]
 
 START_TIMEOUT = timedelta(seconds=90)
 """How long a launched process may take to its first heartbeat. 90 s: a JVM and Python on a machine under heavy load.
-Where leases are long, it may take longer."""
+Longer with long leases: see :data:`_AFTER_LEASE`."""
 
 _AFTER_LEASE = timedelta(seconds=30)
-"""How much longer than a lease it may take at least: before it speaks, it waits until a dead driver's has run out, and
-2 s more. The rest of the 30 s is for its own start."""
+"""The least time that a start may take beyond a lease. Before its first heartbeat, a driver waits until a dead driver's
+lease expires, and 2 s more. The rest of the 30 s is for its own start."""
 
 
 class Phase(StrEnum):
-    """What a job is doing."""
+    """The phase of a job."""
 
     NOT_DEPLOYED = "not deployed"
     STARTING = "starting"
@@ -51,7 +51,7 @@ class Phase(StrEnum):
 
     @property
     def alive(self) -> bool:
-        """Whether a driver process does the job's work now, as far as it can be told."""
+        """Whether a driver process runs the job now, as far as is known."""
         return self in _ALIVE
 
 
@@ -65,17 +65,17 @@ class Observation:
     Parameters
     ----------
     phase
-        What it is doing.
+        The phase of the job.
     reason
         Why this phase was concluded, in words.
     since
-        When it was last known to be otherwise: the exit, or the last sign of life.
+        When the job was last known to be in another phase: the exit, or the last sign of life.
     error
-        The last error, for the phases that have one.
+        The last error, for the phases that have an error.
     operation
-        What is being done to the job, such as a restore, while it is.
+        The operation that works on the job now, such as a restore.
     asked_at
-        For a driver that lives though its job is suspended: when it was first asked to stop; None if it never was.
+        For a living driver of a suspended job: the first request to stop; None without a request.
     """
 
     job: str
@@ -94,7 +94,7 @@ class Observation:
 
 
 def observe(workspace: Workspace, job: str) -> Observation:
-    """Read a job's documents and conclude what it is doing. Writes nothing."""
+    """Read a job's documents and conclude its phase. Writes nothing."""
     documents = JobDocuments(workspace.storage, job)
     now = utc_now()
     operation = active_operation(workspace, job)
@@ -109,15 +109,15 @@ def observe(workspace: Workspace, job: str) -> Observation:
     ended = documents.exit(incarnation).read()
     phase, reason, since, error = _conclude(workspace, incarnation, launch, heartbeat, ended, now)
     if phase is Phase.DEAD:
-        # It may have written its end between the two looks, and then its last error says more.
+        # The driver may have written its exit between the two reads; its last error then says more.
         ended = documents.exit(incarnation).read()
         phase, reason, since, error = _conclude(workspace, incarnation, launch, heartbeat, ended, now)
     if operation is None and not phase.alive:
-        # One that has begun since is why it is down.
+        # An operation that started since is the reason that the job is down.
         operation = active_operation(workspace, job)
     asked: list[datetime] = []
     if phase.alive and desired.state == "suspended":
-        # Only then: a listing at each look of every job would cost more than it tells.
+        # Only in this case: a listing for each job at each observation would cost too much.
         asked = [request.at for request in documents.open_requests(incarnation)]
     return Observation(
         job=job,
@@ -137,26 +137,27 @@ def observe(workspace: Workspace, job: str) -> Observation:
 
 
 def process_of_driver(seen: Observation) -> ProcessRef | None:
-    """Return the process of the driver that was observed, as far as it is known."""
+    """Return the process of the observed driver, or None if it is unknown."""
     return seen.heartbeat.process if seen.heartbeat else seen.launch.process if seen.launch else None
 
 
 def is_here(seen: Observation) -> bool:
-    """Tell whether the driver that was observed is a process of this machine, which can be killed."""
+    """Return whether the observed driver is a process on this machine, which can be killed."""
     process = process_of_driver(seen)
     return process is not None and is_alive(process) is not None
 
 
 def current_incarnation(documents: JobDocuments) -> str | None:
+    """Return the incarnation that a job's state is concluded from; None if none was ever launched."""
     lease = documents.lease.read()
-    # Of two drivers started at once the newer may be the one that was refused: the holder is the current one.
-    # One that has written its end and not given it back yet is no longer it, if another was launched after it.
+    # Of two drivers started at once, the newer may have been refused the lease: the lease holder is current.
+    # A holder that wrote its exit and has not released the lease yet is not current if another was launched after it.
     if lease is not None and lease_is_live(lease) and documents.exit(lease.incarnation).read() is None:
         return lease.incarnation
     launched = documents.incarnations()
     for incarnation in reversed(launched):
         ended = documents.exit(incarnation).read()
-        # One that was refused the lease never was the job's driver; what became of the holder counts.
+        # A driver that was refused the lease never was the job's driver: the holder's end counts.
         if ended is None or ended.error is None or ended.error.code != "LEASE_HELD":
             return incarnation
     return launched[-1] if launched else None
@@ -190,6 +191,6 @@ def _conclude(
         return Phase.SILENT, f"no heartbeat for {age.total_seconds():.0f} s", last_sign, ErrorInfo.of(silent)
     if heartbeat is None:
         return Phase.STARTING, "launched, no heartbeat yet", last_sign, None
-    # A driver's own states are phases of its job, by the same names.
+    # A driver's states are phases of its job, with the same names.
     phase = Phase(heartbeat.state.value)
     return phase, heartbeat.reason or phase.value, heartbeat.at, None
