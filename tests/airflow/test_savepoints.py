@@ -160,7 +160,7 @@ def test_a_killed_tries_stop_is_undone_by_the_next_and_a_persons_is_not(
     with monkeypatch.context() as patch:
         # As SIGKILL would: nothing is tidied up.
         patch.setattr(taking, "take", killed)
-        patch.setattr(taking.running, "start", killed)
+        patch.setattr(taking.driver_control, "start", killed)
         with pytest.raises(Killed):
             taking.savepoint_and_stop(place.workspace, "lamp", **by)
     assert place.seen().phase is Phase.STOPPED

@@ -35,7 +35,7 @@ from streamwarden.model.status import (
     utc_now,
 )
 from streamwarden.operations import rollout, spec_diff, workflow
-from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.deploy import Deployment, deploy_job
 from streamwarden.operations.spec_diff import Change, Effect
 from streamwarden.runtime.operation_lock import active_operation, begin
 from streamwarden.runtime.processes import current_process, kill
@@ -78,7 +78,7 @@ class Place:
         }
         (self.config / "jobs" / f"{JOB}.yaml").write_text(yaml.safe_dump(spec))
 
-    def deploy(self, *, by: str = BY, health_timeout: float = 60) -> deploy.Deployment:
+    def deploy(self, *, by: str = BY, health_timeout: float = 60) -> Deployment:
         return deploy_job(self.workspace, JOB, by=by, health_timeout=health_timeout)
 
     def runs(self, *, batches: int = 1) -> Observation:
