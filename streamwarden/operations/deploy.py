@@ -1,4 +1,4 @@
-"""What an operator does with a job: deploy, stop, look."""
+"""Deploy a job: start it, change it live, or roll out its changed YAML."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ __all__ = ["Deployment", "deploy_job", "unknown"]
 
 @dataclass(frozen=True)
 class Deployment:
-    """What a deploy did.
+    """The result of a deploy.
 
     Parameters
     ----------
     job
         The job.
     incarnation
-        The driver that runs it.
+        The driver that runs the job.
     launched
-        False if one ran already and was left alone: with this very spec, or with one that differs in nothing that a
-        driver reads.
+        False if a running driver was left alone: its spec is the same, or differs only in fields that drivers do not
+        read.
     effect
-        What the changes of the YAML asked for.
+        The strongest effect of the changes in the YAML.
     changes
-        What the YAML had changed.
+        The changes in the YAML.
     operation
-        The rollout that did it; None where there was nothing running to roll out over.
+        The id of the rollout; None if no driver was running, so that no rollout was needed.
     """
 
     job: str
@@ -67,41 +67,41 @@ def deploy_job(
     health_timeout: float = 300,
     report: Report | None = None,
 ) -> Deployment:
-    """Make a job run as its YAML says now.
+    """Run a job as its YAML says now.
 
-    A driver that does so already is left alone, also where only such fields have changed as it doesn't read. Another
-    change of a running job is a rollout, which waits for the health of the new driver and goes back if that does not
-    come: see :mod:`~streamwarden.operations.rollout`. One that the checkpoint stands against is refused, whether the
-    job runs or not. A job that is down is started, and gets a fresh restart budget; then this neither takes a
-    savepoint nor waits until the new driver runs: see :func:`~streamwarden.supervision.driver_control.wait_for`.
+    If a driver already does, or if only fields have changed that drivers do not read, the driver is left alone. Any
+    other change of a running job is a rollout: it waits until the new driver is healthy, or rolls back; see
+    :mod:`~streamwarden.operations.rollout`. A change that contradicts the checkpoint is refused, whether or not the job
+    runs. A job that is down is started with a fresh restart budget, without a savepoint and without a wait for the new
+    driver: see :func:`~streamwarden.supervision.driver_control.wait_for`.
 
-    A rollout whose process died is gone on with if this is the same call; if it is another, it is brought to its end
-    first.
+    If a rollout's process died, the same call resumes that rollout; any other call first completes it.
 
     Parameters
     ----------
     workspace
-        Where.
+        The workspace of the job.
     job
         The job's name.
     by, note
-        Who and why, for the record.
+        Actor and reason, for the record.
     stop_timeout
         Seconds that a driver with another spec may take to stop.
     health_timeout
         Seconds until a rolled-out job that commits no batch counts as unhealthy.
     report
-        Told how far a rollout is.
+        Called with the progress of a rollout.
 
     Raises
     ------
     StreamwardenError
-        ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``JOB_MODULE_INVALID``, ``OPERATION_RUNNING``, ``ROLLOUT_REFUSED``: nothing
-        was touched. ``STOP_TIMED_OUT``; and what :func:`~streamwarden.operations.rollout.rollout` raises.
+        With no change made: ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``JOB_MODULE_INVALID``, ``OPERATION_RUNNING``,
+        ``ROLLOUT_REFUSED``. Otherwise ``STOP_TIMED_OUT``, and the errors of
+        :func:`~streamwarden.operations.rollout.rollout`.
     """
     planned, written = plan(workspace, job), width_of(workspace.job(job))
     if observe(workspace, job).phase is Phase.SILENT:
-        # For a moment, as after an outage: then it is left alone like any other that runs.
+        # The silence may be short, as after an outage: then the driver is left alone like any running driver.
         observe_for_sure(workspace, job)
         planned = plan(workspace, job)
     refuse_if_busy(workspace, job)
@@ -115,8 +115,8 @@ def deploy_job(
     documents = JobDocuments(workspace.storage, job)
     seen = observe(workspace, job)
     stopping = seen.phase.alive and _stops(documents, seen)
-    # One that was interrupted has stopped the job, or changed it, and there is something to go back to. So there is of
-    # a job that is to run and whose driver stops for an operation that did not wait for it to the end.
+    # An interrupted rollout has stopped or changed the job, so there is an earlier state to roll back to. The same is
+    # true if a job must run and its driver stops for an operation that did not wait for the driver's end.
     wanted = seen.desired is not None and seen.desired.state == "running"
     guarded = left is not None or (
         seen.phase.alive and (not stopping or (wanted and planned.effect.rank > Effect.LIVE.rank))
@@ -151,10 +151,10 @@ def deploy_job(
 def _start_anew(
     workspace: Workspace, planned: RolloutPlan, seen: Observation, *, by: str, note: str, stop_timeout: float
 ) -> str:
-    """Start a job that is down, or was asked to stop already, and return its driver."""
+    """Start a job that is down or already stopping, and return its driver's incarnation."""
     job = planned.job
     desired = _desired(workspace, planned, seen.desired, by=by, note=note)
-    # Before the old driver ends: a supervisor that sees it end, and restarts the job, then starts it with this spec.
+    # Before the old driver ends: a supervisor that observes the end and restarts the job then uses this spec.
     JobDocuments(workspace.storage, job).desired.write(desired)
     forgive(workspace, job, why=note or by)
     if seen.phase.alive:
@@ -176,7 +176,7 @@ def _start_anew(
 
 def _desired(workspace: Workspace, planned: RolloutPlan, was: Desired | None, *, by: str, note: str) -> Desired:
     return Desired(
-        # By it an operation that was interrupted knows that it has switched, whatever is deployed since.
+        # An interrupted operation recognises its own switch by this id, even after another deploy.
         operation=was.operation if was is not None else None,
         job=planned.job,
         state="running",
@@ -190,7 +190,7 @@ def _desired(workspace: Workspace, planned: RolloutPlan, was: Desired | None, *,
 
 
 def unknown(workspace: Workspace, job: str, error: StreamwardenError) -> dict[str, Any]:
-    """Return :func:`status` of a job of which a document can't be read: the error, and nothing of all else."""
+    """Return the status of a job with an unreadable document: the error, and no other values."""
     nothing = dict.fromkeys(("desired", "since", "health", "incarnation", "pid", "metrics", "checkpoint", "batch"))
     nothing |= dict.fromkeys(("progress", "totals", "diagnosis", "operation", "changed", "logs"))
     lists: dict[str, list[Any]] = {name: [] for name in ("findings", "restarts", "decisions", "notes")}
@@ -205,8 +205,8 @@ def unknown(workspace: Workspace, job: str, error: StreamwardenError) -> dict[st
 
 
 def _stops(documents: JobDocuments, seen: Observation) -> bool:
-    # One of a suspended job ends by itself, or is asked to by a supervisor, at any moment.
+    # The driver of a suspended job ends by itself at any moment, or a supervisor asks it to stop.
     if seen.phase is Phase.STOPPING or (seen.desired is not None and seen.desired.state == "suspended"):
         return True
-    # Asked already, but not yet aware of it, or done with it since it was observed: not a driver to leave alone.
+    # The driver has a stop request, unread or carried out since the observation: it must not be left alone.
     return seen.incarnation is not None and any(r.kind == "stop" for r in documents.requests(seen.incarnation))

@@ -1,4 +1,4 @@
-"""What is the matter with a job that is down, how one knows, and the next sensible act."""
+"""Diagnose a job that is down: the failure, its evidence, and the next sensible act."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _SIZE = re.compile(r"(\d+)([mg])")
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is the matter with a job that is down.
+    """The diagnosis of a job that is down.
 
     Parameters
     ----------
     code
         The failure's code in the catalogue of errors.
     name
-        What kind of failure that is, in half a sentence.
+        The kind of failure, in half a sentence.
     evidence
-        The line that says so: of the driver's error, or of a log that it left.
+        The line with the cause, from the driver's error or from one of its logs.
     act
         The next sensible act, in words.
     command
-        The command for it, ready to be pasted; empty if none does it.
+        The command for the act, ready to be pasted; empty without such a command.
     """
 
     code: str
@@ -51,17 +51,17 @@ class Diagnosis:
 
 
 def diagnose(workspace: Workspace, seen: Observation) -> Diagnosis | None:
-    """Say what is the matter with a job, or return None for one that is not failed, dead or silent.
+    """Return the diagnosis of a failed, dead or silent job; None for any other job.
 
-    Starts nothing and changes nothing. Of a driver that died without a word it looks at the logs, if they are on this
-    machine; that a kernel killed a process stands in none of them.
+    Starts nothing and changes nothing. For a driver without an exit document, reads the logs on this machine. Does not
+    recognise a kill by the kernel: no log records it.
 
     Parameters
     ----------
     workspace
-        Where.
+        The workspace of the job.
     seen
-        The job as it was observed.
+        The observation of the job.
     """
     if seen.phase not in _DOWN or seen.error is None or seen.desired is None:
         return None
@@ -74,7 +74,7 @@ def diagnose(workspace: Workspace, seen: Observation) -> Diagnosis | None:
     if code != seen.error.code and code not in _ACTS:
         act = CATALOGUE[code].remedy
     if command.startswith(case.deploy):
-        # A run of its DAG deploys it, too. The command makes no claim on the job, and no run begins by it.
+        # A run of the job's DAG deploys the job, too. The command neither claims the job nor starts a run.
         watched = f"To have it supervised, trigger its DAG job_{seen.job}: after the command alone nobody watches it"
         act = f"{act.rstrip('.')}. {watched}"
     return Diagnosis(code, _name(code), evidence, act, command)
@@ -96,12 +96,12 @@ class _Case:
     error: ErrorInfo
 
     def restore(self) -> tuple[str, str]:
-        """Return the way back to the newest verified savepoint, or what there is instead."""
+        """Return act and command to restore the newest verified savepoint, or the best alternative."""
         try:
             found = catalog.find(self.workspace, self.job, catalog.LATEST)
         except StreamwardenError as error:
             if error.code != "SAVEPOINT_NOT_FOUND":
-                # The store does not say; the command will.
+                # The store cannot be read now; the command will find the savepoint.
                 return "restore the newest verified savepoint", f"streamwarden restore {self.job} --savepoint latest"
             if any(one.verdict == "unverified" for one in _savepoints(self)):
                 return (
@@ -122,7 +122,7 @@ class _Case:
 
     @property
     def yaml(self) -> str:
-        """The job's file, as one speaks of it."""
+        """The path of the job's YAML file, for messages."""
         return f"config/jobs/{self.job}.yaml"
 
 
@@ -136,7 +136,7 @@ def _checkpoint_damaged(case: _Case) -> tuple[str, str]:
 
 
 def _table_damaged(case: _Case) -> tuple[str, str]:
-    # Of a savepoint from before the damage, which is not always the latest.
+    # The command names a savepoint from before the damage, which is not always the latest.
     command = re.search(r"`(streamwarden restore [^`]+)`", case.error.remedy)
     return case.error.remedy, command[1] if command else ""
 

@@ -1,4 +1,4 @@
-"""All of a job that time leaves behind: savepoints, checkpoints, scratch folders, and what is known of old runs."""
+"""Remove a job's old savepoints, checkpoints, scratch folders, and the documents and logs of old runs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["housekeep"]
 
 
 def housekeep(workspace: Workspace, job: str, retention: RetentionSpec) -> dict[str, list[str]]:
-    """Finish what was interrupted, and remove what retention lets go and what nobody uses any more.
+    """Finish interrupted removals, and remove expired and unused files. Return the removed names by reason.
 
-    Log files and scratch folders are those of this machine. Operations' records and the table of batches stay.
+    Removes log files and scratch folders on this machine only. Keeps the operations' records and the table of batches.
 
     Parameters
     ----------
     retention
-        Of savepoints. Of old runs the profile says how many are kept (``logs.incarnations``).
+        The retention of savepoints. The profile sets how many old runs are kept (``logs.incarnations``).
 
     Returns
     -------
     dict
-        What was removed, by why: that of :func:`~streamwarden.savepoints.catalog.housekeeping`, killed
-        drivers' scratch folders under ``left_by_drivers``, and incarnations whose documents and logs went under
+        Removed names by reason: the result of :func:`~streamwarden.savepoints.catalog.housekeeping`, scratch folders of
+        killed drivers under ``left_by_drivers``, and incarnations without documents and logs now under
         ``old_incarnations``.
     """
     return {
@@ -44,11 +44,11 @@ def _remove_old_incarnations(workspace: Workspace, job: str) -> list[str]:
     if not newest:
         return []
     removed = set()
-    # By name, which begins with the time: also what a removal that was cut short left of one.
+    # By name, which begins with the time: this also finds the rest of an interrupted removal.
     for key in requests:
         if _incarnation(key) < newest[0]:
             request = key.rsplit("/", 1)[1].removesuffix(".json")
-            # The result first: nothing else knows of it.
+            # The result first: only the request refers to it.
             storage.delete(documents.result(request).key)
             storage.delete(key)
             removed.add(_incarnation(key))

@@ -1,4 +1,4 @@
-"""What the output tables must begin with when a job goes back over batches that were written."""
+"""The versions to which output tables are put back when a job undoes written batches."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["outputs_before", "with_pending"]
 def outputs_before(
     workspace: Workspace, job: str, sinks: Iterable[SinkSpec], *, generation: int, base: int | None
 ) -> tuple[list[OutputStart], list[str]]:
-    """Return what a generation wrote after a batch, as the versions to put tables back to.
+    """Return the versions to put tables back to, so that a generation's batches after a base batch are undone.
 
     Parameters
     ----------
     sinks
         The output tables.
     generation, base
-        Whose batches after which are to be undone; None: all of them.
+        The generation, and its last batch to keep; None undoes all batches.
 
     Returns
     -------
     tuple
-        Tables with their versions of before, and the names of those that can't be put back because other jobs read
-        them, though rows that are written again would stand in them twice.
+        The tables with their earlier versions. Then the names of tables that cannot be put back because other jobs
+        read them, although replayed rows would be in them twice.
     """
     application = application_id(job, generation)
     by_table = {sink.table: sink for sink in sinks}
@@ -48,17 +48,17 @@ def outputs_before(
 
 
 def with_pending(outputs: Iterable[OutputStart], current: CheckpointRef | None) -> list[OutputStart]:
-    """Return what output tables shall start with, and what those still wait for that are not among them.
+    """Return the starts of a new checkpoint's output tables, plus the pending starts of all other tables.
 
-    A checkpoint that is in force, and that no driver has started on yet, may have tables to put back: rows stand in
-    them that were undone. Another checkpoint in its place must put them back as well, or those rows stay.
+    The current checkpoint may still have tables to put back, if no driver has started on it: they hold undone rows. A
+    new checkpoint in its place must put these tables back as well, or the undone rows stay.
 
     Parameters
     ----------
     outputs
-        Of the new checkpoint.
+        The starts of the new checkpoint.
     current
-        The one in force, once its driver has ended; None for none.
+        The current checkpoint, after its driver has ended; None without a checkpoint.
     """
     found = {one.table: one for one in current.outputs} if current is not None else {}
     return list({**found, **{one.table: one for one in outputs}}.values())

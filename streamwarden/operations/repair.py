@@ -1,7 +1,7 @@
-"""Mending a job's damaged control documents: what is derived is made anew, what decides is restored from what is known.
+"""Repair a job's damaged control documents: recreate derived documents, restore deciding documents from other records.
 
-A document that can't be read is, as a rule, one of 0 bytes: a disk was full, or the machine lost its power. Nothing is
-guessed at: where what is left does not say what was in force, the repair is refused, and says what is missing.
+An unreadable document usually has 0 bytes: a disk was full, or the machine lost power. Does not guess: if the remaining
+records do not show what was in force, the repair is refused and names what is missing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _DECIDES: dict[str, type[BaseModel]] = {
     "parallelism.json": Parallelism,
     "lease.json": Lease,
 }
-"""In the order in which they are restored: each from those before it, too."""
+"""In the order in which they are restored: each restore may also use the documents before it."""
 
 _DERIVED: dict[str, type[BaseModel]] = {
     r"supervision\.json": Supervision,
@@ -69,21 +69,21 @@ _DERIVED: dict[str, type[BaseModel]] = {
     r"incarnations/[^/]+/progress\.json": Progress,
     r"incarnations/[^/]+/exit\.json": Exit,
 }
-"""By the name below the job's folder."""
+"""The models of derived documents, by the name below the job's folder."""
 
 
 @dataclass(frozen=True)
 class Mend:
-    """A damaged document, and what becomes of it.
+    """A damaged document, and its repair.
 
     Parameters
     ----------
     document
-        Its key.
+        The document's key.
     how
-        In words.
+        The repair in words.
     done
-        Whether it was done.
+        Whether the repair was done.
     """
 
     document: str
@@ -92,20 +92,20 @@ class Mend:
 
 
 def repair(workspace: Workspace, job: str, *, by: str, dry_run: bool = False) -> list[Mend]:
-    """Mend every damaged document of a job, and return what was done; changes nothing where none is damaged.
+    """Repair every damaged document of a job, and return the repairs. Does not change undamaged documents.
 
     Parameters
     ----------
     by
-        Who asks for it.
+        The actor.
     dry_run
-        Say what would be done only.
+        Only return the planned repairs.
 
     Raises
     ------
     StreamwardenError
-        ``LEASE_HELD`` or ``OPERATION_RUNNING`` while somebody works with a document that decides;
-        ``REPAIR_IMPOSSIBLE`` where nothing says what was in force. Nothing is changed then.
+        ``LEASE_HELD`` or ``OPERATION_RUNNING`` while a driver or an operation uses a deciding document;
+        ``REPAIR_IMPOSSIBLE`` if no record shows what was in force. Nothing is changed in these cases.
     """
     planned = _Repair(workspace, job, by).plan()
     for _, _, do in planned if not dry_run else ():
@@ -123,7 +123,7 @@ class _Repair:
         self._restored = Restored(workspace, job, by)
 
     def plan(self) -> list[tuple[str, str, Callable[[], None]]]:
-        """Return each damaged document's key, how it is mended in words, and what does it."""
+        """Return for each damaged document its key, its repair in words, and the function that repairs it."""
         base = f"{self._documents.base}/"
         names = [key.removeprefix(base) for key in self._storage.list(self._documents.base)]
         mends = [self._derived(name) for name in names if self._is_damaged(f"{base}{name}", _derived_model(name))]
@@ -163,7 +163,7 @@ class _Repair:
         def write() -> None:
             now = self._storage.read(key)
             if damaged is None or now is None or now.etag != damaged.etag:
-                # Somebody has written it since.
+                # Another process has written the document since.
                 return
             if value is None:
                 self._storage.delete(key)
@@ -192,7 +192,7 @@ class _Repair:
         key = f"{self._documents.base}/{name}"
         launch = re.fullmatch(r"incarnations/([^/]+)/launch\.json", name)
         if launch is not None:
-            # It stands for the incarnation: without it a newer one would be taken for an older.
+            # The launch document represents its incarnation: without it an older incarnation would count as the newest.
             anew = Launch(incarnation=launch[1], at=utc_now(), by=self._by, reason="repaired", digest="")
             return key, "made anew, without what it was launched with", self._writer(key, anew)
         if name.startswith("savepoints/"):
@@ -205,5 +205,5 @@ class _Repair:
 
 
 def _derived_model(name: str) -> type[BaseModel] | None:
-    """Return what a derived document holds, by its name below the job's folder; None for one that is not derived."""
+    """Return the model of a derived document by its name below the job's folder; None if it is not derived."""
     return next((model for pattern, model in _DERIVED.items() if re.fullmatch(pattern, name)), None)

@@ -1,4 +1,4 @@
-"""Changing a running job's parallelism, keeping its state, and going back if it is not healthy."""
+"""Change a running job's parallelism, keep its state, and roll back if the job is not healthy."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from streamwarden.supervision.observe import Observation, Phase, observe
 __all__ = ["OnTimeout", "Way", "cancel", "rescale"]
 
 OnTimeout = Literal["roll back", "hold"]
-"""What becomes of a job that is not healthy in time: back to what ran before, or left as it is for a person to see."""
+"""The action for a job that is not healthy in time: roll back, or leave the job as it is for a person to inspect."""
 
 Way = Literal["fast", "plain"]
-"""How the state is repartitioned: while the job runs on, or after it was stopped."""
+"""How the state is repartitioned: ``fast`` online, while the job runs; ``plain`` offline, after its stop."""
 
 
 _HEALTH_S = 300.0
-"""How long the new driver may take to be healthy, at least: a first batch may be as large as its limits allow."""
+"""The minimum time-out for the new driver's health: a first batch may be as large as its limits allow."""
 
 
 def rescale(
@@ -56,65 +56,63 @@ def rescale(
     health_timeout: float | None = None,
     report: Report | None = None,
 ) -> Operation:
-    """Change how many state partitions, cores or how much memory a job has.
+    """Change a job's state partitions, cores or memory.
 
-    Looks first, while the job runs, whether it can, and starts the new driver's JVM beside it. A pre-rescale savepoint
-    is taken, a copy of it is repartitioned under a new generation, its state is proved to be the same, the old driver
-    stops between batches, the new one takes over, and its health is waited for: batches are committed, the backlog is
-    no larger than it was at the stop, and no health rule is critical that was not before. If that does not come, the
-    job goes back to the untouched checkpoint, as wide as it was. Without another number of partitions nothing is
-    copied: the new driver goes on where the old one stopped.
+    While the job runs, the rescale checks its preconditions and starts the new driver's JVM beside it. It takes a
+    pre-rescale savepoint, repartitions a copy under a new generation, and proves that the copy has the same state. Then
+    the old driver stops between batches, and the new driver takes over. The new driver is healthy if it commits
+    batches, its backlog is no larger than at the stop, and no health rule is newly critical. If it is not healthy,
+    the job rolls back to the untouched checkpoint and the old width. If the number of partitions stays, nothing is
+    copied: the new driver resumes where the old driver stopped.
 
-    Every step is on record in the operation's document. A rescale whose process died goes on when it is called again
-    with the same arguments, and ends in the new or in the old state. It can be cancelled until the new driver starts.
-
-    Does not write the YAML. What it decides is kept beside, and counts until somebody changes the same field there.
+    The operation's document records every step. If the process of a rescale died, the same call resumes it; the result
+    is the new or the old state. It can be cancelled until the new driver starts. Does not write the YAML: the decided
+    width is kept in a document, and counts until the same field changes in the YAML.
 
     Parameters
     ----------
     partitions
-        State partitions; None leaves them.
+        State partitions; None keeps them.
     cores
-        Cores, as ``resources.cores``; None leaves them.
+        Cores, as ``resources.cores``; None keeps them.
     memory
-        JVM heap, as ``resources.memory``; None leaves it.
+        JVM heap, as ``resources.memory``; None keeps it.
     on_timeout
-        For a job that runs without a failure and is only not caught up in time. One that fails always goes back.
+        For a job that runs without a failure but has not caught up in time. A failing job always rolls back.
     way
-        ``fast`` repartitions a copy of a savepoint while the job runs on, and lets the copy follow the job, batch for
-        batch, before the job is stopped; ``plain`` stops it first, as ``fast`` does where the copy can't keep up, and
-        on a cluster. Both end with the same state. Without another number of partitions, or of a job that does not
-        run, they are the same.
+        ``fast`` (online) repartitions a copy of a savepoint while the job runs. The copy replays the job's batches, and
+        the job stops only then. ``plain`` (offline) stops the job first; so does ``fast`` if the copy cannot keep up,
+        and on a cluster. Both end with the same state. Both are the same for a job that does not run, or if the
+        number of partitions stays.
     by, reason
-        Who and why.
+        Actor and reason.
     approved_by
-        Who was asked beforehand and has approved it; empty if nobody was. Only kept.
+        Who approved the rescale beforehand; empty without an approval. Only recorded.
     approved
-        What they have approved, as :attr:`~.rescale_plan.RescalePlan.words`: a rescale that would change anything else
-        by now is refused. Empty if nobody was asked.
+        The approved change, as :attr:`~.rescale_plan.RescalePlan.words`: a rescale that would now change anything else
+        is refused. Empty without an approval.
     stop_timeout
         Seconds.
     health_timeout
-        Seconds; None: 300, or three of the job's trigger intervals if those are longer, since a verdict takes up to
-        three batches.
+        Seconds. None means 300, or three trigger intervals of the job if that is longer: a verdict takes up to three
+        batches.
     report
-        Told how far it is.
+        Called with the progress.
 
     Raises
     ------
     StreamwardenError
-        Before anything was touched: ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``OPERATION_RUNNING``, or one of
-        ``RESCALE_…`` for the first thing that does not fit; ``OPERATION_UNFINISHED`` while another rescale is half way.
-        After the job went on as before: ``STOP_TIMED_OUT``, ``SAVEPOINT_…``, ``RESCALE_STATE_DIFFERS``,
-        ``RESCALE_FAILED``, ``OPERATION_CANCELLED``, ``RESCALE_UNHEALTHY``. Half way, to be gone on with:
-        ``S3_UNREACHABLE``, ``S3_THROTTLED``.
+        Before any change: ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``OPERATION_RUNNING``, or one of ``RESCALE_…`` for the
+        first obstacle; ``OPERATION_UNFINISHED`` while another rescale is half way. After the job has returned to its
+        old state: ``STOP_TIMED_OUT``, ``SAVEPOINT_…``, ``RESCALE_STATE_DIFFERS``, ``RESCALE_FAILED``,
+        ``OPERATION_CANCELLED``, ``RESCALE_UNHEALTHY``. Half way, to be resumed: ``S3_UNREACHABLE``, ``S3_THROTTLED``.
     """
     params: dict[str, Any] = {"partitions": partitions, "cores": cores, "memory": memory, "on_timeout": on_timeout}
     params |= {"way": way, "reason": reason}
     with begin(workspace, job, "rescale", by=by, params=params) as handle:
         if health_timeout is None:
             health_timeout = _time_for_health(workspace, job)
-        # Not among the params: with other ones it is the same rescale, and a resumed one goes by those it was given.
+        # Not among the params: with other time-outs it is the same rescale. ``--resume`` reuses the recorded time-outs.
         handle.plan(stop_timeout=stop_timeout, health_timeout=health_timeout)
         if approved_by:
             handle.plan(approved_by=approved_by)
@@ -127,20 +125,20 @@ def rescale(
 
 def _time_for_health(workspace: Workspace, job: str) -> float:
     desired = JobDocuments(workspace.storage, job).desired.read()
-    # Of a job that was never deployed the precheck says so.
+    # The precheck reports a job that was never deployed.
     interval = desired.spec.trigger.interval.total_seconds() if desired is not None else 0.0
     return max(_HEALTH_S, ENOUGH * interval)
 
 
 def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
-    """Ask a job's rescale to go back; it does so before its next step, and one whose process died when it is resumed.
+    """Ask a job's rescale to return to the old state before its next step; if its process died, when it is resumed.
 
-    Once its new driver starts, its health decides.
+    After the start of the new driver, only the job's health decides.
 
     Raises
     ------
     StreamwardenError
-        ``OPERATION_NONE`` if no rescale works on the job, nor waits to be resumed; ``OPERATION_TOO_LATE`` if its new
+        ``OPERATION_NONE`` if no rescale works on the job or waits to be resumed; ``OPERATION_TOO_LATE`` if its new
         driver was started.
     """
     found = JobDocuments(workspace.storage, job).operation.read()
@@ -150,7 +148,7 @@ def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
         raise StreamwardenError("OPERATION_TOO_LATE", f"{job}: rescale {found.id}, at {found.steps[-1].name}")
     documents = JobDocuments(workspace.storage, job)
     documents.cancel.write(Cancel(operation=found.id, by=by, at=utc_now()))
-    # The rescale writes that it starts before it looks for this: either it has seen it, or we see that here.
+    # The rescale records its start before it reads the cancel document: either it reads ours, or we read its start.
     found = documents.operation.read() or found
     if any(step.name == START for step in found.steps):
         what = f"{job}: rescale {found.id}, at {found.steps[-1].name}; it may have heeded this at the last moment"
@@ -170,7 +168,7 @@ class _Rescale(RescaleVerdict):
             self._put_in_force()
             return self._start_and_judge()
         try:
-            # Whether it is to go on at all comes before whether it can.
+            # Cancels and stops are checked before the preconditions.
             self._heed()
             self._heed_stop()
             self._finish_stop()
@@ -179,21 +177,21 @@ class _Rescale(RescaleVerdict):
         except Exception as error:
             self._go_on(error)
             raise
-        # Its JVM starts while the job still runs, works on the state, and is the job's in the end.
-        # The fast way works on state while the job runs, and needs no rehearsal of that.
+        # The standby's JVM starts while the job still runs, works on the state, and finally runs the job.
+        # An online rescale works on state while the job runs, and needs no rehearsal of that work.
         state = planned.repartitions and self._way == "plain"
         with standby(self._workspace, widened(self._desired_before.spec, planned.to), state=state) as spare:
             self._prepare_and_switch(planned, spare)
             return self._start_and_judge(spare)
 
     def _overtaken(self) -> StreamwardenError | None:
-        """Tell what was done since a killed try has switched, so that this one must not go on, but back."""
+        """Return the reason why a resumed rescale must roll back instead of continuing, or None."""
         stopped, current = stopped_since(self._documents), self._documents.checkpoint.read()
         assert current is not None
         after = self._plan.get("after")
         if stopped is not None or not after or current.generation == after["generation"]:
             return stopped
-        # Its last write is missing: on the checkpoint that is in force yet, a supervisor may have let the job run on.
+        # The switch's last write is missing: a supervisor may have restarted the job on the old checkpoint.
         stands = CheckpointReader(self._workspace.storage, current.path).last_offset()
         if stands == self._plan.get("stands") and not observe(self._workspace, self._job).phase.alive:
             return None
@@ -201,14 +199,14 @@ class _Rescale(RescaleVerdict):
         return StreamwardenError("OPERATION_INTERRUPTED", what)
 
     def _heed_stop(self) -> None:
-        """Raise if somebody has stopped the job since a killed try looked at it: going on would start it."""
+        """Raise if the job was stopped since a killed try observed it: to continue would start it."""
         if self._plan.get("desired") is not None and self._desired_before.state == "running":
             error = stopped_since(self._documents)
             if error is not None:
                 raise error
 
     def _await_started(self) -> None:
-        """Wait for a driver that a supervisor has just started after a killed try's stop: it is not unhealthy."""
+        """Wait for a driver that a supervisor just started after a killed try's stop: it must not count as failed."""
         if self.handle.resumed:
             with suppress(StreamwardenError):
                 driver_control.wait_for(
@@ -220,13 +218,13 @@ class _Rescale(RescaleVerdict):
                 )
 
     def _finish_stop(self) -> None:
-        """Wait for the end of a stop that a killed try has asked for: a job that stops would count as not healthy."""
+        """Wait for the end of a stop that a killed try requested: a stopping job would count as unhealthy."""
         if self._stopping and self._is_stopping(observe(self._workspace, self._job)):
             with self.handle.step("stop") as step:
                 self._stop_driver(step)
 
     def _is_stopping(self, seen: Observation) -> bool:
-        """Tell whether the driver stops, or will as soon as it finds what it was asked."""
+        """Return whether the driver is stopping, or has an open stop request."""
         if not seen.phase.alive or seen.incarnation is None:
             return False
         return seen.phase is Phase.STOPPING or any(
@@ -265,17 +263,17 @@ class _Rescale(RescaleVerdict):
                     self._save_if_any()
             self._switch(planned, copy)
         except BaseException as error:
-            # Ctrl-C, too: the job may be stopped.
+            # Also on Ctrl-C: the job may be stopped already.
             self._go_on(error)
             raise
 
     def _plain_because(self) -> str:
-        """Say why the job is stopped first, though it was asked for the fast way; empty: it is not."""
-        # What was asked for, and not the way that an earlier try has taken: it would be forgotten by the next one.
+        """Return why the job is stopped first although ``fast`` was requested; empty if it is not stopped first."""
+        # Reads the requested way, not the way of an earlier try: otherwise the next try would drop the reason.
         if self._asked_way != "fast":
             return ""
         if self._workspace.profile.on_cluster:
-            # The driver that stands by is an application of its own; without a slot its first digest waits for an hour.
+            # The standby driver is a separate application; without a slot, its first digest waits for an hour.
             return "on a cluster its Spark may get no slots before the job has given back its own"
         bound = self._bound_tables()
         return f"{', '.join(bound)} can't be put back, should a replayed copy differ" if bound else ""
@@ -283,11 +281,11 @@ class _Rescale(RescaleVerdict):
     def _bound_tables(self) -> list[str]:
         """Return the tables that could not be put back.
 
-        Other jobs read them, and rows are appended to them, or they are to be put back; or a restore is to leave them
-        as they are. Those of an upsert are written over, as a rule.
+        These are tables with reading jobs, if they get appended rows or would be rewound; and append tables that a
+        restore leaves as they are. Rows of an upsert are overwritten, as a rule.
 
-        What was replayed is proved only once the job has committed a batch on it, so it must be possible to go back
-        from there.
+        The replayed state is proved only after the job has committed a batch on it, so a rollback from there must be
+        possible.
         """
         sinks = self._desired_before.spec.sinks
         read = readers_of(
@@ -300,7 +298,7 @@ class _Rescale(RescaleVerdict):
         return {name: self.handle.operation.params[name] for name in ("partitions", "cores", "memory")}
 
     def _keep_way_back(self, seen: Observation, planned: RescalePlan) -> None:
-        # What it takes to go back, kept before there is anything to go back from.
+        # Records all values that a rollback needs, before any change.
         assert seen.desired is not None
         before, parallelism = self._documents.checkpoint.read(), self._documents.parallelism.read()
         assert before is not None
@@ -314,16 +312,16 @@ class _Rescale(RescaleVerdict):
             to=planned.to.model_dump(mode="json"),
             critical=[one.rule for one in self._findings(seen)],
             backlog=self._plan.get("backlog", pending(last)),
-            # Of a copy that a killed try has made, and this one does not use; and of its switch, which never came.
+            # Clears a killed try's values: of its copy, which this try does not use, and of its switch, never reached.
             proof=None,
             width=None,
             back_base=None,
         )
 
     def _prepare_ahead(self, planned: RescalePlan, spare: Standby) -> StateCopy | None:
-        """Repartition a copy while the job runs on, let it follow, and stop the job only then.
+        """Repartition a copy while the job runs, let the copy follow the job, and only then stop the job.
 
-        Return None, with the job running, if it is too fast for a savepoint, or its copy does not catch up with it.
+        Return None, with the job running, if the job is too fast for a savepoint or for its copy.
         """
         made = self._save_hot()
         if made is None:
@@ -346,32 +344,32 @@ class _Rescale(RescaleVerdict):
         return copy
 
     def _stop(self, *, between: bool) -> None:
-        # From here on its end is wanted.
+        # From here on the driver's end is expected.
         self._runs_on = False
         self.handle.plan(stopping=True)
         with self._step("stop") as step:
-            # What is left for the state to be moved is done while the driver ends Spark.
+            # The rest of the work on the state is done while the driver ends Spark.
             self._stop_driver(step, query_only=True)
-            # Also for a way back from what is done until the driver has gone.
+            # Recorded now for a rollback before the driver has ended.
             self._note_stop(observe(self._workspace, self._job))
             if between:
                 self._check_between()
 
     def _await_stop(self) -> None:
-        """Wait until the driver has gone, with its lease, and keep where it stopped: all is written by now."""
+        """Wait until the driver and its lease have ended, and record where it stopped: all is written by then."""
         self._note_stop(driver_control.await_stop(self._workspace, self._job, self._stop_timeout))
 
     def _note_stop(self, seen: Observation) -> None:
         last = seen.progress.last if seen.progress else None
         idle_at = seen.heartbeat.idle_at if seen.heartbeat else None
-        # An idle job is missed from its stop on.
+        # The downtime of an idle job begins with its stop.
         at = max((one for one in (last.at if last else None, idle_at) if one is not None), default=None)
         self.handle.plan(stopped_at=at.isoformat() if at else None, backlog=pending(last))
 
     def _check_between(self) -> None:
-        """Refuse another generation behind a driver that died in the midst of a batch: under its own it is done once.
+        """Refuse a new generation if the driver died during a batch.
 
-        Its tables may have the batch already, and under another generation they would take it once more.
+        The tables may have the batch already. A replay in the same generation writes it once, in a new one twice.
         """
         current = self._documents.checkpoint.read()
         assert current is not None
@@ -387,7 +385,7 @@ class _Rescale(RescaleVerdict):
             return self._saved(step)
 
     def _save_hot(self) -> Manifest | None:
-        """Take it of the job that runs on; None if Spark removes files faster than they are copied."""
+        """Take a savepoint of the running job; None if Spark removes files faster than they are copied."""
         with self._step("pre-rescale savepoint") as step:
             try:
                 return self._saved(step)
@@ -404,7 +402,7 @@ class _Rescale(RescaleVerdict):
         return made
 
     def _save_if_any(self) -> None:
-        """Take the savepoint of a job that needs none to start from: it may have committed no batch yet."""
+        """Take a savepoint if possible: the new driver does not start from it, and no batch may be committed yet."""
         try:
             self._save()
         except StreamwardenError as error:
@@ -429,14 +427,14 @@ class _Rescale(RescaleVerdict):
             report=self._report,
         )
         if self._plan.get("state_rows") is None:
-            # The driver ended before it had told of its last batch.
+            # The driver ended before it reported its last batch.
             self.handle.plan(state_rows=copy.rows)
         return copy
 
     def _check_copy(self, copy: StateCopy) -> None:
-        """Refuse a copy that does not stand where the job stands: what it lacks would be computed, and written, twice.
+        """Refuse a copy that is behind the job: the missing batches would be computed and written twice.
 
-        A driver that could not be heard may have gone on after its end was seen.
+        A driver without a visible heartbeat may have continued after its end was concluded.
         """
         self._check_between()
         if copy.behind:
@@ -461,10 +459,10 @@ class _Rescale(RescaleVerdict):
             )
             after = None
             if reference is not None:
-                # The tables that the old checkpoint's driver never put back are the new one's to put back.
+                # Tables that the old checkpoint's driver never put back become the new checkpoint's to put back.
                 outputs = with_pending(reference.outputs, current)
                 after = reference.model_copy(update={"partitions": planned.to.partitions, "outputs": outputs})
-            # Over what the YAML said when it was looked at: who has edited it since has the last word.
+            # `over` is the YAML's width at the precheck: a later edit of the YAML takes precedence.
             width = Parallelism(now=planned.to, over=Width.model_validate(self._plan["over"]), by=self._by)
             self.handle.plan(
                 width=width.model_dump(mode="json"),
@@ -474,8 +472,8 @@ class _Rescale(RescaleVerdict):
                 stands=CheckpointReader(self._workspace.storage, current.path).last_offset(),
             )
             if after is not None:
-                # With its number of partitions, which counts over the spec's: so the driver meets what fits, whichever
-                # of the following writes is the last one before a crash.
+                # Records the checkpoint's number of partitions, which overrides the spec's. So number and state fit,
+                # whichever of the following writes is the last before a crash.
                 was = current.model_copy(update={"partitions": planned.was.partitions})
                 self._decide(self._documents.checkpoint, was)
             driver_control.forgive(self._workspace, self._job, why=planned.words)
@@ -497,7 +495,7 @@ class _Rescale(RescaleVerdict):
             step.detail = planned.words
 
     def _put_in_force(self) -> None:
-        # After the desired state: of a switch that was cut off before that, a deploy shall see nothing.
+        # After the desired state: if the switch was cut off before that, it must not affect a deploy.
         self._decide(self._documents.parallelism, Parallelism.model_validate(self._plan["width"]))
         if not self._plan.get("after"):
             return
@@ -508,42 +506,42 @@ class _Rescale(RescaleVerdict):
             self._decide(self._documents.checkpoint, after)
 
     def _count_on(self, old: int, new: int) -> None:
-        """Let a generation begin with the sums of the one before: nothing is read again."""
+        """Start a generation with the totals of the previous generation: no input is read again."""
         totals = self._documents.totals(old).read()
         if totals is not None:
-            # Over those of a try that was given up: its generation was never in force, and its sums are older.
+            # Overwrites the totals of an abandoned try: its generation was never in force, and its totals are older.
             self._documents.totals(new).write(totals.model_copy(update={"generation": new}))
 
     def _go_on(self, error: BaseException) -> None:
-        """Start the job as it was, after what failed before the switch; go back, after what failed in its midst."""
+        """Start the job as it was, after a failure before the switch; roll back, after a failure during the switch."""
         if (self._half_way and is_passing(error)) or is_anothers(error):
-            # Somebody else performs it now, or is to go on with it.
+            # Another process performs the operation now, or will resume it.
             return
-        # Asked only where it may be: an outage of the store now must not hide why it failed.
+        # Read only if a switch is possible: a store outage here must not hide the original failure.
         if self._half_way and self._switched():
             if isinstance(error, Exception) and not isinstance(error, Interrupted):
-                # Half of the switch is done, or all of it, and its answer was lost.
+                # The switch is done in part, or in full with a lost answer.
                 self._roll_back(named(error))
-            # Ended from outside, and killed in seconds: gone on with by whoever repeats it.
+            # This process is ended from outside, and will be killed in seconds: a repeated call resumes the rescale.
             return
-        # What goes wrong from here on must not hide why it failed.
+        # Failures from here on must not hide the original failure.
         with self._noted("is not started again"):
             self._start_before(error)
         with self._noted("keeps its savepoint in use"):
             self._release()
 
     def _start_before(self, error: BaseException) -> None:
-        """Start the job again, if it was asked to stop, and wait for its health."""
+        """Start the job again, if it was asked to stop, and wait until it is healthy."""
         seen = observe(self._workspace, self._job)
-        # What is wanted of the job now: nothing was decided yet, and others may have, since a killed try asked to stop.
+        # Reads the current desired state: this rescale has not changed it, but others may have since the stop request.
         wanted = seen.desired is not None and seen.desired.state == "running"
         if not (self._stopping and wanted) or (seen.phase.alive and not self._is_stopping(seen)):
             return
-        # Who is ended from outside is killed in seconds.
+        # A process that is ended from outside will be killed in seconds.
         waits = isinstance(error, Exception) and not isinstance(error, Interrupted)
         with self.handle.step("start again") as step:
             try:
-                # One that is launched before finds the lease held by a driver that lives, and gives up.
+                # Waits for the stop first: a driver launched earlier finds the lease held, and gives up.
                 self._await_stop()
             except StreamwardenError as late:
                 if is_anothers(late):
@@ -557,7 +555,7 @@ class _Rescale(RescaleVerdict):
 
     @property
     def _stopping(self) -> bool:
-        """Whether the driver was asked to stop: from then on the job is started again, whatever fails."""
+        """Whether the driver was asked to stop: from then on the job is started again after any failure."""
         return bool(self._plan.get("stopping"))
 
     @property

@@ -1,4 +1,4 @@
-"""What a rescale would do, and everything that stands against it: asked while the job still runs."""
+"""Plan a rescale and check its preconditions, while the job still runs."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ SUPPORTED_OPERATORS = frozenset(
         "transformWithStateInPySparkExec",
     }
 )
-"""What Spark 4.2.0 repartitions, by the names that its checkpoints give them (``StatefulOperatorsUtils``)."""
+"""The operators that Spark 4.2.0 repartitions, by their names in its checkpoints (``StatefulOperatorsUtils``)."""
 
 _SPARK = (4, 2)
-"""The version whose way of repartitioning was tested. It is private to Spark, and may be another in the next one."""
+"""The Spark version with tested repartitioning. Repartitioning is private to Spark, and the next version may differ."""
 
 
 @dataclass(frozen=True)
 class RescalePlan:
-    """What a rescale would do.
+    """The effect of a rescale.
 
     Parameters
     ----------
     job
         The job.
     was, to
-        How wide it runs, and how wide it shall.
+        The current and the new width.
     written
-        What the YAML says, over which a rescale decides.
+        The width in the YAML, which the rescale overrides.
     operators
-        Its stateful operators.
+        The job's stateful operators.
     bytes
-        Size of the checkpoint's state files; 0 where nothing is copied.
+        Size of the checkpoint's state files; 0 if nothing is copied.
     """
 
     job: str
@@ -71,12 +71,12 @@ class RescalePlan:
 
     @property
     def repartitions(self) -> bool:
-        """Whether the state is spread anew."""
+        """Whether the state is repartitioned."""
         return self.was.partitions != self.to.partitions
 
     @property
     def words(self) -> str:
-        """What changes: ``partitions 2 -> 8, cores 1 -> 2``."""
+        """The changes in words: ``partitions 2 -> 8, cores 1 -> 2``."""
         return ", ".join(
             f"{name} {getattr(self.was, name)} -> {getattr(self.to, name)}"
             for name in FIELDS
@@ -93,14 +93,14 @@ def plan_rescale(
     memory: str | None = None,
     operation: str | None = None,
 ) -> RescalePlan:
-    """Look whether a job can be rescaled, and to what. Writes nothing.
+    """Check whether a job can be rescaled, and return the plan. Writes nothing.
 
     Parameters
     ----------
     partitions, cores, memory
         As for :func:`~streamwarden.operations.rescale.rescale`.
     operation
-        The operation that asks; any other that works on the job stands against a rescale.
+        The id of the calling operation; any other operation on the job blocks the rescale.
 
     Raises
     ------
@@ -113,10 +113,10 @@ def plan_rescale(
     reference = documents.checkpoint.read()
     if seen.desired is None or reference is None:
         raise StreamwardenError("NOT_DEPLOYED", job)
-    # First: what stops the job or starts it otherwise would be told as a job that is not healthy.
+    # Checked first: an operation that stops or starts the job would otherwise be reported as an unhealthy job.
     refuse_if_busy(workspace, job, but=operation)
     refuse_if_half_way(workspace, job, but=operation)
-    # What runs, and not what the YAML says: that is rolled out by a deploy.
+    # The deployed spec, not the YAML: a deploy rolls out the YAML.
     spec = seen.desired.spec
     was, facts = current_width(workspace, job, spec)
     asked = {"partitions": partitions, "cores": cores, "memory": memory}
@@ -129,7 +129,7 @@ def plan_rescale(
     _check_code(job, spec, facts)
     _check_health(job, seen)
     if not plan.repartitions:
-        # For its savepoint: what stands against that is to be found while the job runs.
+        # Checks that a savepoint is possible: an obstacle must be found while the job runs.
         newest_closure(workspace.files, workspace.storage, reference.path)
         return plan
     if facts is None or facts.partitions is None:
@@ -151,7 +151,7 @@ def plan_rescale(
 
 
 def refused_operators(operators: Iterable[OperatorFiles]) -> list[str]:
-    """Return, in words, which of a job's operators can't have another number of partitions, and why."""
+    """Return, in words, which of a job's operators cannot be repartitioned, and why."""
     refused = []
     for one in operators:
         if one.name not in SUPPORTED_OPERATORS:
@@ -159,23 +159,23 @@ def refused_operators(operators: Iterable[OperatorFiles]) -> list[str]:
         elif one.single:
             refused.append(f"operator {one.id} ({one.name}) keeps its state in one partition")
         elif one.name == "symmetricHashJoin" and one.stores == ["default"]:
-            # Spark 4.2.0 reads it with a column less than there is: nothing could prove that it stayed the same.
+            # Spark 4.2.0 omits a column when it reads this state: no proof of equal state would be possible.
             refused.append(f"operator {one.id} is a join with state of format 3")
     return refused
 
 
 def current_width(workspace: Workspace, job: str, spec: JobSpec) -> tuple[Width, CheckpointFacts | None]:
-    """Return how wide a job runs: as its spec says, but with the partitions that its checkpoint has.
+    """Return a job's current width: from its spec, but with the checkpoint's number of partitions.
 
     Parameters
     ----------
     spec
-        The deployed one.
+        The deployed spec.
 
     Returns
     -------
     tuple
-        The width, and what the checkpoint was written by; None where no batch was begun on it.
+        The width, and the facts of the checkpoint; None if no batch was begun on it.
     """
     width = width_of(spec)
     facts = checkpoint_facts(workspace, job, spec)
@@ -192,9 +192,9 @@ def _check(spec: JobSpec, to: Width) -> None:
 
 
 def _check_yaml(workspace: Workspace, job: str, spec: JobSpec, *, asked: Iterable[str]) -> None:
-    """Refuse a job whose YAML waits to be rolled out: the rescaled driver would not know which of both it runs.
+    """Refuse a job whose YAML has undeployed changes: the spec of the rescaled driver would be ambiguous.
 
-    What is asked for replaces what the YAML says, whatever that is. Its other numbers would be lost with it.
+    The requested fields may differ from the YAML: they replace its values. Other changed numbers would be lost.
     """
     wanted, runs = effective_spec(workspace, job), width_of(spec)
     as_asked = width_of(wanted).model_copy(update={name: getattr(runs, name) for name in asked})
@@ -207,7 +207,7 @@ def _check_yaml(workspace: Workspace, job: str, spec: JobSpec, *, asked: Iterabl
 
 
 def _check_code(job: str, spec: JobSpec, facts: CheckpointFacts | None) -> None:
-    """Refuse a job whose module has another VERSION by now: the new driver would run that on the old one's state."""
+    """Refuse a job whose module has a new VERSION: the new driver would run the new module on the old state."""
     if facts is None or facts.partitions is None:
         return
     before, now = facts.versions.get("job"), job_version(spec.module)
@@ -221,20 +221,20 @@ def _check_code(job: str, spec: JobSpec, facts: CheckpointFacts | None) -> None:
 
 def _check_health(job: str, seen: Observation) -> None:
     if seen.phase in (Phase.STOPPED, Phase.NOT_DEPLOYED) or (seen.desired and seen.desired.state == "suspended"):
-        # It has nothing to be healthy with, and is only made wider.
+        # Without a driver there is no health to check: only the width changes.
         return
     if seen.phase not in (Phase.RUNNING, Phase.RETRYING):
         raise StreamwardenError("RESCALE_NOT_HEALTHY", f"{job} is {seen.phase}: {seen.reason}")
-    # Behind, slow or large is what a rescale is for; a batch that fails is not.
+    # A rescale is meant for jobs that are behind, slow or large, and not for jobs with failing batches.
     if seen.heartbeat is not None and seen.heartbeat.failures:
         tries = seen.heartbeat.failures
         raise StreamwardenError("RESCALE_NOT_HEALTHY", f"{job}: {tries} failed tries: {seen.reason}")
 
 
 def _check_space(workspace: Workspace, job: str, size: int) -> None:
-    """Refuse state for which there is no room where it is kept, or on the disk where a driver works on it."""
-    # The repartitioned state is written anew; what it is made of is linked or, on another file system, copied. Spark
-    # has both of them on the local disk meanwhile, also where they are kept in a bucket, which has no size.
+    """Refuse state that does not fit into the checkpoint storage, or on the local disk of the driver."""
+    # The repartitioned state is written in full; its source is linked or, on another file system, copied. Meanwhile
+    # Spark has both on the local disk, also with checkpoints in a bucket, which has no size limit.
     kept, scratch = workspace.files, LocalFiles(workspace.scratch)
     places: list[tuple[str, FileStore, int]] = [
         ("where checkpoints are kept", kept, 2),

@@ -1,4 +1,4 @@
-"""The way back of a rescale, and what all of its parts share."""
+"""The rollback of a rescale, and the code that all its parts share."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from streamwarden.supervision.observe import START_TIMEOUT, Observation, Phase, 
 __all__ = ["RescaleBack"]
 
 _LOOK_S = 2.0
-"""How often the driver that runs on is looked at, while its rescale is prepared. 2 s, as by its supervisor."""
+"""How often the running driver is observed while its rescale is prepared. 2 s, as by its supervisor."""
 
 _REPORT_S = 2.0
-"""How long the report of a committed batch is waited for: it is written within milliseconds, as a rule."""
+"""How long to wait for the report of a committed batch: it is written within milliseconds, as a rule."""
 
 
 class RescaleBack(JobOperation):
-    """A rescale that can go back, from wherever it got to: its plan on record says all that takes."""
+    """A rescale that can roll back from any step: its recorded plan has all values for that."""
 
     _runs_on = False
     _looked = 0.0
 
     def _roll_back(self, error: StreamwardenError) -> NoReturn:
-        """Put what ran before in force again, and raise.
+        """Restore the old checkpoint and width, and raise.
 
         Raises
         ------
         StreamwardenError
             ``RESCALE_UNHEALTHY``, always.
         """
-        # First of all on record: whoever goes on after a crash must go on back, and not try the new width again.
+        # Recorded first: after a crash, the next try must continue the rollback, and not try the new width again.
         self.handle.plan(failure=ErrorInfo.of(error).model_dump(mode="json"))
         with self.handle.step("roll back") as step:
             if self._switched():
@@ -53,7 +53,7 @@ class RescaleBack(JobOperation):
             desired = self._documents.desired.read()
             to_run = desired is not None and desired.state == "running"
             if self._plan.get("back_base") is None:
-                # A killed try may have started it since it put it back.
+                # A killed try may have started the job after its rollback.
                 self._mark_way_back()
             step.detail = f"{way}: {self._start_again()}" if to_run else f"{way}; suspended"
         if to_run:
@@ -66,19 +66,19 @@ class RescaleBack(JobOperation):
         ) from error
 
     def _put_back(self, error: StreamwardenError) -> str:
-        """Put checkpoint and width of before in force; return how, in words. Can be repeated."""
+        """Put the old checkpoint and width in force; return a description. Can be repeated."""
         reference = self._documents.checkpoint.read()
         before = CheckpointRef.model_validate(self._plan["before"])
         assert reference is not None
         note = f"its rescale failed: {error.code}"
         if reference.generation == before.generation:
-            # Only cores or memory were changed, which have no part in results; or a killed try has put it back.
+            # Only cores or memory were changed, which do not affect results; or a killed try restored the checkpoint.
             self._put_documents_back(note=note)
             if self._plan.get("after"):
                 return f"{before.path}, generation {before.generation}"
             return "the job goes on where it is, as wide as before"
-        # Tables are put in place before a generation's first batch, and struck off: while any is left, it wrote none,
-        # and what it should have put back is still to be.
+        # A generation puts its tables back before its first batch, and then removes them from the list. While the list
+        # has a table, the generation has written nothing, and the table must still be put back.
         outputs = reference.outputs
         stuck: list[str] = []
         if not outputs:
@@ -87,11 +87,11 @@ class RescaleBack(JobOperation):
                 self._workspace, self._job, sinks, generation=reference.generation, base=reference.base_batch
             )
         if stuck:
-            # Put back, these tables would break their readers; left, they would have replayed rows twice. The state is
-            # the same in either number of partitions, so it stays where it is.
+            # If these tables were put back, their readers would break; if they were left, replayed rows would be twice
+            # in them. The state is the same in either number of partitions, so the new checkpoint stays.
             was = Width.model_validate(self._plan["was"])
             width = was.model_copy(update={"partitions": self._plan["to"]["partitions"]})
-            # Over what it said at the switch. Not read again: a slip in the YAML must not hold up a way back.
+            # `over` is the YAML's width at the switch. Not read again: an error in the YAML must not block a rollback.
             decided = Parallelism.model_validate(self._plan["width"]).model_copy(update={"now": width})
             self._decide(self._documents.parallelism, decided)
             self._decide(self._documents.desired, self._desired_back(width, note=note))
@@ -101,8 +101,8 @@ class RescaleBack(JobOperation):
             )
         self._decide(
             self._documents.checkpoint,
-            # Its own generation: what its last batch in flight has written, it has written under this id.
-            # With its number of partitions, as at the switch: a driver may be started before the spec is put back.
+            # Keeps its own generation: its last batch in flight was written under this id.
+            # Records its number of partitions, as at the switch: a driver may start before the spec is put back.
             before.model_copy(
                 update={
                     "highest": reference.highest,
@@ -123,9 +123,9 @@ class RescaleBack(JobOperation):
         self._decide(self._documents.desired, self._desired_back(width_of(self._desired_before.spec), note=note))
 
     def _desired_back(self, width: Width, *, note: str) -> Desired:
-        """Return what is wanted of the job without this rescale: all but the width as others want it by now.
+        """Return the desired state without this rescale: the old width, and all other values as they are now.
 
-        A person may have stopped it, or deployed something else, after a try was killed.
+        After a try was killed, a person may have stopped the job or deployed another spec.
         """
         before, found = self._desired_before, self._documents.desired.read()
         assert found is not None
@@ -144,11 +144,11 @@ class RescaleBack(JobOperation):
         )
 
     def _mark_way_back(self) -> None:
-        """Keep the batch that what ran before stands at, before it is started: of that start the next one tells."""
+        """Record the last batch of the old checkpoint before its driver starts: the next batch proves the start."""
         reference = self._documents.checkpoint.read()
         assert reference is not None
         back_base = CheckpointReader(self._workspace.storage, reference.path).last_commit()
-        # What was away is not back with the first batch of what is thrown away.
+        # Resets the downtime: a first batch on the discarded checkpoint did not end it.
         self.handle.plan(back_base=back_base, downtime_s=None)
 
     def _await_health_of_before(self) -> None:
@@ -161,7 +161,7 @@ class RescaleBack(JobOperation):
                     self._job,
                     generation=reference.generation,
                     base=base,
-                    # The new one's time may have been what was too short. A start is given its time here.
+                    # The new driver's time-out may have been too short: the old driver gets at least a start's time.
                     timeout=max(self._health_timeout, START_TIMEOUT.total_seconds()),
                     say=self._say,
                 )
@@ -173,7 +173,7 @@ class RescaleBack(JobOperation):
             except StreamwardenError as error:
                 if error.code == "OPERATION_INTERRUPTED":
                     raise
-                # There is nothing further to go back to; the supervisor has it from here.
+                # No further rollback is possible; the supervisor continues from here.
                 step.detail = f"not healthy either: {error.code}: {error.what}"
 
     # -- shared ------------------------------------------------------------------------------------------------------
@@ -187,34 +187,34 @@ class RescaleBack(JobOperation):
         return is_half_way(self.handle.operation)
 
     def _note_downtime(self, seen: Observation, base: int | None) -> bool:
-        """Keep how long the job was away: from its last batch, or its stop, to the first batch after it.
+        """Record the downtime: from the job's last batch, or its stop, to the first batch after it.
 
-        Or to the moment when it looked for one in vain: a source without news has missed nothing.
+        If the source has nothing new, the downtime ends with the first idle time.
 
         Parameters
         ----------
         base
-            The last batch before.
+            The last batch before the stop.
 
         Returns
         -------
         bool
-            Whether there is no more to be told of it.
+            Whether the downtime is settled.
         """
         if self._desired_before.state != "running":
-            # Nobody waited for it.
+            # The job was not meant to run: no downtime counts.
             return True
         stopped, back = self._plan.get("stopped_at"), self._back_at(seen, base)
         if back is None:
             return False
         took = (back - datetime.fromisoformat(stopped)).total_seconds() if stopped is not None else -1.0
-        # A batch that was planned before the stop, and tried again after it, tells nothing.
+        # A batch that was planned before the stop and retried after it proves nothing.
         if took >= 0:
             self.handle.plan(downtime_s=round(took, 2))
         return True
 
     def _back_at(self, seen: Observation, base: int | None) -> datetime | None:
-        """Return when the first batch after the stop was done, as far as that can be told by now."""
+        """Return when the first batch after the stop was done; None if that is not known yet."""
         reference = self._documents.checkpoint.read()
         assert reference is not None
         first, heartbeat = 0 if base is None else base + 1, seen.heartbeat
@@ -226,14 +226,14 @@ class RescaleBack(JobOperation):
         if known is not None:
             return known
         if heartbeat.idle_at is None and (not recent or recent[-1].batch < first):
-            # Its report is yet to come: a moment after its commit.
+            # The report comes a moment after the commit.
             return None
         reader = CheckpointReader(self._workspace.storage, reference.path)
         if reader.is_committed(first):
-            # Seen late, when its report has gone, or by another driver: the checkpoint says when it was planned.
+            # Its report is gone already, or was another driver's: the checkpoint has the batch's planning time.
             offsets = reader.offsets(first)
             return datetime.fromtimestamp(offsets.planned_ms / 1000, UTC) if offsets is not None else None
-        # It says when it last looked, so only who was there from the start can tell when it first did.
+        # `idle_at` is the latest idle time; a resumed process cannot know the first one.
         waits = not self.handle.resumed and reader.last_commit() == base
         return heartbeat.idle_at if waits else None
 
@@ -242,19 +242,19 @@ class RescaleBack(JobOperation):
         return self.handle.step(name)
 
     def _heed(self) -> None:
-        """Raise if somebody has cancelled this operation, or the driver that was to run on meanwhile has ended."""
+        """Raise if this operation was cancelled, or if the driver ended although it should run meanwhile."""
         self._see_it_run_on()
         asked = self._documents.cancel.read()
         if asked is not None and asked.operation == self.handle.id:
             raise StreamwardenError("OPERATION_CANCELLED", f"{self._job}: rescale {self.handle.id}, by {asked.by}")
 
     def _see_it_run_on(self) -> None:
-        # Nobody else restarts it while an operation works on the job, and preparing may take long.
+        # No supervisor restarts the driver while an operation works on the job, and the preparation may take long.
         if not self._runs_on or time.monotonic() < self._looked + _LOOK_S:
             return
         self._looked = time.monotonic()
         seen = observe(self._workspace, self._job)
-        # A frozen one is nobody's either; but one that can't be heard for a while is not frozen.
+        # A frozen driver counts as ended, too; but a short silence, as in a store outage, does not.
         doubtful = self._silence.is_doubtful(self._workspace, seen)
         silent = (
             seen.phase is Phase.SILENT and not doubtful and not driver_control.may_speak_again(self._workspace, seen)

@@ -1,4 +1,4 @@
-"""The verdict on a rescale: the new driver starts, and is healthy in time, or the job goes back."""
+"""The verdict on a rescale: the new driver starts and is healthy in time, or the job rolls back."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["ENOUGH", "START", "RescaleVerdict"]
 _POLL_S = 0.25
 
 ENOUGH = 3
-"""Batches after which the new driver may count as healthy, if it does not find before that nothing is left to read. 3:
-most health rules judge three batches, and what is wrong with a width often shows in the second."""
+"""Batches after which the new driver may count as healthy. If nothing is left to read, it counts as healthy earlier.
+The value is 3. Most health rules judge three batches, and a problem with a width often shows in the second batch."""
 
 _UNREAD = "RESCALE_FAILED"
 
 START = "start"
-"""The step from whose beginning on a rescale can't be cancelled: batches may be there that the old job has not seen."""
+"""From this step on, a rescale cannot be cancelled: there may be batches that the old driver did not write."""
 
 
 class RescaleVerdict(RescaleBack):
@@ -43,7 +43,7 @@ class RescaleVerdict(RescaleBack):
         try:
             with self.handle.step(START) as step:
                 if not begun:
-                    # It may have been cancelled while it switched. Not later: from here on a cancel is refused.
+                    # Checks for a cancel during the switch. From here on a cancel is refused.
                     self._heed()
                 seen = observe(self._workspace, self._job)
                 if seen.phase.alive:
@@ -55,8 +55,8 @@ class RescaleVerdict(RescaleBack):
             deadline = time.monotonic() + self._health_timeout
             with self.handle.step("first batch") as step:
                 step.detail = self._await_first_batch()
-                # While its first batch is among those that its progress holds: catching up may take hours, and a killed
-                # try may have seen it then.
+                # Recorded while the progress still holds the first batch: the catch-up may take hours. A killed try may
+                # have recorded it already.
                 if self._plan.get("downtime_s") is None:
                     self._note_downtime(observe(self._workspace, self._job), self._plan["base"])
             deadline += self._prove_replayed()
@@ -64,7 +64,7 @@ class RescaleVerdict(RescaleBack):
                 step.detail = self._await_caught_up(deadline)
         except Exception as error:
             if is_passing(error) or isinstance(error, Interrupted):
-                # The job is not to blame: whoever goes on with it judges.
+                # The error says nothing about the job: the process that resumes the rescale judges.
                 raise
             self._roll_back(named(error))
         self._release()
@@ -85,29 +85,29 @@ class RescaleVerdict(RescaleBack):
             failures = seen.heartbeat.failures if seen.heartbeat else 0
             if error.code != "DRIVER_DID_NOT_START" or not self._holds(seen) or failures:
                 raise
-            # After a long way its first batch is a large one.
+            # After a long downtime the first batch is large.
             return f"none yet: {error.what}"
 
     def _holds(self, seen: Observation) -> bool:
         return self.handle.operation.params["on_timeout"] == "hold" and seen.phase is Phase.RUNNING
 
     def _prove_replayed(self) -> float:
-        """Compare the state at which the job was stopped with that of the copy, which has come there by replaying.
+        """Compare the job's state at its stop with the state that its copy reached by replaying.
 
-        Only now, when nobody waits for it. Rows and watermark were compared after each of those batches. Where Spark
-        has removed a state by now, of a job whose batches come fast, that is on record, and no verdict. The job's end
-        meanwhile is seen: nobody else restarts it.
+        Done after the start, so that it adds no downtime. Rows and watermark were compared after each replayed batch.
+        If Spark has already removed a state, as with fast batches, this is recorded and is no failure. Also observes
+        the driver meanwhile, since no supervisor restarts it.
 
         Returns
         -------
         float
-            What it took, seconds.
+            The duration in seconds.
 
         Raises
         ------
         StreamwardenError
-            ``RESCALE_STATE_DIFFERS``; ``RESCALE_FAILED`` if the states are there and can't be read, twice; what the
-            driver ended by; ``S3_UNREACHABLE`` or ``S3_THROTTLED``.
+            ``RESCALE_STATE_DIFFERS``; ``RESCALE_FAILED`` if existing states cannot be read, twice; the driver's own
+            error if it ends; ``S3_UNREACHABLE`` or ``S3_THROTTLED``.
         """
         if not self._plan.get("proof"):
             return 0.0
@@ -120,7 +120,7 @@ class RescaleVerdict(RescaleBack):
             asked = {name: StateAt(**state) for name, state in self._plan["proof"].items()}
             found, wrong = self._read_states(asked, heed)
             if wrong and not self._any_removed(asked):
-                # It may have been an outage: then what heeds waits for its end, or ends this.
+                # The cause may be an outage: `heed` then waits for its end, or raises.
                 heed()
                 found, wrong = self._read_states(asked, heed)
             if wrong and not self._any_removed(asked):
@@ -137,7 +137,7 @@ class RescaleVerdict(RescaleBack):
     def _read_states(
         self, asked: dict[str, StateAt], heed: Callable[[], None]
     ) -> tuple[dict[str, dict[str, Any]], str]:
-        """Return what is read of each, and why of some nothing is; empty if all are."""
+        """Return the answer for each state, and the errors in words; empty without errors."""
         try:
             found = read_state(self._workspace, asked, code=_UNREAD, heed=heed)
         except StreamwardenError as error:
@@ -148,7 +148,7 @@ class RescaleVerdict(RescaleBack):
         return found, "; ".join(wrong)
 
     def _any_removed(self, asked: dict[str, StateAt]) -> bool:
-        """Tell whether Spark may have removed one of the states by now: it keeps those of its last batches."""
+        """Return whether Spark may have removed one of the states: it keeps the states of its last batches only."""
         desired = self._documents.desired.read()
         assert desired is not None
         kept = desired.spec.state.min_batches_to_retain
@@ -156,7 +156,7 @@ class RescaleVerdict(RescaleBack):
         return any(last is not None and last - one.batch >= kept for one, last in lasts.items())
 
     def _await_caught_up(self, deadline: float) -> str:
-        """Wait until the backlog is what it was and nothing is newly wrong; return by what."""
+        """Wait until the backlog is no larger than before and no new rule is critical; return the evidence."""
         known, backlog = set(self._plan["critical"]), self._plan["backlog"]
         while True:
             seen = self._see_it_live(deadline)
@@ -168,12 +168,12 @@ class RescaleVerdict(RescaleBack):
             wrong = [f"{one.rule}: {one.what}" for one in self._findings(seen) if one.rule not in known]
             idle = seen.heartbeat is not None and seen.heartbeat.idle
             if last is None and not idle:
-                # Its first try fails, or its progress could not be written, which says what is left.
+                # The first try fails, or the progress, which has the backlog, could not be written.
                 wrong.append("a batch without progress")
             over = time.monotonic() >= deadline
             what = f"{left} left to read, {backlog or 0} before"
             if not wrong and (idle or has_caught_up(recent, backlog or 0)):
-                # Of a job whose batches are long apart fewer are enough.
+                # At the time-out fewer batches suffice, for a job with long intervals.
                 if idle or over or len(recent) >= ENOUGH:
                     return "nothing is left to read" if idle or not left else what
                 what = f"{len(recent)} of {ENOUGH} batches committed"
@@ -186,7 +186,7 @@ class RescaleVerdict(RescaleBack):
             time.sleep(_POLL_S)
 
     def _see_it_live(self, deadline: float) -> Observation:
-        """Observe the job, also where the store is away until then; raise what its driver ended by."""
+        """Observe the job, with retries in a store outage until the deadline; raise the driver's error if it ended."""
         silence = Silence()
         while silence.is_doubtful(
             self._workspace, seen := driver_control.observe_by(self._workspace, self._job, deadline)

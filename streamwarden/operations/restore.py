@@ -1,4 +1,4 @@
-"""Starting a job from a savepoint, and going back if it does not become healthy."""
+"""Start a job from a savepoint, and roll back if the job does not become healthy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from streamwarden.supervision.observe import observe
 __all__ = ["Outputs", "restore"]
 
 Outputs = Literal["default", "rewind", "leave"]
-"""What to do with the output tables: as each sink's ``on_restore`` says, or the same for all."""
+"""How to treat the output tables: by each sink's ``on_restore``, or the same for all tables."""
 
 
 def restore(
@@ -46,38 +46,37 @@ def restore(
 ) -> Operation:
     """Start a job from a savepoint, as its YAML says now.
 
-    Checks first, while the job runs, that it can. Then the driver stops between batches, a pre-restore savepoint is
-    taken, the savepoint becomes a fresh checkpoint under a new generation, a driver starts on it, and its health is
-    waited for: batches commit, or the source has nothing new. If that does not come, the job goes back to the untouched
-    checkpoint that it had, and to the tables' versions of that moment. Every step is on record in the operation's
-    document. A restore whose process died goes on when it is called again with the same arguments; a supervisor starts
-    whichever checkpoint is in force meanwhile.
+    Checks the preconditions while the job runs. Then the driver stops between batches, a pre-restore savepoint is
+    taken, and the savepoint becomes a fresh checkpoint under a new generation. A driver starts on it, and must become
+    healthy: it commits batches, or the source has nothing new. If not, the job rolls back to its untouched checkpoint
+    and to the tables' versions at the switch. The operation's document records every step. If the process of a restore
+    died, the same call resumes it; meanwhile a supervisor starts the checkpoint that is in force.
 
-    Does not undo what other jobs read from the outputs, and refuses to put back a table that one streams from.
+    Does not undo what other jobs read from the outputs. Refuses to put back a table from which another job streams.
 
     Parameters
     ----------
     savepoint
-        An id, a label, or ``latest`` for the newest verified one. A damaged one is refused.
+        An id, a label, or ``latest`` for the newest verified savepoint. A damaged savepoint is refused.
     of
-        The job whose savepoint it is, if another: `job` becomes a clone of it, with its own outputs, which start as
-        copies of the other's tables at the savepoint's versions.
+        The job that took the savepoint, if it is another job. Then `job` becomes its clone with its own outputs, which
+        start as copies of the other job's tables at the savepoint's versions.
     outputs
-        ``rewind`` puts every output table back to its version at the savepoint; ``leave`` lets replayed rows fall on
-        those that are there; ``default`` does what each sink's ``on_restore`` says.
+        ``rewind`` puts every output table back to its version at the savepoint. ``leave`` keeps the tables, and
+        replayed rows are written to them again. ``default`` follows each sink's ``on_restore``.
     by, reason
-        Who and why.
+        Actor and reason.
     stop_timeout, health_timeout
         Seconds.
     report
-        Told how far it is.
+        Called with the progress.
 
     Raises
     ------
     StreamwardenError
-        Before anything was touched: ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``SAVEPOINT_NOT_FOUND``,
-        ``SAVEPOINT_DAMAGED``, ``OPERATION_RUNNING``, or one of ``RESTORE_…`` for the first thing that does not fit.
-        After the job went back to where it was: ``STOP_TIMED_OUT``, ``SAVEPOINT_…``, ``RESTORE_UNHEALTHY``.
+        Before any change: ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``SAVEPOINT_NOT_FOUND``, ``SAVEPOINT_DAMAGED``,
+        ``OPERATION_RUNNING``, or one of ``RESTORE_…`` for the first obstacle. After the job has returned to its old
+        state: ``STOP_TIMED_OUT``, ``SAVEPOINT_…``, ``RESTORE_UNHEALTHY``.
     """
     params = {"savepoint": savepoint, "of": of, "outputs": outputs, "reason": reason}
     with begin(workspace, job, "restore", by=by, params=params) as handle:
@@ -90,7 +89,7 @@ class _Restore(JobOperation):
     def run(self, savepoint: str, of: str, outputs: Outputs) -> Operation:
         current, failure = self._documents.checkpoint.read(), self._plan.get("failure")
         if failure is not None or (current is not None and current.operation == self.handle.id):
-            # Another process got as far as the switch; what it planned is in the record.
+            # Another process reached the switch; its plan is recorded.
             found = catalog.find(self._workspace, of, self._plan["savepoint"])
             after = CheckpointRef.model_validate(self._plan["after"])
             error = ErrorInfo.model_validate(failure).to_exception() if failure else self._stopped_since()
@@ -120,14 +119,14 @@ class _Restore(JobOperation):
         return self._launch_and_judge(found, reference)
 
     def _go_on(self, found: Savepoint, error: Exception) -> None:
-        """Start the job where it was, after a failure before the switch; roll back, after one in its midst."""
+        """Start the job where it was, after a failure before the switch; roll back, after a failure during it."""
         if is_anothers(error) or (self._half_way and (is_passing(error) or isinstance(error, Interrupted))):
-            # Somebody else performs it now, or is to go on with it.
+            # Another process performs the operation now, or will resume it.
             return
         if self._half_way and self._switched():
             with self._released(found):
                 self._roll_back(CheckpointRef.model_validate(self._plan["after"]), named(error))
-        # What goes wrong from here on must not hide why it failed. The start comes first: a supervisor may be away.
+        # Failures from here on must not hide the original failure. The start comes first: a supervisor may be down.
         if self._plan["was_alive"]:
             with self._noted("is not started again"):
                 reason = "its restore failed before the switch"
@@ -140,10 +139,10 @@ class _Restore(JobOperation):
         return current is not None and current.operation == self.handle.id
 
     def _stopped_since(self) -> StreamwardenError | None:
-        """Return the error that says who has stopped the job since a killed try switched; None if nobody has."""
+        """Return the error that names who stopped the job since a killed try switched; None if it was not stopped."""
         found, before = self._documents.desired.read(), self._plan.get("desired")
         if found is None or (found.operation != self.handle.id and before and before["state"] != "running"):
-            # The switch was cut off before it came to that, and the job was down before.
+            # The switch was cut off before it wrote the desired state, and the job was down before.
             return None
         return stopped_since(self._documents)
 
@@ -153,7 +152,7 @@ class _Restore(JobOperation):
         spec = effective_spec(self._workspace, self._job)
         found = catalog.find(self._workspace, of, savepoint)
         if found.manifest.partitions is not None:
-            # The state lies in as many as the savepoint has, whatever the job was rescaled to since.
+            # The state has the savepoint's number of partitions, whatever the job was rescaled to since.
             spec = widened(spec, width_of(spec).model_copy(update={"partitions": found.manifest.partitions}))
         if found.record.verification is not None and found.verdict == "damaged":
             problems = "; ".join(found.record.verification.problems[:3])
@@ -193,7 +192,7 @@ class _Restore(JobOperation):
                 made = self._take(Origin.PRE_RESTORE)
                 step.detail = f"{made.id} at batch {made.batch}"
             except StreamwardenError as error:
-                # A job is often restored because its checkpoint is broken. That one is kept in any case.
+                # A job is often restored because its checkpoint is damaged. That checkpoint is kept in any case.
                 if error.code not in ("SAVEPOINT_NOTHING", "CHECKPOINT_DAMAGED", "TABLE_DAMAGED"):
                     raise
                 step.detail = f"none: {error.code}: {error.what}"
@@ -218,7 +217,7 @@ class _Restore(JobOperation):
     def _switch(self, reference: CheckpointRef, spec: JobSpec) -> None:
         with self.handle.step("switch") as step:
             before = self._documents.checkpoint.read()
-            # Also of tables that are left as they are: what no driver has put back since holds rows that were undone.
+            # Includes tables that are left as they are: a table that no driver has put back yet holds undone rows.
             reference = reference.model_copy(update={"outputs": with_pending(reference.outputs, before)})
             desired = self._documents.desired.read()
             parallelism = self._documents.parallelism.read()
@@ -233,10 +232,10 @@ class _Restore(JobOperation):
                 note=self._reason or reference.reason,
                 operation=self.handle.id,
             )
-            # What it takes to go back, and to go on, kept before there is anything to go back from.
+            # Records all values for a rollback and for a resumption, before any change.
             self.handle.plan(
                 now=now.model_dump(mode="json"),
-                # A clone's tables are written over in any case.
+                # A clone's tables are overwritten in any case.
                 cut={} if self._clones else damaged_outputs(self._workspace, spec),
                 parallelism=parallelism.model_dump(mode="json") if parallelism else None,
                 savepoint=reference.savepoint,
@@ -253,10 +252,10 @@ class _Restore(JobOperation):
             step.detail = f"generation {reference.generation}, {reference.path}"
 
     def _put_in_force(self, reference: CheckpointRef) -> None:
-        """Write what the switch has decided. Can be repeated, by whoever goes on after a kill between two writes.
+        """Write the documents of the switch. Can be repeated by a process that resumes after a kill between two writes.
 
-        The checkpoint first: it says whose operation has switched, and which number of partitions its state has, which
-        counts over the spec's. So a supervisor that starts the job in between meets what fits.
+        The checkpoint comes first: it names the operation that switched, and its state's number of partitions, which
+        overrides the spec's. So number and state fit if a supervisor starts the job in between.
         """
         if not self._switched():
             self._decide(self._documents.checkpoint, reference)
@@ -279,7 +278,7 @@ class _Restore(JobOperation):
 
     @contextmanager
     def _released(self, found: Savepoint) -> Iterator[None]:
-        """Let go of the savepoint at the end, but where somebody is to go on from it."""
+        """Release the savepoint at the end, unless the operation is to be resumed from it."""
         try:
             yield
         finally:
@@ -294,15 +293,15 @@ class _Restore(JobOperation):
     def _start_and_judge(self, reference: CheckpointRef) -> None:
         try:
             for table, version in self._plan.get("cut", {}).items():
-                # Only now that the savepoint is in force: the old checkpoint counts as written what goes with it.
+                # Only after the savepoint is in force: the old checkpoint counts the removed commits as written.
                 with self.handle.step("cut the log") as step:
                     self.handle.check()
                     cut_off(self._workspace, table, version)
                     step.detail = f"{table}: from version {version} on, which is damaged"
             with self.handle.step("start") as step:
                 seen = observe(self._workspace, self._job)
-                # One that has not said its generation yet was launched after the switch: a killed try's. A second
-                # one would wait for its lease, and be the one that every request reaches.
+                # A driver without a generation yet was launched by a killed try after the switch. A second driver would
+                # wait for its lease, and would receive every request.
                 spoken = seen.heartbeat.generation if seen.heartbeat else 0
                 if seen.phase.alive and spoken in (0, reference.generation):
                     step.detail = f"{seen.incarnation} runs already"
@@ -323,19 +322,19 @@ class _Restore(JobOperation):
             self._roll_back(reference, named(error))
 
     def _roll_back(self, reference: CheckpointRef, error: StreamwardenError) -> NoReturn:
-        """Put what ran before in force again, and raise. Can be repeated.
+        """Restore the old checkpoint and spec, and raise. Can be repeated.
 
         Raises
         ------
         StreamwardenError
             ``RESTORE_UNHEALTHY``, always.
         """
-        # First of all on record: whoever goes on after a crash, or an outage, must go on back.
+        # Recorded first: after a crash or an outage, the next try must continue the rollback.
         self.handle.plan(failure=ErrorInfo.of(error).model_dump(mode="json"))
         plan = self._plan
         with self.handle.step("roll back") as step:
             current = self._documents.checkpoint.read()
-            # Where a killed try has put it back already, what runs is what shall.
+            # If a killed try has restored the checkpoint already, the running driver is the right one.
             mine = current is not None and current.operation == self.handle.id
             if mine:
                 driver_control.end_driver(
@@ -343,17 +342,17 @@ class _Restore(JobOperation):
                 )
             before = CheckpointRef.model_validate(plan["before"]) if plan["before"] and not plan.get("cut") else None
             if before is None:
-                # A clone, a job that never ran, or tables that no longer have what the old checkpoint has written:
-                # there is nothing to go back to.
+                # A clone, a job that never ran, or tables without the commits of the old checkpoint: no rollback is
+                # possible.
                 self._suspend(reference, error)
                 step.detail = "suspended: there was nothing to go back to"
             else:
-                # A table that was still to be put back is so yet: its version of that moment holds rows that were
-                # undone. That counts whether or not the restored generation came to start.
+                # A pending table must still be put back: its version at the switch holds undone rows. This holds
+                # whether or not the restored generation has started.
                 latest = {name: OutputStart(table=name, version=version) for name, version in plan["versions"].items()}
                 outputs = list({**latest, **{one.table: one for one in before.outputs}}.values())
-                # Its own generation and not a new one: what its last batch in flight has written, it has written under
-                # this id, and putting a table forward again does not take that back.
+                # Keeps its own generation: its last batch in flight was written under this id. To put a table forward
+                # again does not undo that write.
                 if mine:
                     self._decide(
                         self._documents.checkpoint,
@@ -364,7 +363,7 @@ class _Restore(JobOperation):
                     self._decide(self._documents.parallelism, width)
                 was = Desired.model_validate(plan["desired"]) if plan["desired"] else None
                 found = self._documents.desired.read()
-                # A person may have stopped it since.
+                # A person may have stopped the job since.
                 to_run = was is not None and found is not None and was.state == found.state == "running"
                 if was is not None:
                     state = "running" if to_run else "suspended"
@@ -380,13 +379,13 @@ class _Restore(JobOperation):
             assert found is not None
             return found.model_copy(update={"state": "suspended", "note": f"{reference.reason} failed: {error.code}"})
 
-        # A clone's is not there where its switch was cut off.
+        # A clone has no desired state if its switch was cut off.
         if self._documents.desired.read() is not None:
             self._documents.desired.update(change)
 
 
 def _starts(manifest: Manifest, spec: JobSpec, outputs: Outputs) -> list[OutputStart]:
-    """Return what the output tables start with; tables that are left as they are don't appear."""
+    """Return the starts of the output tables, without the tables that are left as they are."""
     if manifest.job != spec.name:
         # A clone: its tables are its own.
         by_output = {sink.output: sink.table for sink in manifest.spec.sinks}

@@ -1,4 +1,4 @@
-"""What a job's damaged documents that decide are restored from; see :mod:`~streamwarden.operations.repair`."""
+"""Restore a job's damaged deciding documents from other records; see :mod:`~streamwarden.operations.repair`."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from streamwarden.store.workspace import Workspace
 __all__ = ["Restored"]
 
 _RECENT = 5
-"""How many of the newest incarnations are asked whether they live. 5: each end of a driver starts one other."""
+"""How many of the newest incarnations are checked for life. 5: each end of a driver starts one new driver."""
 
 
 class Restored:
-    """A job's documents, each as what else is known says that it was.
+    """A job's deciding documents, reconstructed from its other records.
 
-    Each method returns what to write, or None where the document is to be removed, and in words where it is from.
+    Each method returns the new document, or None to remove it, and a description of its origin.
 
     Parameters
     ----------
     workspace, job
         The job.
     by
-        Who asks for it.
+        The actor.
     """
 
     def __init__(self, workspace: Workspace, job: str, by: str) -> None:
@@ -47,7 +47,7 @@ class Restored:
         self._by = by
 
     def living(self) -> ProcessRef | None:
-        """Return the process of a driver of the job that lives, or is heard of from another machine."""
+        """Return the process of a living driver of the job; on another machine, of a driver with a recent heartbeat."""
         for incarnation in reversed(self._documents.incarnations()[-_RECENT:]):
             if self._documents.exit(incarnation).read() is not None:
                 continue
@@ -63,7 +63,7 @@ class Restored:
 
     @cached_property
     def _operations(self) -> list[Operation]:
-        """Of those that can be read, newest first."""
+        """The readable operations, newest first."""
         filed = map(self._documents.past_operation, reversed(self._documents.past_operations()))
         try:
             return list(operations_of(self._documents))
@@ -72,7 +72,7 @@ class Restored:
 
     @cached_property
     def _beats(self) -> list[Heartbeat]:
-        """Of drivers that knew their generation, newest first."""
+        """Heartbeats of drivers that knew their generation, newest first."""
         found = (self._documents.heartbeat(one).read() for one in reversed(self._documents.incarnations()))
         return [beat for beat in found if beat is not None and beat.generation > 0]
 
@@ -84,7 +84,7 @@ class Restored:
             return self.desired()[0]
 
     def desired(self) -> tuple[Desired | None, str]:
-        """Restore what is wanted, by the newest launch or savepoint; the job is suspended, unless its driver lives."""
+        """Restore the desired state from the newest launch or savepoint; suspended, unless the job's driver lives."""
         launches = (self._documents.launch(one).read() for one in reversed(self._documents.incarnations()))
         found = [(one.at, one.spec, f"launch {one.incarnation}") for one in launches if one is not None and one.spec]
         taken = [one.manifest for one in catalog.savepoints(self._workspace, self._job)]
@@ -107,20 +107,20 @@ class Restored:
         return desired, f"restored from {source}, {state}{then}"
 
     def operation(self) -> tuple[None, str]:
-        """Give up the operation: what it has decided is in force by the other documents."""
+        """Drop the operation: its decisions are in force through the other documents."""
         return None, "removed: what it has put in force stays so; ask for it again if it had not ended"
 
     def parallelism(self) -> tuple[Parallelism | None, str]:
-        """Restore what a rescale decided, by what is deployed beside the YAML."""
+        """Restore the width that a rescale decided, from the difference between deployed spec and YAML."""
         now, written = self._wanted, width_of(self._workspace.job(self._job))
         if now is None or width_of(now.spec) == written:
             return None, "removed: the job runs as wide as its YAML says"
         return Parallelism(now=width_of(now.spec), over=written, by=self._by), "restored from what is deployed"
 
     def lease(self) -> tuple[Lease, str]:
-        """Restore the lease as given back, under an epoch that is higher than any that was taken."""
-        # Each epoch was taken by an incarnation of its own: none was higher than those that a table names, and one for
-        # each that is still on record.
+        """Restore the lease as released, with an epoch that is no lower than any earlier epoch."""
+        # Each incarnation acquired its own epoch. So no epoch was higher than the highest epoch in the tables plus the
+        # number of recorded incarnations.
         incarnations = self._documents.incarnations()
         written = [int(match[1]) for text in self._authors() for match in re.finditer(r'"epoch": ?(\d+)', text)]
         epoch = max(written, default=0) + len(incarnations)
@@ -148,16 +148,16 @@ class Restored:
                 try:
                     yield from log.actions(version)
                 except ValueError:
-                    # A damaged commit; the others say enough.
+                    # A damaged commit; the other commits suffice.
                     continue
 
     def checkpoint(self) -> tuple[CheckpointRef | None, str]:
-        """Restore which checkpoint is in force, by the newest driver's word.
+        """Restore the reference to the checkpoint in force, from the newest driver's heartbeat.
 
         Raises
         ------
         StreamwardenError
-            ``REPAIR_IMPOSSIBLE`` where that may have changed since, or the tables may not be in place.
+            ``REPAIR_IMPOSSIBLE`` if the checkpoint may have changed since, or tables may still have to be put back.
         """
         folders = self._workspace.files.folders(f"checkpoints/{self._job}")
         if not folders and not self._beats:
@@ -178,7 +178,7 @@ class Restored:
         reader = CheckpointReader(self._storage, path)
         last = reader.last_commit()
         base = was.base_batch if was is not None else None
-        # Its first batch came after the tables were put back.
+        # The first batch of a generation comes after its tables are put back.
         begun = generation == 1 or application_id(self._job, generation) in written
         begun |= was is not None and last is not None and last > (-1 if base is None else base)
         if not begun and was is None:
@@ -193,7 +193,7 @@ class Restored:
             reason="repaired",
             savepoint=was.savepoint if was is not None else None,
             base_batch=base,
-            # One more: the newest operation may have used up a number that left no trace.
+            # Plus 1: the newest operation may have used a number without a trace.
             highest=max(seen) + 1,
             partitions=int(partitions) if partitions is not None else None,
             outputs=was.outputs if was is not None and not begun else [],
@@ -204,7 +204,7 @@ class Restored:
         return self._storage.list(f"{self._documents.base}/totals")
 
     def _generation(self) -> int:
-        """Return the generation in force: that of the newest driver, where no operation has changed it since."""
+        """Return the generation in force: the newest driver's generation, if no operation has changed it since."""
         newest = self._operations[0] if self._operations else None
         if newest is not None and newest.state == "running":
             raise self._impossible(f"{newest.kind} {newest.id} is half way, and may have put another in force")

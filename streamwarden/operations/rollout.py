@@ -1,4 +1,4 @@
-"""Carrying out a changed YAML on a running job, and going back to what ran before if it does not become healthy."""
+"""Roll out a changed YAML on a running job, and roll back to the old spec if the job does not become healthy."""
 
 from __future__ import annotations
 
@@ -39,34 +39,32 @@ def rollout(
     health_timeout: float = 300,
     report: Report | None = None,
 ) -> Operation:
-    """Let a running job run as its YAML says now, or as before if it can't.
+    """Run a running job as its YAML says now, or roll back to the old spec.
 
-    The driver stops between batches; where what changed may change results or state, a pre-rollout savepoint is taken
-    then; the new spec is put in force, a driver starts on the same checkpoint, and its health is waited for: a batch
-    commits, or the source has nothing new. If that does not come, the spec of before is put in force again; where the
-    new one has begun batches under changed results or state, together with the savepoint, so that nothing of them
-    stays. A rollout whose process died goes on when it is called again with the same plan; a supervisor starts
-    whichever spec is in force meanwhile.
+    The driver stops between batches. If a change may affect results or state, a pre-rollout savepoint is taken. The new
+    spec is put in force, and a driver starts on the same checkpoint. The job is healthy if a batch commits, or the
+    source has nothing new. If it is not healthy, the old spec is put in force again. If the new spec has begun batches
+    with changed results or state, the savepoint is restored too, so that nothing of these batches stays. If the process
+    of a rollout died, a call with the same plan resumes it; meanwhile a supervisor starts the spec in force.
 
-    Does not judge the plan: a refused one must not come here. Does not wait for the health of the driver that it goes
-    back to.
+    Does not judge the plan: callers must not pass a refused plan. Does not wait for health after a rollback.
 
     Parameters
     ----------
     planned
-        What changes.
+        The changes.
     by, reason
-        Who and why.
+        Actor and reason.
     stop_timeout, health_timeout
         Seconds.
     report
-        Told how far it is.
+        Called with the progress.
 
     Raises
     ------
     StreamwardenError
-        ``OPERATION_RUNNING``. Before the new spec was in force, with the old one going on: ``STOP_TIMED_OUT``,
-        ``ROLLOUT_REFUSED``, ``SAVEPOINT_…``, ``CHECKPOINT_DAMAGED``. After going back: ``ROLLOUT_UNHEALTHY``.
+        ``OPERATION_RUNNING``. Before the new spec is in force, with the old spec still running: ``STOP_TIMED_OUT``,
+        ``ROLLOUT_REFUSED``, ``SAVEPOINT_…``, ``CHECKPOINT_DAMAGED``. After a rollback: ``ROLLOUT_UNHEALTHY``.
     """
     params = _params(planned.wanted, reason)
     with begin(workspace, planned.job, "rollout", by=by, params=params) as handle:
@@ -76,26 +74,26 @@ def rollout(
 
 
 def interrupted_rollout(workspace: Workspace, job: str) -> Operation | None:
-    """Return the rollout of a job that was interrupted, and that nobody works on; None if there is none."""
+    """Return a job's interrupted rollout that no process performs; None without such a rollout."""
     found = JobDocuments(workspace.storage, job).operation.read()
     left = found is not None and found.kind == "rollout" and found.state == "running"
     return found if left and active_operation(workspace, job) is None else None
 
 
 def is_same_rollout(found: Operation, wanted: JobSpec, *, by: str, reason: str) -> bool:
-    """Tell whether a call of :func:`rollout` would go on with an operation."""
+    """Return whether a call of :func:`rollout` would resume an operation."""
     return (found.kind, found.by, found.params) == ("rollout", by, _params(wanted, reason))
 
 
 def settle(workspace: Workspace, left: Operation, *, health_timeout: float = 300, report: Report | None = None) -> None:
-    """Bring an interrupted rollout to its end in the name of who began it: to health, or back.
+    """Complete an interrupted rollout under its original actor: to a healthy job, or to a rollback.
 
-    One whose new spec is not in force yet is given up, and nothing started: the job is as it was, or stopped.
+    If its new spec is not in force yet, the rollout is abandoned without a start: the job is as it was, or stopped.
 
     Raises
     ------
     StreamwardenError
-        ``OPERATION_RUNNING``. Not if it goes back: that is on record.
+        ``OPERATION_RUNNING``. Does not raise after a rollback, which is only recorded.
     """
     with begin(workspace, left.job, "rollout", by=left.by, params=left.params) as handle:
         work = _Rollout(workspace, handle, 0, health_timeout, report)
@@ -118,7 +116,7 @@ def _params(wanted: JobSpec, reason: str) -> dict[str, Any]:
 
 class _Rollout(JobOperation):
     def run(self, planned: RolloutPlan | None) -> Operation:
-        """Do it, or go on where another process was killed; without a plan only the latter."""
+        """Perform the rollout, or resume it after another process was killed; without a plan only resume it."""
         failure = self._plan.get("failure")
         if failure is not None:
             self._roll_back(ErrorInfo.model_validate(failure).to_exception())
@@ -149,7 +147,7 @@ class _Rollout(JobOperation):
 
     @property
     def in_force(self) -> bool:
-        """Whether the new spec is in force, or was, and the way back is not at its end."""
+        """Whether the new spec is in force, or was in force and its rollback is unfinished."""
         return self._switched() or bool(self._plan.get("failure"))
 
     def _switched(self) -> bool:
@@ -160,8 +158,8 @@ class _Rollout(JobOperation):
         with self.handle.step("precheck") as step:
             seen = observe(self._workspace, self._job)
             assert seen.desired is not None
-            # What it takes to go back, kept before there is anything to go back from. What is wanted before counts at
-            # this moment: who stopped the job since a killed try wants it down if this one fails.
+            # Records all values for a rollback, before any change. The desired state is read now: a job that was
+            # stopped since a killed try must stay down if this try fails.
             self.handle.plan(
                 before=seen.desired.model_dump(mode="json"),
                 effect=planned.effect.value,
@@ -175,7 +173,7 @@ class _Rollout(JobOperation):
             self._stop_driver(step)
 
     def _check_again(self, planned: RolloutPlan) -> None:
-        """Refuse what became impossible since it was planned: the driver may have begun its very first batch."""
+        """Refuse changes that became impossible since the plan: the driver may have begun its very first batch."""
         before = self._before.spec
         facts = checkpoint_facts(self._workspace, self._job, before)
         replace(planned, changes=changes_between(before, planned.wanted, facts)).refuse()
@@ -183,7 +181,7 @@ class _Rollout(JobOperation):
     def _save(self) -> None:
         if Effect(self._plan["effect"]) is not Effect.SAVEPOINT:
             return
-        # Of the stopped job: exactly what the old spec has made, so that going back loses none of it.
+        # Taken of the stopped job: it has exactly the old spec's work, so that a rollback loses none of it.
         with self.handle.step("pre-rollout savepoint") as step:
             try:
                 made = self._take_and_hold(Origin.PRE_ROLLOUT)
@@ -191,7 +189,7 @@ class _Rollout(JobOperation):
                 reference = self._documents.checkpoint.read()
                 committed = self._reader(reference).last_commit() if reference else None
                 if error.code != "SAVEPOINT_NOTHING" or committed is not None:
-                    # Of a clone that never started: without a savepoint there would be no way back to its state.
+                    # A clone that never started: without a savepoint, a rollback to its state would be impossible.
                     raise
                 self.handle.plan(savepoint=None)
                 step.detail = "none: no batch is committed yet"
@@ -221,11 +219,11 @@ class _Rollout(JobOperation):
             step.detail = f"after batch {base}" if base is not None else "before the first batch"
 
     def _go_on(self, error: Exception) -> None:
-        """Start the job as it was, after what failed before the switch."""
+        """Start the job as it was, after a failure before the switch."""
         if is_anothers(error):
-            # Somebody else performs it now.
+            # Another process performs the operation now.
             return
-        # What goes wrong from here on must not hide why it failed. The start comes first: a supervisor may be away.
+        # Failures from here on must not hide the original failure. The start comes first: a supervisor may be down.
         with self._noted("is not started again"):
             if self._before.state == "running" and not self._switched():
                 reason = "its rollout failed before the switch"
@@ -238,7 +236,7 @@ class _Rollout(JobOperation):
             with self.handle.step("start") as step:
                 seen = observe(self._workspace, self._job)
                 if seen.phase.alive:
-                    # A supervisor's, of the spec that is in force: the old one's driver had ended before the switch.
+                    # A supervisor started it with the spec in force: the old driver had ended before the switch.
                     step.detail = f"{seen.incarnation} runs already"
                 else:
                     step.detail = driver_control.start(
@@ -263,14 +261,14 @@ class _Rollout(JobOperation):
         return self.handle.end("done")
 
     def _roll_back(self, error: StreamwardenError) -> NoReturn:
-        """Put what ran before in force again, and raise.
+        """Restore the old spec, and its state if needed, and raise.
 
         Raises
         ------
         StreamwardenError
             ``ROLLOUT_UNHEALTHY``, always.
         """
-        # First of all on record: whoever goes on after a crash must go on back, and not try the new spec again.
+        # Recorded first: after a crash, the next try must continue the rollback, and not try the new spec again.
         self.handle.plan(failure=ErrorInfo.of(error).model_dump(mode="json"))
         with self.handle.step("roll back") as step:
             before = self._before
@@ -278,12 +276,12 @@ class _Rollout(JobOperation):
                 driver_control.end_driver(
                     self._workspace, self._job, by=self._by, reason=f"rollout failed: {error.code}"
                 )
-                # The checkpoint before the spec: the new spec on the old state is what was tried; the old spec on state
-                # that the new one has changed was never meant to be.
+                # The checkpoint comes before the spec. The new spec on the old state is what the rollout tried; the old
+                # spec must never run on state that the new spec has changed.
                 self.handle.plan(way=self._put_state_back())
                 note = f"its rollout failed: {error.code}"
                 found = self._documents.desired.read()
-                # A person may have stopped it since.
+                # A person may have stopped the job since.
                 state = "suspended" if found is not None and found.state == "suspended" else before.state
                 put_back = before.model_copy(
                     update={"state": state, "updated_at": utc_now(), "note": note, "went_back": True}
@@ -298,26 +296,26 @@ class _Rollout(JobOperation):
         self.handle.end("rolled back", error)
         what = f"{self._job}: {error.code}: {error.what}\n  Back to the spec of before: {way}"
         if self._plan.get("edited"):
-            # The spec names it, and does not hold it.
+            # The spec only names the module, and does not contain its code.
             what += f"\n  Its module {self._before.spec.module} is still as it was edited: bring back the one of before"
         raise StreamwardenError("ROLLOUT_UNHEALTHY", what) from error
 
     def _put_state_back(self) -> str:
-        """Make the checkpoint fit for the old spec, if the new one has changed it; return how, in words.
+        """Make the checkpoint fit for the old spec, if the new spec has changed it; return a description.
 
-        Can be repeated: what was put in force by a killed try counts as the checkpoint that the new spec ran on.
+        Can be repeated: a checkpoint that a killed try put in force counts as the checkpoint of the new spec.
         """
         reference = self._documents.checkpoint.read()
         base: int | None = self._plan["base"]
         if reference is None:
             return "no batch was ever begun"
         reader = self._reader(reference)
-        # Nor has it where tables are still to be put in place, which comes before the first batch: one that was begun
-        # is the old spec's then.
+        # Pending table restores also mean that the new spec has begun no batch: tables are put back before the first
+        # batch. An open batch then belongs to the old spec.
         if reader.last_offset() == base or reference.outputs:
             return f"the new spec began no batch, the old one goes on after {_batch(base)}"
-        # Before the first batch source and state may change without a savepoint: what the new spec has made of them is
-        # not for the old one.
+        # Before the first batch, source and state may change without a savepoint: then the old spec must not use what
+        # the new spec made of them.
         if base is not None and Effect(self._plan["effect"]) is not Effect.SAVEPOINT:
             return f"what changed has no part in results, the old spec goes on after {_batch(reader.last_commit())}"
         desired = self._documents.desired.read()
@@ -330,7 +328,7 @@ class _Rollout(JobOperation):
             base=base,
         )
         if stuck:
-            # Put back, these tables would break their readers; left, they would have replayed rows twice.
+            # If these tables were put back, their readers would break; if left, replayed rows would be twice in them.
             return (
                 f"{', '.join(stuck)} can't be put back under readers, so the batches after {_batch(base)} stay as the"
                 f" new spec made them, and the old one goes on after {_batch(reader.last_commit())}"

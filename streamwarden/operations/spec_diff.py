@@ -1,4 +1,4 @@
-"""What a changed YAML means for a job: each changed field with its effect, before anything is touched."""
+"""Compare a changed YAML with the deployed job: each changed field with its effect, before any change is made."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Effect(StrEnum):
-    """What a change asks for, from the weakest to the strongest."""
+    """What a change requires, from the weakest to the strongest."""
 
     NONE = "none"
     LIVE = "live"
@@ -45,12 +45,12 @@ class Effect(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Its place in that order."""
+        """The effect's position in that order."""
         return list(Effect).index(self)
 
 
 def strongest(effects: Iterable[Effect]) -> Effect:
-    """Return the strongest of some effects, or none."""
+    """Return the strongest effect; NONE without effects."""
     return max(effects, key=lambda effect: effect.rank, default=Effect.NONE)
 
 
@@ -59,7 +59,7 @@ _SUPERVISOR = "read by supervisors, at each look"
 _TABLE = "which rows the table gets, or how"
 _UNREAD = "the job has no checkpoint yet that would fix it"
 
-# Dotted fields; sinks without the table's name. Each leaf of the spec is here, or below one of _WHOLE: a test walks it.
+# Dotted fields; sinks without the table's name. A test checks that each leaf of the spec is here or below _WHOLE.
 _RULES: dict[str, tuple[Effect, str]] = {
     "name": (Effect.REFUSED, "a job of another name is another job"),
     "description": (Effect.LIVE, "read by people only"),
@@ -107,7 +107,7 @@ _RULES: dict[str, tuple[Effect, str]] = {
 }
 
 _WHOLE = frozenset({"restarts", "savepoints", "health", "advisor", "spark", "options"})
-"""Fields whose parts, also those to come, are all of one class."""
+"""Fields whose parts, including future parts, all have the same effect."""
 
 _SQL = (Effect.SAVEPOINT, "settings of Spark SQL may change rows or the format of state")
 
@@ -116,20 +116,20 @@ _ELSEWHERE = "Set it back, or make another job of it: one of another name begins
 
 @dataclass(frozen=True)
 class Change:
-    """One difference between what is deployed and what the YAML says.
+    """A difference between the deployed spec and the YAML.
 
     Parameters
     ----------
     field
-        Dotted, as in the YAML; a sink's by its table. What is no field of it has its own name: ``module VERSION``.
+        The dotted field, as in the YAML; a sink's field by its table. Other differences: such as ``module VERSION``.
     before, after
-        As plain JSON values; None where there is none.
+        Plain JSON values; None if absent.
     effect
-        What it asks for.
+        What the change requires.
     why
         The reason, in half a sentence.
     remedy
-        For a refused one: what to do instead.
+        For a refused change: the alternative.
     """
 
     field: str
@@ -142,20 +142,20 @@ class Change:
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """What a deploy would do now.
+    """The plan of a deploy.
 
     Parameters
     ----------
     job
         The job.
     deployed
-        The spec that runs, or, of a job that is down, that it would be restarted with; None if it was never deployed.
+        The running spec; for a job that is down, the spec of its next restart; None if it was never deployed.
     wanted
         The spec of the YAML with the profile's overrides.
     changes
-        What differs.
+        The differences.
     running
-        Whether a driver runs. Only then there is something to stop, and something to go back to.
+        Whether a driver runs. Only then there is a driver to stop, and a state to roll back to.
     """
 
     job: str
@@ -176,7 +176,7 @@ class RolloutPlan:
 
     @property
     def has_columns(self) -> bool:
-        """Whether a table gets columns that the module has newly got."""
+        """Whether a table gets new columns of the module."""
         return any(change.field.startswith("sinks.") and ".columns." in change.field for change in self.changes)
 
     def refuse(self) -> None:
@@ -195,16 +195,16 @@ class RolloutPlan:
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """What a job's checkpoint was written by; see :class:`~streamwarden.savepoints.compatibility.Written`.
+    """The writer of a job's checkpoint; see :class:`~streamwarden.savepoints.compatibility.Written`.
 
     Parameters
     ----------
     spec
-        The spec that it was written under.
+        The spec of the writer.
     versions
-        Of spark and of the job's module.
+        The versions of spark and of the job's module.
     settings
-        Spark settings that it fixes.
+        Spark settings that the checkpoint fixes.
     partitions
         State partitions; None for a stateless job.
     """
@@ -216,10 +216,10 @@ class CheckpointFacts:
 
 
 def plan(workspace: Workspace, job: str) -> RolloutPlan:
-    """Compare what is deployed of a job with what its YAML says, and its tables with its module. Writes nothing.
+    """Compare a job's deployed spec with its YAML, and its tables with its module. Writes nothing.
 
-    Does not look into the module's code: of that only its VERSION and OUTPUTS are compared. Nor does it know of
-    settings that are the profile's own, such as its ``spark``.
+    Does not compare the module's code, except for its VERSION and OUTPUTS. Does not compare settings of the profile
+    itself, such as its ``spark``.
 
     Raises
     ------
@@ -236,7 +236,7 @@ def plan(workspace: Workspace, job: str) -> RolloutPlan:
         base = seen.desired.spec
         unknown = (Change("driver", seen.incarnation, None, Effect.RESTART, "what it was launched with is not known"),)
     found = changes_between(base, wanted, checkpoint_facts(workspace, job, base))
-    # What a driver reads is compared with what it runs with; what supervisors read, with what they read now.
+    # Fields that a driver reads are compared with its running spec; fields for supervisors, with the desired spec.
     driver = [one for one in found if one.effect is not Effect.LIVE]
     live = [one for one in _differences(seen.desired.spec, wanted) if one.effect is Effect.LIVE]
     found = _with_tables(workspace, (*unknown, *driver, *live), wanted, released=seen.desired.went_back)
@@ -244,21 +244,21 @@ def plan(workspace: Workspace, job: str) -> RolloutPlan:
 
 
 def changed_fields(deployed: JobSpec, wanted: JobSpec) -> list[str]:
-    """Return the fields that differ, dotted. Judges nothing, and reads no checkpoint: made to be called often."""
+    """Return the dotted fields that differ. Fast enough to be called often: does not judge, and reads no checkpoint."""
     return [change.field for change in _differences(deployed, wanted)]
 
 
 def changes_between(base: JobSpec, wanted: JobSpec, written: Written | None) -> tuple[Change, ...]:
-    """Return what differs between two specs, and what of the second contradicts the checkpoint.
+    """Return the differences between two specs, and the contradictions between the second spec and the checkpoint.
 
     Parameters
     ----------
     base
-        The spec that runs, or ran last.
+        The running spec, or the last one that ran.
     wanted
-        The spec that shall run.
+        The spec to run.
     written
-        What the checkpoint was written by; None while there is none.
+        The writer of the checkpoint; None without a checkpoint.
     """
     found = {change.field: change for change in _differences(base, wanted)}
     if written is not None:
@@ -268,19 +268,19 @@ def changes_between(base: JobSpec, wanted: JobSpec, written: Written | None) -> 
 
 
 def effect_of(rule: str, name: str = "") -> tuple[Effect, str]:
-    """Return the effect of changing a field of the spec, where no checkpoint stands against it, and why.
+    """Return the effect of a changed field, if it does not contradict the checkpoint, and the reason.
 
     Parameters
     ----------
     rule
-        The field, dotted, a sink's without its table.
+        The dotted field; a sink's field without its table.
     name
         For ``spark``: the setting.
 
     Raises
     ------
     KeyError
-        If the field has no class: a mistake of the program, which a test finds.
+        If the field has no effect: a program error, which a test finds.
     """
     if rule == "spark" and name.startswith("spark.sql."):
         return _SQL
@@ -289,12 +289,12 @@ def effect_of(rule: str, name: str = "") -> tuple[Effect, str]:
 
 
 def checkpoint_facts(workspace: Workspace, job: str, spec: JobSpec) -> CheckpointFacts | None:
-    """Return what a job's checkpoint was written by, or None where no batch was begun on it.
+    """Return the writer of a job's checkpoint, or None if no batch was begun on it.
 
     Parameters
     ----------
     spec
-        The spec that it was written under, as far as that is known.
+        The spec of the writer, as far as it is known.
     """
     documents = JobDocuments(workspace.storage, job)
     reference = documents.checkpoint.read()
@@ -317,7 +317,7 @@ def checkpoint_facts(workspace: Workspace, job: str, spec: JobSpec) -> Checkpoin
 def _with_tables(
     workspace: Workspace, found: tuple[Change, ...], wanted: JobSpec, *, released: bool
 ) -> tuple[Change, ...]:
-    """Return changes with what the tables that are there add, or have against them."""
+    """Return the changes, with additions and refusals because of existing tables."""
     tables = existing_tables(workspace, wanted)
     changes = {change.field: change for change in found}
     for sink in wanted.sinks:
@@ -340,11 +340,11 @@ def _with_tables(
 
 
 def _running_spec(seen: Observation, desired: Desired) -> JobSpec | None:
-    """Return the spec that the living driver runs, or None where nobody knows it any more."""
+    """Return the spec that the living driver runs, or None if it is no longer known."""
     launch, heartbeat = seen.launch, seen.heartbeat
     if launch is None:
         return None
-    # The driver's own word first: it reads the desired document a moment after its launch.
+    # The heartbeat's digest takes precedence: the driver reads the desired document a moment after its launch.
     runs = heartbeat.digest if heartbeat is not None and heartbeat.digest else launch.digest
     if runs == desired.digest:
         return desired.spec
@@ -365,7 +365,7 @@ def _differences(base: JobSpec, wanted: JobSpec) -> list[Change]:
 
 
 def _without_parts(found: list[Change]) -> list[Change]:
-    """Leave out the fields of a sink that came or went as a whole."""
+    """Omit the fields of a sink that was added or removed as a whole."""
     whole = {change.field for change in found if change.field.count(".") == 1 and change.field.startswith("sinks.")}
     return [one for one in found if one.field in whole or one.field.rpartition(".")[0] not in whole]
 
@@ -378,7 +378,7 @@ def _flat(spec: JobSpec) -> dict[str, tuple[str, Any]]:
 
     def walk(path: Sequence[str], value: Any) -> None:
         name = ".".join(path)
-        # An option's or a setting's value is one thing, whatever it holds.
+        # The value of an option or a setting is compared as a whole, even if it is a dict.
         if isinstance(value, dict) and not (len(path) > 1 and path[0] in ("options", "spark")):
             for key, held in value.items():
                 walk([*path, key], held)
@@ -397,7 +397,7 @@ def _flat(spec: JobSpec) -> dict[str, tuple[str, Any]]:
 
 
 def _misfit(error: StreamwardenError, found: Mapping[str, Change], written: Written, wanted: JobSpec) -> list[Change]:
-    """Return a contradiction with the checkpoint as changes of the fields that it is about."""
+    """Return a contradiction with the checkpoint as changes of the fields concerned."""
     if error.code == "RESTORE_PARTITIONS":
         remedy = (
             f"Set state.partitions back to {written.partitions}, or rescale: `streamwarden rescale {wanted.name}"

@@ -1,6 +1,6 @@
-"""A repartitioned copy of a job's checkpoint: made from a savepoint, proved to be the same state, kept up with the job.
+"""A repartitioned copy of a job's checkpoint: made from a savepoint, proved to have the same state, following the job.
 
-Spark's part is done by a driver that stands by (:mod:`streamwarden.runtime.spare`).
+A standby driver does Spark's part (:mod:`streamwarden.runtime.spare`).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from streamwarden.supervision.observe import Phase, observe
 __all__ = ["StateCopy", "differing", "follow"]
 
 _FOLLOW_S = 900.0
-"""How long a copy may take to catch up with the job. A quarter of an hour; then the job is stopped first."""
+"""How long a copy may take to catch up with the job. 15 minutes; after that, the job is stopped first."""
 
 _TRIED = 10
-"""Batches replayed after which the copy must be nearer than before them. 10: the job is not away meanwhile, and with 6
-the noise of a busy machine has ended what was gaining by one batch in four."""
+"""After this many replayed batches, the copy must be closer than before them. 10: the job has no downtime meanwhile.
+With 6, the noise of a busy machine has ended a copy that gained one batch in four."""
 
 _OUTRUN = 3
-"""Batches replayed in which the job may not commit twice as many: its copy will not come nearer."""
+"""If the job commits twice as many batches while this many are replayed, the copy will not come closer."""
 
 _WORK_S = 3600.0
-"""How long Spark may take to repartition, or to digest. An hour: ten million keys take some minutes."""
+"""How long Spark may take to repartition or to digest. An hour: ten million keys take some minutes."""
 
 _PROGRESS_S = 2.0
-"""How long the report of a batch is waited for once it is committed: it is written within milliseconds, as a rule."""
+"""How long to wait for the report of a committed batch: it is written within milliseconds, as a rule."""
 
 
 class _Follows(Protocol):
@@ -52,22 +52,22 @@ class _Follows(Protocol):
 
 
 def follow(copy: _Follows, replay: Callable[[], float], *, again: float) -> bool:
-    """Replay until a copy stands where its job stands, or gets no nearer.
+    """Replay batches until a copy has caught up with its job, or comes no closer.
 
     Parameters
     ----------
     copy
-        Tells how many batches it is behind, and whether it can't follow any more.
+        Returns how many batches it is behind, and whether it can no longer follow.
     replay
-        Replays the next one; returns what it took, seconds.
+        Replays the next batch; returns the duration in seconds.
     again
-        What it takes to repartition the state once more, seconds.
+        Seconds to repartition the state once more.
 
     Returns
     -------
     bool
-        Whether what is left then is replayed sooner than the state repartitioned again: one of them comes after the
-        job's stop.
+        Whether replaying the rest is faster than repartitioning the state again. After the job's stop, one of the two
+        is needed.
     """
     deadline = time.monotonic() + _FOLLOW_S
     behind: list[int] = []
@@ -78,7 +78,7 @@ def follow(copy: _Follows, replay: Callable[[], float], *, again: float) -> bool
         outrun = len(behind) >= _OUTRUN and now - behind[-_OUTRUN] >= _OUTRUN
         gaining = len(behind) < _TRIED or now < behind[-_TRIED]
         if outrun or not gaining or time.monotonic() >= deadline:
-            # With the batch in flight.
+            # Plus 1: the batch in flight.
             return (now + 1) * took <= again
         behind.append(now)
         took = replay()
@@ -86,37 +86,37 @@ def follow(copy: _Follows, replay: Callable[[], float], *, again: float) -> bool
 
 
 def differing(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Return the stores whose digests are not the same."""
+    """Return the stores whose digests differ."""
     return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
 
 
 class StateCopy:
-    """A copy of what a savepoint holds, in another number of partitions, under a generation of its own.
+    """A copy of a savepoint, with another number of partitions and its own generation.
 
     Parameters
     ----------
     workspace, job
-        Where, and whose.
+        The workspace, and the job's name.
     operation
-        The id of the operation that makes it.
+        The id of the operation that makes the copy.
     made
         The savepoint.
     was, partitions
         State partitions of the savepoint and of the copy.
     generation
-        Gives a generation that was never used.
+        Returns a generation that was never used.
     check
-        Raises if another process performs the operation by now.
+        Raises if another process has taken over the operation.
     spare
-        Whose Spark works on it.
+        The standby driver whose Spark works on the copy.
     step
         Begins a step of the operation.
     heed
-        Called while Spark works; raises if the operation is not to go on.
+        Called while Spark works; raises if the operation must not continue.
     say
-        Told of what is done.
+        Called with messages about the progress.
     report
-        Told how far the copying of files is.
+        Called with the progress of copying files.
     """
 
     def __init__(
@@ -148,34 +148,34 @@ class StateCopy:
         self._say = say
         self._report = report
         self.rows = 0
-        """Of the savepoint's state, as its digests count them."""
+        """Rows of the savepoint's state, as counted by its digests."""
         self._took_s = self._replay_s = 0.0
         self._make()
 
     @property
     def reference(self) -> CheckpointRef:
-        """What makes it the job's checkpoint: its folder, its generation, and the batch that it stands at."""
+        """The reference that makes the copy the job's checkpoint: its folder, generation and last batch."""
         return self._fresh.model_copy(update={"base_batch": self._last_commit()})
 
     @property
     def batch(self) -> int:
-        """The job's batch that it stands at."""
+        """The job's batch that the copy has reached."""
         return self._follower.batch
 
     @property
     def behind(self) -> int:
-        """How many batches the job has committed since."""
+        """How many batches the job has committed after that batch."""
         return self._follower.behind
 
     @property
     def outrun(self) -> bool:
-        """Whether the job has removed from its log already what comes next."""
+        """Whether the job has already removed the next batch from its log."""
         return self._follower.outrun
 
     def proof(self) -> dict[str, StateAt] | None:
-        """Return the states that must be the same: of the job and of its copy, which has come there by replaying.
+        """Return the states that must be equal: the job's, and the copy's, which it reached by replaying.
 
-        None if it has replayed nothing: then its digests have said it.
+        None if the copy has replayed nothing: its digests have proved it already.
         """
         batch = self.batch
         if batch == self._made.batch:
@@ -188,11 +188,11 @@ class StateCopy:
         }
 
     def follow(self) -> bool:
-        """Keep up with the job, which runs on. Return whether it pays: see :func:`follow`."""
+        """Follow the running job. Return whether following pays: see :func:`follow`."""
         return follow(self, self._replay, again=self._took_s)
 
     def follow_to_end(self, interval: float) -> bool:
-        """Replay what the job, whose query has ended, has committed since.
+        """Replay the remaining batches of the job, whose query has ended.
 
         Parameters
         ----------
@@ -202,8 +202,7 @@ class StateCopy:
         Returns
         -------
         bool
-            Whether the query that did the last of it is the one that will be the job's: it holds its batches until
-            the driver runs.
+            Whether the last replay was done by the job's future query, which holds its batches until the driver runs.
         """
         while self.behind > 1:
             self._replay()
@@ -266,7 +265,7 @@ class StateCopy:
         return self._spare.digests(self._fresh.path, batch, partitions, timeout=_WORK_S, say=self._heed)
 
     def _compare_rows(self, digests: dict[str, str]) -> None:
-        """Compare with what the query itself last said, for operators whose state is one table."""
+        """Compare with the query's last reported row counts, for operators whose state is a single table."""
         for operator in self._made.operators:
             counted = [_count(one) for name, one in digests.items() if name.split("/")[0] == str(operator.id)]
             if len(counted) == 1 and operator.rows is not None and counted != [operator.rows]:
@@ -278,7 +277,7 @@ class StateCopy:
         for operator in self._made.operators:
             key = f"{self._fresh.path}/state/{operator.id}/_metadata/metadata"
             with suppress(FileNotFoundError):
-                # Those of version 2, a file a change, Spark writes itself.
+                # Spark itself writes metadata of version 2, with a file for each change.
                 files.write(key, repartitioned(files.read(key), self._partitions))
 
     def _last_commit(self) -> int | None:
@@ -303,7 +302,7 @@ class StateCopy:
         self._say(f"batch {batch} replayed, {self.behind} behind")
 
     def _progress(self, batch: int) -> BatchProgress | None:
-        """Return what the job has said of a batch, which it says a moment after the commit; None if nothing."""
+        """Return the job's report of a batch, which it writes a moment after the commit; None without a report."""
         deadline = time.monotonic() + _PROGRESS_S
         while True:
             seen = observe(self._workspace, self._job)

@@ -1,4 +1,4 @@
-"""What a job is doing, for people and for Prometheus."""
+"""The status of a job, for people and for Prometheus."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["job_status", "metrics_targets"]
 
 
 def job_status(workspace: Workspace, job: str) -> dict[str, Any]:
-    """Return what is known of a job, as plain JSON values."""
+    """Return the status of a job as plain JSON values."""
     documents = JobDocuments(workspace.storage, job)
     seen = observe(workspace, job)
     memory = documents.supervision.read() or Supervision()
@@ -60,10 +60,10 @@ def job_status(workspace: Workspace, job: str) -> dict[str, Any]:
 
 
 def metrics_targets(workspace: Workspace) -> dict[str, str]:
-    """Return by job where its driver's metrics are: of each that should run, the last known address.
+    """Return, by job, the address of its driver's metrics: for each job that must run, the last known address.
 
-    Also where the driver is down. If another job's has its port by now, port 0 stands in its place, on which nobody
-    answers either. Jobs whose drivers never had an address are left out.
+    Includes jobs whose driver is down. If another job's driver uses that port now, the port is 0, where no process
+    answers. Omits jobs whose drivers never had an address.
     """
     living: dict[str, str] = {}
     down: dict[str, str] = {}
@@ -73,7 +73,7 @@ def metrics_targets(workspace: Workspace) -> dict[str, str]:
         except StreamwardenError as error:
             if error.code != "DOCUMENT_INVALID":
                 raise
-            # Of a job whose documents are damaged nothing is known; the others are well.
+            # A job with damaged documents is skipped; the other jobs are unaffected.
             continue
         address = seen.heartbeat.metrics if seen.heartbeat else ""
         if seen.phase.alive and address:
@@ -90,11 +90,11 @@ def metrics_targets(workspace: Workspace) -> dict[str, str]:
 
 
 def _changed(workspace: Workspace, seen: Observation) -> list[str] | None:
-    """Return the fields that a deploy would change, by the YAML and by what a rescale decided; None: can't be said."""
+    """Return the fields that a deploy would change, from the YAML and from rescales; None if unknown."""
     if seen.desired is None:
         return None
     try:
         return changed_fields(seen.desired.spec, effective_spec(workspace, seen.job))
     except StreamwardenError:
-        # The file is gone, or wrong: `deploy` and `diff` say how.
+        # The file is missing or invalid: `deploy` and `diff` report the error.
         return None

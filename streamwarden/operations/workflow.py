@@ -1,4 +1,4 @@
-"""What restores, rollouts and rescales have in common: for whom they act, the stop, and the savepoint they take."""
+"""The base of restores, rollouts and rescales: ownership, errors, the stop, and the savepoint that they take."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ D = TypeVar("D", bound=Decided)
 
 
 def is_passing(error: BaseException | None) -> bool:
-    """Tell whether an error says nothing of the job: another process performs the operation, or the store is away."""
+    """Return whether an error is not the job's: another process performs the operation, or the store has an outage."""
     return is_anothers(error) or (isinstance(error, StreamwardenError) and error.code in OUTAGES)
 
 
 class Interrupted(Exception):
-    """Whoever performs an operation is ended from outside: it has not failed, and the next try goes on with it."""
+    """The process of an operation is ended from outside: the operation has not failed, and the next try resumes it."""
 
 
 def is_anothers(error: BaseException | None) -> bool:
-    """Tell whether an error says that another process performs the operation by now."""
+    """Return whether an error means that another process has taken over the operation."""
     return isinstance(error, StreamwardenError) and error.code == "OPERATION_INTERRUPTED"
 
 
 def named(error: Exception) -> StreamwardenError:
-    """Return an error of an operation as one of the catalogue: ``OPERATION_FAILED`` where it has no name of its own."""
+    """Return an error of an operation as a catalogued error: ``OPERATION_FAILED`` if it has no code of its own."""
     if isinstance(error, StreamwardenError):
         return error
     words = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
@@ -49,7 +49,7 @@ def named(error: Exception) -> StreamwardenError:
 
 
 def stopped_since(documents: JobDocuments) -> StreamwardenError | None:
-    """Return the error that says who has stopped a job since a killed try started it; None if nobody has."""
+    """Return the error that names who stopped a job since a killed try started it; None if it was not stopped."""
     desired = documents.desired.read()
     if desired is None or desired.state == "running":
         return None
@@ -57,16 +57,16 @@ def stopped_since(documents: JobDocuments) -> StreamwardenError | None:
 
 
 class JobOperation:
-    """An operation that stops a job and starts it otherwise.
+    """An operation that stops a job and starts it in another way.
 
     Parameters
     ----------
     workspace, handle
-        Where, and its record.
+        The workspace, and the operation's record.
     stop_timeout, health_timeout
         Seconds.
     report
-        Told how far it is.
+        Called with the progress.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class JobOperation:
 
     @contextmanager
     def failure_on_record(self) -> Iterator[None]:
-        """Let an operation that fails end as failed, if it has not ended by itself, and is not another process's now.
+        """Record a failed operation as failed, unless it has already ended or another process has taken it over.
 
         Raises
         ------
         StreamwardenError
-            What it failed of; ``OPERATION_FAILED`` for the system's own errors, and for any other.
+            The original error; ``OPERATION_FAILED`` for system errors and all other exceptions.
         """
         try:
             yield
@@ -101,7 +101,7 @@ class JobOperation:
             raise
         except Exception as error:
             failure = named(error)
-            # Half way it is gone on with by whoever repeats it, where repeating can help.
+            # If the error is retryable, an operation that is half way stays open: a repeated call resumes it.
             left = self._half_way and failure.retryable
             if self.handle.operation.state == "running" and not is_anothers(failure) and not left:
                 self.handle.end("failed", failure)
@@ -109,7 +109,7 @@ class JobOperation:
 
     @property
     def _half_way(self) -> bool:
-        """Whether something that it decides may be in force, by the plan alone: in an outage nothing else can tell."""
+        """Whether the operation may have changed the job, judged by its plan alone: an outage hides all else."""
         return self._plan.get("failure") is not None
 
     @property
@@ -129,12 +129,12 @@ class JobOperation:
         return str(self.handle.operation.params.get("reason") or "")
 
     def _decide(self, document: Document[D], value: D) -> None:
-        """Write what is to run from now on: over the version that was read before the operation was seen to be ours.
+        """Write a deciding document, with a compare-and-swap on the version that was read before the ownership check.
 
         Raises
         ------
         StreamwardenError
-            ``OPERATION_INTERRUPTED``, with nothing written: another process performs it now, and has decided itself.
+            ``OPERATION_INTERRUPTED``, with nothing written: another process has taken over, and decides itself.
         """
 
         def change(found: D | None) -> D:
@@ -144,9 +144,9 @@ class JobOperation:
         document.update(change)
 
     def _next_generation(self) -> int:
-        """Return a generation that was never used, and is used up with this: by no other try of an operation either.
+        """Reserve and return a generation that was never used, not even by another try of an operation.
 
-        A killed try's Spark may still write into its folder when the next one begins, and a paused one may wake.
+        The Spark of a killed try may still write into its folder when the next try begins, and a paused try may wake.
         """
 
         def use_up(found: CheckpointRef | None) -> CheckpointRef:
@@ -170,14 +170,14 @@ class JobOperation:
 
     @contextmanager
     def _noted(self, what: str) -> Iterator[None]:
-        """Log what fails, and go on: it must not hide the error that is being handled."""
+        """Log a failure and continue: the failure must not hide the error that is being handled."""
         try:
             yield
         except (OSError, StreamwardenError) as error:
             _log.warning("%s, %s %s: %s: %s", self._job, self._kind, self.handle.id, what, error)
 
     def _start_again(self) -> str:
-        """Start what ran before, if a supervisor has not; return the incarnation."""
+        """Start the job again, if no supervisor has started it; return the incarnation."""
         seen = observe(self._workspace, self._job)
         if seen.phase.alive and seen.incarnation is not None:
             return seen.incarnation
@@ -188,8 +188,8 @@ class JobOperation:
         return take(self._workspace, self._job, origin=origin, by=self._by, note=note, report=self._report)
 
     def _take_and_hold(self, origin: Origin) -> Manifest:
-        """Take the savepoint that this starts from or goes back to, and keep it until :meth:`_release`."""
-        # A killed try's: a supervisor may have let the job go on since.
+        """Take the savepoint for the operation's start or rollback, and keep it in use until :meth:`_release`."""
+        # Releases a killed try's savepoint: a supervisor may have restarted the job since.
         self._release()
         made = self._take(origin)
         self.handle.plan(savepoint=made.id)

@@ -1,7 +1,7 @@
-"""By which words a known failure is recognised, in an error's text or in a log.
+"""Patterns that recognise a known failure in an error's text or in a log.
 
-Every pattern here stands for a failure that was provoked with Spark 4.2 and Delta 4.4, or for a sibling of its error
-condition in their own lists of conditions. What is not recognised is not guessed at.
+Every pattern matches a failure that was provoked with Spark 4.2 and Delta 4.4, or a sibling error condition from their
+lists of conditions. Does not guess at unknown failures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Recognised:
     code
         A key of the catalogue of errors.
     evidence
-        The line that it was recognised by, at most 600 characters.
+        The line that matched, at most 600 characters.
     """
 
     code: str
@@ -34,12 +34,12 @@ class Recognised:
 
 @dataclass(frozen=True)
 class Places:
-    """Where a job's files are: a missing file means one thing in its source and another in its outputs.
+    """The locations of a job's files: a missing file has one meaning in the source and another in the outputs.
 
     Parameters
     ----------
     source
-        The folder that the job reads, as Spark is given it.
+        The folder that the job reads, as passed to Spark.
     outputs
         The folders of its tables.
     """
@@ -52,7 +52,7 @@ class Places:
 class _Signature:
     code: str
     pattern: re.Pattern[str]
-    # A second thing that must be said, for a condition that stands for more than one failure; it is the evidence.
+    # A second pattern that must match, for a condition with several possible failures. Its match is the evidence.
     because: re.Pattern[str] | None = None
 
 
@@ -60,24 +60,24 @@ def _signature(code: str, pattern: str, because: str | None = None) -> _Signatur
     return _Signature(code, re.compile(pattern), re.compile(because) if because else None)
 
 
-# Not threads: those run out at a limit of the system, and more heap makes it worse.
+# Does not match a lack of threads: the system limits threads, and more heap makes the lack worse.
 _OUT_OF_MEMORY = (
     r"java\.lang\.OutOfMemoryError(?!: unable to create)"
     r"|_STORE_PROVIDER_OUT_OF_MEMORY\b"
 )
 
-# The first that fits counts. A store that refuses or a heap that is full shows up inside anything else, so they lead.
+# The first match counts. Refused store access and a full heap may appear in any other error, so they come first.
 _SIGNATURES = (
     _signature("S3_REFUSED", r"AccessDeniedException: s3a://|\(Service: S3, Status Code: 403\b"),
     _signature("OUT_OF_MEMORY", _OUT_OF_MEMORY),
     _signature("PYTHON_WORKER_DIED", r"Python worker exited unexpectedly"),
-    # Loading may fail because a store does not answer, too: only these causes mean that the file itself is no good.
+    # Loading may also fail because a store does not answer: only these causes mean that the file itself is damaged.
     _signature(
         "CHECKPOINT_DAMAGED",
         r"\[CANNOT_LOAD_STATE_STORE\.",
         r"does not exist|Stream is corrupted|Stream ended prematurely|ChecksumException|ZipException"
         r"|RocksDBException: .*[Cc]orrupt|CANNOT_READ_\w+|UNEXPECTED_FILE_SIZE|INVALID_CHANGE_LOG_READER_VERSION"
-        # Of a file of 0 bytes; without words of its own, which it has where a connection ends.
+        # Raised without a message for a file of 0 bytes, and with a message if a connection ends.
         r"|(?m:java\.io\.EOFException$)",
     ),
     _signature(
@@ -100,7 +100,7 @@ _SIGNATURES = (
     _signature("SOURCE_ROWS_CHANGED", r"\[(?:DELTA_SOURCE_TABLE_IGNORE_CHANGES|DELTA_SOURCE_IGNORE_DELETE)\]"),
     _signature(
         "SOURCE_REPLACED",
-        # The last one: offsets of a Delta table that a file source is to go on from.
+        # The last pattern: a file source that resumes from offsets of a Delta table.
         r"\[DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE\]|No usable value for logOffset",
     ),
     _signature(
@@ -108,10 +108,10 @@ _SIGNATURES = (
         r"\[(?:DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE|DELTA_MISSING_FILES_UNEXPECTED_VERSION"
         r"|DELTA_STREAMING_TRAILING_COMMIT_MISSING)\]",
     ),
-    # In the traceback of the Python worker in which the job opens landed files.
+    # From the traceback of the Python worker in which the job opens landed files.
     _signature("SOURCE_DATA_GONE", r"\bLandedFileGone: "),
     _signature(
-        # Spark's connector leaves the condition's name out.
+        # Spark's connector omits the condition's name.
         "SOURCE_DATA_GONE",
         r"Some data may have been lost because they are not available in Kafka any more",
         r"Reason: ",
@@ -119,7 +119,7 @@ _SIGNATURES = (
     _signature(
         "CONCURRENT_WRITER",
         r"\[(?:DELTA_CONCURRENT_(?:APPEND|DELETE_DELETE|DELETE_READ|TRANSACTION|WRITE)|DELTA_METADATA_CHANGED"
-        # The last one: of the checkpoint's logs, and not of a table's.
+        # The last condition concerns the checkpoint's logs, not a table's log.
         r"|DELTA_PROTOCOL_CHANGED|CONCURRENT_STREAM_LOG_UPDATE)[.\]]",
     ),
 )
@@ -128,8 +128,8 @@ _FILE_GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\].* reading file (.
 _LOG_GONE = re.compile(
     r"\[(?:DELTA_TRUNCATED_TRANSACTION_LOG|DELTA_VERSIONS_NOT_CONTIGUOUS|DELTA_LOG_FILE_NOT_FOUND)\]"
 )
-# What a JVM says when it ends by itself, and a driver when it can't write its end down; anything else in a log may be
-# an old story.
+# The messages of a JVM that ends by itself, and of a driver that cannot write its exit. Other log lines may be about an
+# earlier problem.
 _FATAL = (
     _signature("S3_REFUSED", r"its end could not be written down: \[S3_REFUSED\]"),
     _signature("OUT_OF_MEMORY", _OUT_OF_MEMORY),
@@ -139,14 +139,14 @@ _PREFIX = re.compile(r"^(?:: |Caused by: )+")
 
 
 def recognise(text: str, places: Places | None = None) -> Recognised | None:
-    """Name the failure that an error's text tells of, or return None.
+    """Return the known failure in an error's text, or None.
 
     Parameters
     ----------
     text
-        All of it, with the JVM's causes: the first line is often that of a wrapper.
+        The whole text, with the JVM's causes: the first line often belongs to a wrapper.
     places
-        Where the job's files are; without it a missing data file is not named.
+        The locations of the job's files; without them a missing data file is not recognised.
     """
     for signature in _SIGNATURES:
         found = _match(signature, text)
@@ -156,7 +156,7 @@ def recognise(text: str, places: Places | None = None) -> Recognised | None:
 
 
 def fatal_in_log(text: str) -> Recognised | None:
-    """Name what the end of a dead process's log says that it died of, or return None."""
+    """Return the cause of death of a process from the end of its log, or None."""
     for signature in _FATAL:
         found = _match(signature, text)
         if found is not None:
@@ -170,7 +170,7 @@ def _match(signature: _Signature, text: str) -> Recognised | None:
         return None
     if signature.because is None:
         return Recognised(signature.code, _line(text, match.start()))
-    # After the condition: what stood before may be of another error.
+    # Searches after the condition only: text before it may belong to another error.
     because = signature.because.search(text, match.start())
     return Recognised(signature.code, _line(text, because.start())) if because else None
 
@@ -196,7 +196,7 @@ def _within(path: str, folder: str) -> bool:
 
 
 def _plain(path: str) -> str:
-    """Leave out a local file's scheme, which Hadoop writes with one slash or three, and what Spark may have escaped."""
+    """Remove a local file's scheme, which Hadoop writes with one slash or three, and undo Spark's escapes."""
     return unquote(re.sub(r"\bfile:/+", "/", path))
 
 
@@ -204,5 +204,5 @@ def _line(text: str, at: int) -> str:
     begin = text.rfind("\n", 0, at) + 1
     end = text.find("\n", at)
     line = text[begin : end if end >= 0 else len(text)].strip()
-    # What follows names options of a query that somebody writes by hand; a job's YAML has none of them.
+    # The rest of the line names options of a hand-written query; a job's YAML has none of them.
     return _PREFIX.sub("", line).partition(" This is currently not supported. If ")[0][:_LENGTH]

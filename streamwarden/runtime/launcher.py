@@ -1,4 +1,4 @@
-"""Starting driver processes."""
+"""Start driver processes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ DRIVER_MODULE_ENV = "STREAMWARDEN_DRIVER_MODULE"
 
 
 def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: str) -> str:
-    """Start a driver process for a job, detached from this one, and return its incarnation.
+    """Start a driver process for a job, detached from this process, and return its incarnation.
 
-    Does not look whether another driver runs: the lease decides that, and the loser says so. Does not wait. Ends what
-    is left of one that was killed; see :func:`end_orphan`.
+    Does not check for another driver: the lease decides, and the loser exits with ``LEASE_HELD``. Does not wait. Kills
+    the remaining JVM of a driver that was killed; see :func:`end_orphan`.
 
     Parameters
     ----------
     workspace
-        Where it runs.
+        The workspace of the job.
     desired
         The desired state, whose spec the driver runs.
     by, reason
-        Who starts it and why; kept in its launch document.
+        Actor and reason of the start; written to the launch document.
     """
     incarnation = new_id()
     documents = JobDocuments(workspace.storage, desired.job)
@@ -42,7 +42,7 @@ def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: st
     launch = Launch(
         incarnation=incarnation, at=utc_now(), by=by, reason=reason, digest=desired.digest, spec=desired.spec
     )
-    # Written before the process is there: a driver that dies at once must not be one that never was.
+    # Written before the process starts: a driver that dies at once must have a record.
     documents.launch(incarnation).write(launch)
     with (logs / "console.log").open("ab") as console:
         process = driver_process(
@@ -53,10 +53,10 @@ def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: st
 
 
 def end_orphan(documents: JobDocuments) -> bool:
-    """Kill the JVM of a driver of this machine that is dead; return whether there was one.
+    """Kill the JVM of a dead driver on this machine; return whether there was a JVM.
 
-    As a rule it ends by itself, a moment after its driver. One that is frozen, or collects garbage all the time, does
-    not: its heap would stay beside its successor's, which waits for the lease until that has run out.
+    As a rule the JVM ends by itself, a moment after its driver. A JVM that is frozen, or collects garbage all the time,
+    does not. Its heap would stay beside its successor's heap, and the successor would wait until the lease expires.
     """
     lease = documents.lease.read()
     if lease is None or lease.jvm is None or is_alive(lease.process) is not False:
@@ -67,14 +67,14 @@ def end_orphan(documents: JobDocuments) -> bool:
 def driver_process(
     workspace: Workspace, job: str, incarnation: str, *options: str, **streams: Any
 ) -> subprocess.Popen[str]:
-    """Start a driver's process, and no more: nobody knows of it yet.
+    """Start a driver's process only; does not write any document.
 
     Parameters
     ----------
     options
         Further arguments.
     streams
-        Its three streams, as for Popen.
+        The three standard streams, as for Popen.
     """
     module = os.environ.get(DRIVER_MODULE_ENV) or "streamwarden.driver"
     command = [sys.executable, "-m", module, "--profile", workspace.profile.name]
@@ -83,7 +83,7 @@ def driver_process(
     return subprocess.Popen(
         command,
         text=True,
-        # A session of its own: it outlives the Airflow task, and no Ctrl-C or group signal reaches it.
+        # A session of its own: the driver outlives the Airflow task, and no Ctrl-C or group signal reaches it.
         start_new_session=True,
         cwd=workspace.config.parent,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},

@@ -17,10 +17,10 @@ __all__ = ["LeaseHolder", "lease_is_live"]
 
 
 def lease_is_live(lease: Lease) -> bool:
-    """Tell whether somebody may still act under a lease.
+    """Return whether a process may still act under a lease.
 
-    It is not once it was released, has run out, or belongs to a process of this machine that is dead: a killed
-    driver's successor needn't wait for the expiry.
+    A lease is not live after it was released or has expired, or if its process was on this machine and is dead. So the
+    successor of a killed driver does not wait for the expiry.
     """
     if lease.released or utc_now() >= lease.expires_at:
         return False
@@ -29,7 +29,7 @@ def lease_is_live(lease: Lease) -> bool:
 
 
 class LeaseHolder:
-    """Takes a job's lease and keeps it.
+    """Acquires and renews a job's lease.
 
     Thread-safe: a heartbeat thread renews, the batch thread checks.
 
@@ -38,11 +38,11 @@ class LeaseHolder:
     documents
         The job's documents.
     incarnation
-        Who takes it.
+        The incarnation that acquires the lease.
     process
-        The process that acts under it.
+        The process that acts under the lease.
     ttl
-        How long it lasts unrenewed. Clocks of machines that share a root must agree to well within this.
+        How long the lease lasts without renewal. Clocks of machines that share a root must agree to well within this.
     """
 
     def __init__(self, documents: JobDocuments, incarnation: str, process: ProcessRef, ttl: timedelta) -> None:
@@ -55,13 +55,12 @@ class LeaseHolder:
         self._good_until = 0.0
 
     def acquire(self, *, wait: timedelta = timedelta(0)) -> Lease:
-        """Take the lease.
+        """Acquire the lease.
 
         Parameters
         ----------
         wait
-            How long to wait for a lease that nobody renews to run out. One that is renewed meanwhile ends the
-            waiting: its holder lives.
+            How long to wait for the expiry of a lease that is not renewed. A renewal ends the wait: its holder lives.
 
         Raises
         ------
@@ -90,17 +89,17 @@ class LeaseHolder:
             time.sleep(0.2)
 
     def renew(self, *, jvm: ProcessRef | None = None) -> None:
-        """Prolong the lease; also the check that it is still held.
+        """Renew the lease, and check that it is still held.
 
         Parameters
         ----------
         jvm
-            If given, recorded as the JVM that acts under the lease too.
+            If given, recorded as the JVM that also acts under the lease.
 
         Raises
         ------
         StreamwardenError
-            ``LEASE_LOST`` if somebody else took it.
+            ``LEASE_LOST`` if another incarnation acquired it.
         """
         with self._lock:
             if self._held is None:
@@ -121,11 +120,11 @@ class LeaseHolder:
             self._good_until = asked + self._ttl.total_seconds()
 
     def seconds_left(self) -> float:
-        """Return how long the lease is certain to be held without another renewal, by this process's own clock."""
+        """Return for how many seconds the lease is certainly held without a renewal, by this process's own clock."""
         return self._good_until - time.monotonic()
 
     def release(self) -> None:
-        """Give it back, if it is held. The document stays, for its epoch."""
+        """Release the lease, if it is held. The document stays, because of its epoch."""
         with self._lock:
             if self._held is None:
                 return
@@ -137,14 +136,14 @@ class LeaseHolder:
                 return
 
     def _replace(self, lease: Lease, etag: str) -> str:
-        """Write over the version that was last known to be ours, or over a later one of ours."""
+        """Replace the last known version of our lease, or a later version that is also ours."""
         try:
             return self._documents.lease.replace(lease, etag)
         except Conflict:
             found = self._documents.lease.read_versioned()
             if found is None or (found[0].incarnation, found[0].epoch) != (lease.incarnation, lease.epoch):
                 raise
-            # A renewal that was done, but whose answer was lost with the connection: nobody else writes this epoch.
+            # An earlier renewal succeeded, but its answer was lost with the connection: only we write this epoch.
             return self._documents.lease.replace(lease, found[1])
 
     def _take(self, found: tuple[Lease, str] | None, asked: float) -> Lease:
@@ -161,6 +160,6 @@ class LeaseHolder:
         etag = document.replace(lease, found[1]) if found else document.create(lease)
         with self._lock:
             self._held = (lease, etag)
-            # Counted from before the write: the time that it took is not ours.
+            # Counted from before the write: the duration of the write does not extend the lease.
             self._good_until = asked + self._ttl.total_seconds()
         return lease

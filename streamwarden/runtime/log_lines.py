@@ -1,4 +1,4 @@
-"""A line of ``driver.log``, for a person: the log may be text or JSON, by ``logs.format`` of the profile."""
+"""Format lines of ``driver.log`` for people: the log is text or JSON, by ``logs.format`` of the profile."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["readable"]
 
 
 def readable(line: str) -> str:
-    """Return a line of ``driver.log`` as text; one that is no record in JSON, as it is.
+    """Return a line of ``driver.log`` as text; a line that is no JSON record is returned unchanged.
 
     Parameters
     ----------
     line
-        With or without its end; what is returned ends as it did.
+        With or without a line end; the result keeps the line end.
     """
     if not line.startswith("{"):
         return line
@@ -22,7 +22,7 @@ def readable(line: str) -> str:
         head = f"{record['time']} {record['level'].upper()} {record['job']} {record['incarnation']}"
         message = str(record["message"])
     except (ValueError, TypeError, KeyError, AttributeError):
-        # Of a program's own making, or cut off by a kill.
+        # The line comes from another program, or was cut off by a kill.
         return line
     if record.get("exception"):
         message += "\n" + str(record["exception"]).rstrip("\n")

@@ -1,4 +1,4 @@
-"""Operations of several steps: one at a time for each job, each step on record, and known to be dead when it is."""
+"""The lock and record of a job's operation: at most one runs, each step is recorded, and a dead one is detected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _STALE = timedelta(seconds=60)
-"""After which an operation of another machine that says nothing counts as dead. It speaks every 5 s."""
+"""After this time without a sign of life, an operation of another machine counts as dead. Its interval is 5 s."""
 
 _SPEAK_S = 5.0
 
@@ -39,15 +39,15 @@ D = TypeVar("D", bound=Decided)
 
 
 def active_operation(workspace: Workspace, job: str) -> Operation | None:
-    """Return the operation that works on a job now; None also where one was interrupted."""
+    """Return the operation that works on a job now; None also if an operation was interrupted."""
     found = JobDocuments(workspace.storage, job).operation.read()
     return found if found is not None and _lives(found) else None
 
 
 def operations_of(documents: JobDocuments) -> Iterator[Operation]:
-    """Return a job's operations, each once, newest first: the one that works on it or was the last, then those filed.
+    """Return a job's operations, each once, newest first: the current or last operation, then the archived operations.
 
-    One that has ended may not be filed yet.
+    An ended operation may not be archived yet.
     """
     current = documents.operation.read()
     if current is not None:
@@ -65,7 +65,7 @@ def interrupted_operation(workspace: Workspace, job: str, kind: str) -> Operatio
     Raises
     ------
     StreamwardenError
-        ``OPERATION_RUNNING`` if it is still worked on, ``OPERATION_NONE`` if there is none.
+        ``OPERATION_RUNNING`` if its process lives, ``OPERATION_NONE`` if no such operation was interrupted.
     """
     found = JobDocuments(workspace.storage, job).operation.read()
     if found is None or found.kind != kind or found.state != "running":
@@ -81,7 +81,7 @@ def refuse_if_busy(workspace: Workspace, job: str, *, but: str | None = None) ->
     Parameters
     ----------
     but
-        The operation that asks itself.
+        The id of the calling operation, which does not count.
 
     Raises
     ------
@@ -94,14 +94,14 @@ def refuse_if_busy(workspace: Workspace, job: str, *, but: str | None = None) ->
 
 
 def abandon(workspace: Workspace, job: str, *, by: str) -> Operation:
-    """End an operation whose process died, by hand: nobody goes on with it, and nothing is rolled back.
+    """End an operation whose process died, by hand. The operation is not resumed, and nothing is rolled back.
 
-    What its switch has written stays in force. The record is kept, as failed with ``OPERATION_ABANDONED``.
+    The changes of its switch stay in force. The record is kept, as failed with ``OPERATION_ABANDONED``.
 
     Raises
     ------
     StreamwardenError
-        ``OPERATION_NONE``, or ``OPERATION_RUNNING`` where the process that performs it lives.
+        ``OPERATION_NONE``, or ``OPERATION_RUNNING`` if the process of the operation lives.
     """
     documents = JobDocuments(workspace.storage, job)
 
@@ -117,28 +117,28 @@ def abandon(workspace: Workspace, job: str, *, by: str) -> Operation:
         return found.model_copy(update={"state": "failed", "ended_at": utc_now(), "process": None, "error": error})
 
     ended = documents.operation.update(give_up)
-    # Its process may be paused, and wake.
+    # Its process may only be paused, and may wake up.
     _outdate(documents)
     documents.past_operation(ended.id).write(ended)
     return ended
 
 
 def is_half_way(found: Operation) -> bool:
-    """Tell whether a rescale may have put something in force already, and was not ended: it alone knows the way back.
+    """Return whether an unfinished rescale may already have changed the job: only its own record can roll it back.
 
-    What is asked of restores is another one; and a rollout is brought to its end by the next deploy.
+    False for other kinds: another restore may replace a restore, and the next deploy finishes a rollout.
     """
     begun = found.plan.get("width") is not None or found.plan.get("failure") is not None
     return found.kind == "rescale" and found.state == "running" and begun
 
 
 def refuse_if_half_way(workspace: Workspace, job: str, *, but: str | None = None) -> None:
-    """Raise if an operation was interrupted half way, whether or not somebody goes on with it.
+    """Raise if an operation was interrupted half way, whether or not a process has resumed it.
 
     Parameters
     ----------
     but
-        The operation that asks itself.
+        The id of the calling operation, which does not count.
 
     Raises
     ------
@@ -156,11 +156,11 @@ class OperationHandle:
     Parameters
     ----------
     workspace
-        Where.
+        The workspace of the job.
     operation
-        Its document's first contents.
+        The initial content of its document.
     resumed
-        Whether another process began it.
+        Whether another process began the operation.
     """
 
     def __init__(self, workspace: Workspace, operation: Operation, *, resumed: bool) -> None:
@@ -173,15 +173,15 @@ class OperationHandle:
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The operation's id."""
         return self.operation.id
 
     def plan(self, **values: Any) -> None:
-        """Keep what another process would need to finish the operation."""
+        """Record values that another process needs to finish the operation."""
         self._change(lambda now: now.model_copy(update={"plan": {**now.plan, **values}}))
 
     def check(self) -> None:
-        """Raise if another process performs the operation by now, and give a sign of life if not.
+        """Raise if another process has taken over the operation; otherwise write a sign of life.
 
         Raises
         ------
@@ -202,9 +202,9 @@ class OperationHandle:
             self._change(lambda now: now.model_copy(update={"steps": [*now.steps[:-1], step]}))
 
     def end(self, state: Literal["done", "failed", "rolled back"], error: StreamwardenError | None = None) -> Operation:
-        """Say how it ended, and free the job for the next one.
+        """Record the result, and release the job for the next operation.
 
-        It has ended once its document says so. That it is filed, too, can wait: whoever begins the next one does it.
+        The operation ends with the write of its document. If archiving it fails, the next operation archives it.
         """
         self._ended.set()
         update = {"state": state, "ended_at": utc_now(), "error": ErrorInfo.of(error) if error else None}
@@ -216,19 +216,19 @@ class OperationHandle:
         return self.operation
 
     def speak(self) -> None:
-        """Renew the sign of life until the end; runs in a thread."""
+        """Write a sign of life regularly until the end; runs in a thread."""
         while not self._ended.wait(_SPEAK_S):
             try:
                 with self._lock:
-                    # An end that is being written is the last word.
+                    # No write may follow the result.
                     if not self._ended.is_set():
                         self.check()
             except (OSError, StreamwardenError):
-                # Told apart when the next step is recorded; a short outage of the storage ends nothing.
+                # The next recorded step raises if the operation was taken over; a short storage outage must not end it.
                 continue
 
     def let_go(self) -> None:
-        """Leave an operation that was not ended to be resumed: whoever performs it is interrupted."""
+        """Release an unfinished operation, so that another process can resume it."""
         if not self._ended.is_set():
             self._ended.set()
             self._change(lambda now: now.model_copy(update={"process": None}))
@@ -248,10 +248,10 @@ class OperationHandle:
 def begin(
     workspace: Workspace, job: str, kind: Literal["restore", "rollout", "rescale"], *, by: str, params: dict[str, Any]
 ) -> Iterator[OperationHandle]:
-    """Begin an operation, or go on with the same one that its process died in.
+    """Begin an operation, or resume the same operation after its process died.
 
-    It is the same if kind, params and `by` are: so a retried task goes on where the one before it was killed, and
-    nobody resumes what another asked for. Another one takes its place, unless it is half way.
+    Operations are the same if kind, params and `by` are equal: a retried task resumes where the killed task ended, and
+    no caller resumes another caller's operation. A different operation replaces it, unless it is half way.
 
     Raises
     ------
@@ -276,7 +276,7 @@ def begin(
                 raise StreamwardenError("OPERATION_UNFINISHED", _describe(found))
             replaced.append(found)
         elif found is not None and documents.past_operation(found.id).read() is None:
-            # Who ended it was killed, or the store was away, before it was filed. Before its document is written over.
+            # It was not archived, because of a kill or a store outage. Archive it before its document is overwritten.
             documents.past_operation(found.id).write(found)
         return fresh
 
@@ -294,10 +294,10 @@ def begin(
 
 
 def _outdate(documents: JobDocuments) -> None:
-    """Make what the earlier performer has read of a job's decisions useless to it, before anything is decided anew.
+    """Bump the versions of desired, checkpoint and parallelism, so that a paused previous owner fails its write.
 
-    It may only be paused, between its check that the operation is its own and its write. That is bound to the version
-    that it had read before the check.
+    The previous owner may be paused between its ownership check and its write. The write is a compare-and-swap against
+    the version that it read before the check.
     """
     _count_takeover(documents.desired)
     _count_takeover(documents.checkpoint)

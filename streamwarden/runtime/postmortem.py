@@ -1,4 +1,4 @@
-"""What a process that died without a word has left in its log files."""
+"""Find the cause of death of a process without an exit document in its log files."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from streamwarden.runtime.failure_signatures import fatal_in_log
 __all__ = ["LastWords", "last_words"]
 
 _END = 64 * 1024
-"""How much of a file's end is looked at. 64 KiB: a few JVM traces, and a moment's reading."""
+"""How much of a file's end is read. 64 KiB: a few JVM traces, and quick to read."""
 
-# The JVM's own words first: they say what it died of. hs_err: written by a JVM that crashed.
+# The JVM's own messages first: they name the cause of death. hs_err: written by a JVM that crashed.
 _FILES = ("hs_err_*.log", "console.log", "spark.log", "driver.log")
 
 
 @dataclass(frozen=True)
 class LastWords:
-    """What the logs say.
+    """The evidence in the logs.
 
     Parameters
     ----------
     code
-        Of the catalogue: OUT_OF_MEMORY or JVM_CRASHED if a log says so, else None.
+        A code of the catalogue, such as OUT_OF_MEMORY or JVM_CRASHED, if a log shows it; else None.
     evidence
-        The line that says it; without a code the last line that speaks of an error; empty if there is none.
+        The line with the cause. Without a code, the last line with an error; empty without such a line.
     file
         The file's name, empty without evidence.
     """
@@ -36,9 +36,9 @@ class LastWords:
 
 
 def last_words(folder: Path) -> LastWords:
-    """Look through the ends of an incarnation's logs: driver's, Spark's, console and crash reports of the JVM.
+    """Return the cause of death from the ends of an incarnation's logs: driver, Spark, console, JVM crash reports.
 
-    Does not see what is on another machine, nor the kernel's log: a process that the kernel killed leaves nothing.
+    Does not read logs on another machine, nor the kernel's log: a process that the kernel killed leaves no evidence.
     """
     ends = [(path.name, _end_of(path)) for name in _FILES for path in sorted(folder.glob(name))]
     for name, text in ends:

@@ -1,4 +1,4 @@
-"""Naming a process so that another one can tell, later, whether it is still that process."""
+"""Process references: identify a process, so that another process can check later whether it still lives."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _started(process: psutil.Process) -> float:
 
 
 def process_of(pid: int) -> ProcessRef:
-    """Return the reference of a living process of this machine."""
+    """Return the reference of a living process on this machine."""
     return ProcessRef(
         host=socket.gethostname(),
         boot=_boot_id(),
@@ -52,9 +52,9 @@ def current_process() -> ProcessRef:
 
 
 def is_alive(process: ProcessRef) -> bool | None:
-    """Tell whether a process lives: True, False, or None for one of another machine or another PID namespace.
+    """Return whether a process lives; None for a process on another machine or in another PID namespace.
 
-    Of those nothing is known: the lease decides. A zombie is dead: it writes nothing any more.
+    The state of such a process is unknown: the lease decides. A zombie counts as dead: it writes nothing any more.
     """
     if process.host != socket.gethostname():
         return None
@@ -64,7 +64,7 @@ def is_alive(process: ProcessRef) -> bool | None:
         return None
     try:
         found = psutil.Process(process.pid)
-        # Start times come in clock ticks of 10 ms.
+        # Start times have a resolution of one clock tick, 10 ms.
         return abs(_started(found) - process.started) < 0.05 and found.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
@@ -73,8 +73,8 @@ def is_alive(process: ProcessRef) -> bool | None:
 def end_of(process: ProcessRef) -> int | None:
     """Return a file descriptor that is readable once a process has ended, also as a zombie; the caller closes it.
 
-    None for one that has ended already or is of another machine, and where the kernel has no pidfd (Linux has since
-    5.3).
+    Returns None if the process has ended already or is on another machine, or if the kernel has no pidfd (Linux has it
+    since 5.3).
     """
     if not hasattr(os, "pidfd_open") or not is_alive(process):
         return None
@@ -84,15 +84,15 @@ def end_of(process: ProcessRef) -> int | None:
         return None
     if is_alive(process):
         return handle
-    # Its number may be another's by now.
+    # The pid may belong to another process by now.
     os.close(handle)
     return None
 
 
 def kill(process: ProcessRef) -> bool:
-    """Kill (SIGKILL) a process of this machine with its children; return whether it was there to kill.
+    """Kill (SIGKILL) a process on this machine with its children; return whether the process was alive.
 
-    Does nothing about a process of another machine: the lease fences that one.
+    Does not kill a process on another machine: the lease fences that process.
     """
     if not is_alive(process):
         return False

@@ -1,4 +1,4 @@
-"""A driver that stands by while another one runs the job, and takes over from it without a JVM's start."""
+"""A standby driver: it waits while another driver runs the job, and takes the job over without a JVM start."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from streamwarden.store.workspace import Workspace
 __all__ = ["Standby", "standby"]
 
 _START_S = 300.0
-"""How long its JVM and the rehearsal may take on a machine under heavy load."""
+"""How long the JVM's start and the rehearsal may take on a machine under heavy load."""
 
 _END_S = 10.0
 
 
 class Standby:
-    """The process; see :mod:`streamwarden.driver.standby` for what it can be asked.
+    """The process of a standby driver; see :mod:`streamwarden.driver.standby` for its commands.
 
     Parameters
     ----------
     workspace, spec
-        Where, and the job as it is to run.
+        The workspace, and the spec that the driver will run.
     incarnation
-        The driver's, once it runs.
+        The driver's incarnation, once it runs the job.
     process
-        With input and output as pipes.
+        The process, with input and output as pipes.
     logs
         The folder of its log files.
     state
-        Whether it shall rehearse work on state before it is ready: where the job will wait for that.
+        Whether the process rehearses work on state before it is ready: for a job that will wait for that work.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Standby:
         self._send({"do": "prepare", "spec": spec.model_dump(mode="json"), "state": state})
 
     def await_ready(self, say: Callable[[], None] = lambda: None) -> None:
-        """Wait for its session.
+        """Wait for the Spark session.
 
         Parameters
         ----------
@@ -79,7 +79,7 @@ class Standby:
         Raises
         ------
         StreamwardenError
-            ``RESCALE_FAILED``, or ``RESCALE_REHEARSAL_FAILED`` if its JVM has died of the rehearsal.
+            ``RESCALE_FAILED``, or ``RESCALE_REHEARSAL_FAILED`` if the rehearsal killed its JVM.
         """
         if not self._ready:
             self._next(_START_S, say)
@@ -88,7 +88,7 @@ class Standby:
     def digests(
         self, checkpoint: str, batch: int, partitions: int, *, timeout: float, say: Callable[[], None]
     ) -> dict[str, str]:
-        """Return the digest of each store of a checkpoint's state after a batch, in so many partitions."""
+        """Return the digest of each store of a checkpoint's state after a batch, for a number of partitions."""
         command = {"do": "digest", "checkpoint": checkpoint, "batch": batch, "partitions": partitions}
         answer = self._ask(command, timeout, say)
         digests: dict[str, str] = answer["digests"]
@@ -99,37 +99,37 @@ class Standby:
         self._ask({"do": "repartition", "checkpoint": checkpoint, "partitions": partitions}, timeout, say)
 
     def replay(self, checkpoint: str, *, timeout: float, say: Callable[[], None]) -> list[int]:
-        """Finish the batch that was begun in a checkpoint; return the rows of each operator's state afterwards."""
+        """Finish the open batch of a checkpoint; return the rows of each operator's state after that batch."""
         answer = self._ask({"do": "replay", "checkpoint": checkpoint}, timeout, say)
         rows: list[int] = answer["rows"]
         return rows
 
     def start_ahead(self, checkpoint: str, *, timeout: float, say: Callable[[], None]) -> list[int] | None:
-        """Start the query that will be the job's. It holds its batches until the driver runs.
+        """Start the job's query in advance. It holds its batches until the driver runs.
 
-        But for the one that was begun in the checkpoint: that one it finishes, and writes its rows nowhere.
+        Exception: the query finishes the open batch of the checkpoint, and writes its rows nowhere.
 
         Returns
         -------
         list of int or None
-            The rows of each operator's state after that batch; None if none was begun.
+            The rows of each operator's state after the open batch; None without an open batch.
         """
         answer = self._ask({"do": "start ahead", "checkpoint": checkpoint}, timeout, say)
         rows: list[int] | None = answer["rows"]
         return rows
 
     def run(self, desired: Desired, *, by: str, reason: str) -> str | None:
-        """Let it be the job's driver from now on; return its incarnation, or None if it can't be.
+        """Make the standby the job's driver; return its incarnation, or None if that is impossible.
 
-        It can't if it has died, stands by for another spec, or another driver was launched since it was started: of
-        incarnations the latest counts. Then it is ended, with the query that it may have started.
+        Returns None if the process has died, has another spec, or is older than another launched driver: the latest
+        incarnation counts. Then the process is ended, with the query that it may have started.
 
         Parameters
         ----------
         desired
-            The desired state, whose spec it shall run.
+            The desired state, whose spec the driver runs.
         by, reason
-            Who starts it and why; kept in its launch document.
+            Actor and reason of the start; written to the launch document.
         """
         documents = JobDocuments(self._workspace.storage, desired.job)
         later = any(one > self._incarnation for one in documents.incarnations())
@@ -137,8 +137,8 @@ class Standby:
             self.end()
             return None
         end_orphan(documents)
-        # Written before it runs, as that of any driver: if this process dies here, so does the one that stands by, and
-        # a supervisor finds a driver that has died.
+        # Written before the driver runs, as for any driver: if this process dies here, the standby dies too, and a
+        # supervisor then finds a dead driver.
         documents.launch(self._incarnation).write(
             Launch(
                 incarnation=self._incarnation,
@@ -155,9 +155,9 @@ class Standby:
         return self._incarnation
 
     def end(self) -> None:
-        """End it, and its JVM, whatever it does; unless it runs by now."""
+        """End the process and its JVM at any stage, unless it already runs the job."""
         if self._process.stdin is not None:
-            # What a command to one that is gone has left in the buffer is sent again by this, in vain: closed it is.
+            # Closing flushes a command that a dead process did not read, which fails; the pipe is closed regardless.
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
         if self._runs:
@@ -178,7 +178,7 @@ class Standby:
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            # It is gone; what it said last is told when its answer is waited for.
+            # The process is gone; `_next` raises with the last error in its logs.
             pass
 
     def _next(self, timeout: float, say: Callable[[], None]) -> dict[str, Any]:
@@ -206,9 +206,9 @@ class Standby:
 
 @contextmanager
 def standby(workspace: Workspace, spec: JobSpec, *, state: bool) -> Iterator[Standby]:
-    """Start a driver that stands by, and end it at the end, unless it runs by then.
+    """Start a standby driver, and end it on exit of the context, unless it runs the job by then.
 
-    Does not wait until it is ready: see :meth:`Standby.await_ready`.
+    Does not wait until the process is ready: see :meth:`Standby.await_ready`.
 
     Parameters
     ----------

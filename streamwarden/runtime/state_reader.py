@@ -1,4 +1,4 @@
-"""Reading the state of checkpoints back: by Spark, in a process of its own."""
+"""Read the state of checkpoints with Spark, in a separate process."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from streamwarden.store.workspace import Workspace
 __all__ = ["SCRATCH", "StateAt", "read_state"]
 
 SCRATCH = "_state_reader"
-"""In place of a job in the names of its scratch folders; no job can have it."""
+"""In place of a job's name in the paths of its scratch folders; no job can have this name."""
 
 _TIMEOUT_S = 3600.0
-"""After which it is given up. An hour: 1 M keys take seconds."""
+"""After this time the read fails. An hour: 1 M keys take seconds."""
 
 _HEED_S = 1.0
 
 
 @dataclass(frozen=True)
 class StateAt:
-    """The state that a checkpoint had after a batch.
+    """The state of a checkpoint after a batch.
 
     Parameters
     ----------
     checkpoint
-        Its folder, relative to the storage's root.
+        The checkpoint's folder, relative to the storage's root.
     batch
         The batch.
     partitions
-        How many it lies in, to have it digested; None to have its rows counted.
+        The number of the state's partitions, to compute digests; None to count rows.
     """
 
     checkpoint: str
@@ -53,27 +53,27 @@ class StateAt:
 def read_state(
     workspace: Workspace, asked: Mapping[str, StateAt], *, code: str, heed: Callable[[], object] = lambda: None
 ) -> dict[str, dict[str, Any]]:
-    """Read states back, all by one JVM.
+    """Read several states, all in the same JVM.
 
     Parameters
     ----------
     asked
-        Which, by any name.
+        The states to read, by any name.
     code
-        Of the error to raise.
+        The code of the error to raise.
     heed
-        Called every second or so while Spark reads; may raise, which ends the reading.
+        Called about every second while Spark reads; may raise, which ends the read.
 
     Returns
     -------
     dict
-        By that name a dict with ``rows``, of each operator by its id; or ``digests``, of each store
-        (:func:`streamwarden.driver.state_digest.state_digests`); or ``error``, why this one can't be read.
+        By name, a dict with ``rows`` by operator id; or ``digests`` by store
+        (:func:`streamwarden.driver.state_digest.state_digests`); or ``error``, the reason why the read failed.
 
     Raises
     ------
     StreamwardenError
-        `code`, if no answer came.
+        `code`, if an answer is missing.
     """
     command = [sys.executable, "-m", "streamwarden.driver.state_reader", "--profile", workspace.profile.name]
     command += ["--config", str(workspace.config), "--root", str(workspace.root)]
@@ -91,10 +91,10 @@ def read_state(
     try:
         output, errors = _communicate(process, code, heed)
     finally:
-        # However this ends, its JVM ends too.
+        # The JVM ends in every case.
         if process.poll() is None:
             kill(process_of(process.pid))
-            # What it had unpacked may be as large as the state.
+            # Its unpacked files may be as large as the state.
             work_dirs.sweep(workspace, SCRATCH)
     answers: dict[str, dict[str, Any]] = {}
     for line in output.splitlines():

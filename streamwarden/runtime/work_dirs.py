@@ -1,7 +1,7 @@
-"""Scratch folders: what a driver's Spark puts on local disk while it runs, working copies of its state included.
+"""Scratch folders: the files of a driver's Spark on local disk while it runs, with working copies of its state.
 
-Spark removes it when it ends in order. A process that is killed leaves all of it, each time: with a large state, a job
-that fails again and again fills the disk.
+Spark removes them at a regular end. A killed process leaves all of them, each time: with a large state, a job that
+fails repeatedly fills the disk.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _LOCK = ".lock"
 
 
 def claim(workspace: Workspace, job: str, incarnation: str) -> Path:
-    """Make a driver's scratch folder, and mark it as in use until this process ends, however it ends.
+    """Create a driver's scratch folder, and lock it until this process ends, by whatever cause.
 
-    The mark is a lock of the kernel's (flock), which no process started from here inherits. Where the root lies on a
-    network's file system that keeps locks to one machine, drivers of several machines can't share it.
+    The lock is a kernel lock (flock), which no child process inherits. If the root is on a network file system with
+    locks local to each machine, drivers on several machines cannot share it.
     """
     folder = workspace.scratch_dir(job, incarnation)
     lock = folder / _LOCK
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            # Never closed: the lock goes with the process.
+            # Never closed: the lock ends with the process.
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # A sweep may have taken the folder for a dead process's between two of these lines.
+            # Between the lines above, a sweep may have removed the folder as a dead process's.
             if os.path.samestat(os.fstat(descriptor), lock.stat()):
                 return folder
         except FileNotFoundError:
@@ -42,18 +42,18 @@ def claim(workspace: Workspace, job: str, incarnation: str) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove a scratch folder, as far as that is possible while a JVM may still write to it; a sweep does the rest."""
+    """Remove a scratch folder as far as possible: a JVM may still write to it, and a later sweep removes the rest."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(workspace: Workspace, job: str) -> list[str]:
-    """Remove what a job's drivers that no longer run have left on this machine's disk; return their incarnations."""
+    """Remove the scratch folders of a job's ended drivers on this machine; return the drivers' incarnations."""
     removed = []
     for folder in sorted(workspace.scratch.glob(f"{job}/*/")):
         try:
             descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            # Another sweep was faster, or it is another user's.
+            # Another sweep was faster, or the folder belongs to another user.
             _log.info("%s is left: %s", folder, error)
             continue
         try:

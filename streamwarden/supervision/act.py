@@ -1,4 +1,4 @@
-"""What a supervisor does: restart, stop, kill, and keep on record why."""
+"""The actions of a supervisor: restart, stop and kill a driver, and record the reason."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ __all__ = [
 _KEPT = 50
 
 _TAKEOVER = timedelta(seconds=30)
-"""How long a supervisor that said it restarts may take to launch. 30 s: a launch is two small writes and a fork."""
+"""How long a supervisor may take from its recorded restart to the launch. 30 s: two small writes and a fork."""
 
 
 def record_decision(workspace: Workspace, job: str, what: str, why: str) -> None:
-    """Keep what was decided, for ``streamwarden status``."""
+    """Record a decision, for ``streamwarden status``."""
     decision = Decision(at=utc_now(), what=what, why=why)
 
     def record(memory: Supervision | None) -> Supervision:
@@ -56,9 +56,9 @@ def record_decision(workspace: Workspace, job: str, what: str, why: str) -> None
 
 
 def record_ending(workspace: Workspace, seen: Observation, verdict: Verdict, error: ErrorInfo) -> None:
-    """Keep that a job fails, or is to be suspended, so that :func:`decide` says so until that is done or undone.
+    """Record that a job failed or must be suspended. :func:`decide` repeats the verdict until it is done or undone.
 
-    A job that failed is never done with: see :func:`clear_ending` for one that was suspended.
+    The record of a failed job stays until a deploy. :func:`clear_ending` removes the record of a suspended job.
     """
     now = utc_now()
     decision = Decision(at=now, what=verdict.action.value, why=verdict.why)
@@ -82,18 +82,17 @@ def record_ending(workspace: Workspace, seen: Observation, verdict: Verdict, err
 
 
 def clear_ending(workspace: Workspace, job: str) -> None:
-    """Forget an ending that was carried out."""
+    """Remove the record of an ending that was carried out."""
     JobDocuments(workspace.storage, job).supervision.update(
         lambda memory: (memory or Supervision()).model_copy(update={"ending": None})
     )
 
 
 def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None = None) -> str | None:
-    """Start the driver again after the incarnation that was observed, once.
+    """Start a new driver after the observed incarnation, once.
 
-    Kills what is left of a silent driver on this machine first, and one that lives and is stuck. A stuck one on another
-    machine can only be asked to stop: it is restarted once it has. Of several supervisors that try it for the same
-    ended incarnation, one does it.
+    First kills a silent or a stuck driver on this machine. A stuck driver on another machine can only be asked to stop;
+    it is restarted after it has stopped. If several supervisors restart the same ended incarnation, one launches.
 
     Parameters
     ----------
@@ -103,7 +102,7 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
     Returns
     -------
     str or None
-        The new incarnation, or None if another supervisor was faster, or the old one could not be ended yet.
+        The new incarnation. None if another supervisor was faster, or the old driver could not be ended yet.
     """
     documents = JobDocuments(workspace.storage, seen.job)
     assert seen.desired is not None and seen.incarnation is not None
@@ -111,13 +110,13 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
     if seen.phase.alive and not end_stuck(workspace, seen, by=by, why=why):
         return None
     ours = Restart(at=utc_now(), after=after, reason=why)
-    # Were fewer remembered than the budget has, it could never be spent.
+    # If fewer restarts were kept than the budget allows, the budget could never be spent.
     kept = max(_KEPT, seen.desired.spec.restarts.max)
 
     def record(memory: Supervision | None) -> Supervision:
         memory = memory or Supervision()
         others = [entry for entry in memory.restarts if entry.after != after]
-        # One that said so and launched nothing since has died in between: the next supervisor does it.
+        # A supervisor that recorded a restart and launched nothing in this time has died: the next supervisor restarts.
         if any(entry.after == after and ours.at - entry.at < _TAKEOVER for entry in memory.restarts):
             return memory
         if pending_ending(seen, memory, "fail") is not None:
@@ -128,7 +127,7 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
     if ours not in documents.supervision.update(record).restarts:
         return None
     kill_silent(seen)
-    # It may have been stopped or deployed anew since the observation.
+    # The job may have been stopped or deployed again since the observation.
     desired = documents.desired.read() or seen.desired
     if desired.state == "suspended" or current_incarnation(documents) != after:
         return None
@@ -136,7 +135,7 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
 
 
 def ask_to_stop(workspace: Workspace, seen: Observation, *, by: str, why: str) -> None:
-    """Ask the driver that was observed to stop between batches, unless somebody has."""
+    """Ask the observed driver to stop between batches, unless a request is open."""
     assert seen.incarnation is not None
     documents = JobDocuments(workspace.storage, seen.job)
     if not documents.open_requests(seen.incarnation):
@@ -145,9 +144,9 @@ def ask_to_stop(workspace: Workspace, seen: Observation, *, by: str, why: str) -
 
 
 def end_stuck(workspace: Workspace, seen: Observation, *, by: str, why: str) -> bool:
-    """Kill a driver that lives and is stuck, and say so in its name; return whether that was done.
+    """Kill a driver that lives and is stuck, and write its exit; return whether it was killed.
 
-    Of another machine's driver that is not possible: it is asked to stop, once.
+    A driver on another machine cannot be killed from here: it is asked to stop, once.
     """
     if kill_driver(seen):
         _say_for_it(JobDocuments(workspace.storage, seen.job), seen, stuck_error(seen, why))
@@ -157,7 +156,7 @@ def end_stuck(workspace: Workspace, seen: Observation, *, by: str, why: str) -> 
 
 
 def kill_by_hand(workspace: Workspace, seen: Observation, *, by: str) -> bool:
-    """Kill a driver that does not stop, and say so in its name; return whether that was done."""
+    """Kill a driver that does not stop, and write its exit; return whether it was killed."""
     if not kill_driver(seen):
         return False
     killed = StreamwardenError("DRIVER_KILLED", f"incarnation {seen.incarnation}: by {by}, while it was {seen.phase}")
@@ -166,24 +165,24 @@ def kill_by_hand(workspace: Workspace, seen: Observation, *, by: str) -> bool:
 
 
 def _say_for_it(documents: JobDocuments, seen: Observation, error: ErrorInfo) -> None:
-    """Write the exit of a driver that was just killed: who finds no process and no word concludes that nobody knows."""
+    """Write exit.json for a driver that we killed; otherwise observers report DRIVER_DIED, an unknown cause."""
     assert seen.incarnation is not None
     batch = seen.heartbeat.batch if seen.heartbeat else None
     ended = Exit(incarnation=seen.incarnation, at=utc_now(), outcome="failed", error=error, batch=batch)
-    # If it got to its own end before, that word stands.
+    # If the driver wrote its own exit before, that exit stays.
     with suppress(Conflict):
         documents.exit(seen.incarnation).create(ended)
 
 
 def kill_silent(seen: Observation) -> bool:
-    """Kill a driver of this machine that has been silent for longer than its lease lasts; return whether there was one.
+    """Kill a driver on this machine that was silent for longer than its lease; return whether there was a process.
 
-    It may be hung or suspended, and would go on as if nothing had been when it wakes.
+    The process may hang or be paused, and would continue its batch when it wakes.
     """
     return seen.phase is Phase.SILENT and kill_driver(seen)
 
 
 def kill_driver(seen: Observation) -> bool:
-    """Kill the driver that was observed, if it is one of this machine; return whether there was one."""
+    """Kill the observed driver, if it runs on this machine; return whether there was a process."""
     process = process_of_driver(seen)
     return process is not None and kill(process)

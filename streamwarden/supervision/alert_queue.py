@@ -1,4 +1,4 @@
-"""What was told of a job's health, so that a change is told once, whoever looks and however often."""
+"""The record of reported health changes, so that each change is reported once, by whichever observer, however often."""
 
 from __future__ import annotations
 
@@ -28,33 +28,32 @@ __all__ = [
 _KEPT = 50
 
 UNWATCHED = "unwatched"
-"""The alarm that nobody looks after a job. It is no health rule: who supervises a job knows nothing of it, and must
-neither tell nor end it. A trigger that fires for it is gone, and the task of a paused DAG does not start."""
+"""The alarm for a job without a supervisor. It is no health rule: a supervisor cannot see it, and must neither raise
+nor clear it. A trigger that fires for it ends, and the task of a paused DAG does not start."""
 
 ANYBODY = ""
-"""In place of a notifier's name: changes that are kept until it is known again which notifiers there are."""
+"""In place of a notifier's name: changes that are kept until the list of notifiers is known again."""
 
 SENDING = timedelta(minutes=2)
-"""How long a notifier is left to who asks it. 2 minutes: twice as long as it may take; then who asked has died."""
+"""How long a sender keeps a notifier to itself. 2 minutes: twice as long as a send may take; then the sender died."""
 
 RETRY = timedelta(minutes=1)
-"""How long to wait before a notifier that failed is asked again. Doubled at each failure in a row."""
+"""How long to wait before a failed notifier is tried again. Doubled at each consecutive failure."""
 
 RETRY_MAX = timedelta(minutes=30)
-"""How long at most. 30 minutes: each try may hold a worker slot for a minute, and a mail server that was away for a
-night must not go on being silent for long once it is back."""
+"""Upper limit of the wait. 30 minutes: each try may hold a worker slot for a minute. A mail server that was down for a
+night must get its mail soon after its return."""
 
 
 def changes(
     record: HealthRecord, health: Health, *, lasted: Mapping[str, str] | None = None, now: datetime | None = None
 ) -> list[HealthChange]:
-    """Return how a verdict differs from what was told, rule by rule.
+    """Return the differences between a verdict and the reported levels, rule by rule.
 
     Parameters
     ----------
     lasted
-        By rule: the level that it has lasted to be at, or beyond. What differs further than that does so for a moment,
-        and counts as that level.
+        Per rule, the level held for at least ``health.hold``. A short excursion beyond it is reported as that level.
     """
     now = now or utc_now()
     found = {finding.rule: finding for finding in health.findings}
@@ -78,9 +77,9 @@ def changes(
 
 
 def apart(record: HealthRecord, health: Health) -> list[tuple[str, Level]]:
-    """Return the levels from what was told of a rule to what it is now, rule by rule, the told one left out.
+    """Return, rule by rule, the levels between the reported level (excluded) and the current level (included).
 
-    A rule that swings between two levels has differed by the nearer one for all that time.
+    A rule that swings between two levels has differed by the nearer level for all that time.
     """
     found = {finding.rule: finding.level for finding in health.findings}
     levels = list(Level)
@@ -93,7 +92,7 @@ def apart(record: HealthRecord, health: Health) -> list[tuple[str, Level]]:
 
 
 def _nearer(before: Level, *others: Level) -> Level:
-    """Return the one of others that is nearest to a level, or that level if it is between them."""
+    """Return which of the other levels is nearest to a level, or that level if it lies between them."""
     low, high = min(others, key=lambda level: level.rank), max(others, key=lambda level: level.rank)
     return low if low.rank > before.rank else high if high.rank < before.rank else before
 
@@ -103,7 +102,7 @@ def _told_level(record: HealthRecord, rule: str) -> Level:
 
 
 def told(record: HealthRecord, changes: Collection[HealthChange]) -> HealthRecord:
-    """Return the record with changes told."""
+    """Return the record with the changes marked as reported."""
     rules = dict(record.rules)
     for change in changes:
         if change.after == "ok":
@@ -128,19 +127,19 @@ def note(
     lasted: Mapping[str, str] | None = None,
     notifiers: Collection[tuple[str, Level]] = (),
 ) -> list[HealthChange]:
-    """Write down the changes that a verdict brings, and return them.
+    """Record the changes of a verdict, and return them.
 
-    Of several that note the same verdict, one gets the changes.
+    If several callers record the same verdict, one of them gets the changes.
 
     Parameters
     ----------
     rules
-        Only those of these rules; default all but :data:`UNWATCHED`.
+        Record only changes of these rules; default all but :data:`UNWATCHED`.
     lasted
         As for :func:`changes`.
     notifiers
-        For whom changes are kept until :func:`sent`: name, and the level from which on it wants them. The end of an
-        alarm is kept for whoever wanted its beginning.
+        Recipients for which changes are kept until :func:`sent`: name, and the lowest level that the notifier wants.
+        A notifier that wanted the start of an alarm gets its end as well.
     """
     noted: list[HealthChange] = []
 
@@ -157,7 +156,7 @@ def note(
 
 
 def hand_out(workspace: Workspace, job: str, notifiers: Collection[tuple[str, Level]]) -> None:
-    """Give what was kept for :data:`ANYBODY` to the notifiers that want it, as in :func:`note`."""
+    """Move the changes kept for :data:`ANYBODY` to the queues of the notifiers that want them, as in :func:`note`."""
 
     def apply(found: HealthRecord | None) -> HealthRecord:
         record = found or HealthRecord()
@@ -181,12 +180,12 @@ def _queued(
 
 
 def due(record: HealthRecord, notifier: str, *, now: datetime | None = None, anyway: bool = False) -> bool:
-    """Tell whether a notifier should be given now what is kept for it: one that is being asked, or failed lately, not.
+    """Return whether a notifier's queue should be sent now: not during another send, nor soon after a failed send.
 
     Parameters
     ----------
     anyway
-        Whether also one that failed lately.
+        Whether to send in spite of a recent failure.
     """
     now = now or utc_now()
     refusal, asked = record.refused.get(notifier), record.sending.get(notifier)
@@ -196,12 +195,12 @@ def due(record: HealthRecord, notifier: str, *, now: datetime | None = None, any
 
 
 def unsent_due(record: HealthRecord, *, but: Collection[str] = (), now: datetime | None = None) -> bool:
-    """Tell whether there are changes that a notifier should be given now.
+    """Return whether any notifier has changes to send now.
 
     Parameters
     ----------
     but
-        Rules whose changes are no reason by themselves.
+        Rules whose changes alone are no reason to send.
     """
     return any(
         due(record, name, now=now) and any(change.rule not in but for change in queue)
@@ -210,9 +209,9 @@ def unsent_due(record: HealthRecord, *, but: Collection[str] = (), now: datetime
 
 
 def begin_sending(workspace: Workspace, job: str, notifier: str, *, anyway: bool = False) -> list[HealthChange]:
-    """Return what a notifier is to be given now, which is the caller's to send until :func:`sent`, or :data:`SENDING`.
+    """Return the changes to send to a notifier now. The caller owns the send until :func:`sent`, or :data:`SENDING`.
 
-    Of several that ask, one gets it; the others get nothing.
+    If several callers ask, one gets the changes; the others get an empty list.
 
     Parameters
     ----------
@@ -233,9 +232,9 @@ def begin_sending(workspace: Workspace, job: str, notifier: str, *, anyway: bool
 
 
 def sent(workspace: Workspace, job: str, notifier: str, given: Collection[HealthChange], *, ok: bool) -> None:
-    """Write down that a notifier took changes, or refused them: then it is asked again, each time after twice as long.
+    """Record whether a notifier accepted changes. After a failure it is tried again, each time after twice the wait.
 
-    What comes in between waits with them.
+    Changes that arrive in between wait in the same queue.
     """
 
     def apply(found: HealthRecord | None) -> HealthRecord:
@@ -244,7 +243,7 @@ def sent(workspace: Workspace, job: str, notifier: str, given: Collection[Health
         sending = {name: until for name, until in record.sending.items() if name != notifier}
         if not ok:
             times = record.refused[notifier].times + 1 if notifier in record.refused else 1
-            # Bounded before it is doubled: the exponent grows for as long as a notifier stays away.
+            # The exponent is bounded before doubling: it grows for as long as a notifier fails.
             wait = min(RETRY * 2 ** min(times - 1, 16), RETRY_MAX)
             refused[notifier] = Refused(times=times, retry_at=utc_now() + wait)
             return record.model_copy(update={"refused": refused, "sending": sending})
@@ -258,9 +257,9 @@ def sent(workspace: Workspace, job: str, notifier: str, given: Collection[Health
 
 
 def put_off(workspace: Workspace, job: str) -> None:
-    """Put off by a minute whatever is due, as where it can't be told which notifiers there are.
+    """Delay everything that is due by a minute, as when the list of notifiers is unknown.
 
-    That is no refusal of theirs.
+    Does not count as a failure of the notifiers.
     """
 
     def apply(found: HealthRecord | None) -> HealthRecord:

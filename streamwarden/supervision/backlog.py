@@ -1,4 +1,4 @@
-"""Whether a job that was away for a while has caught up with its input."""
+"""Whether a job that was stopped has caught up with its input."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ __all__ = ["has_caught_up", "pending"]
 
 
 def pending(batch: BatchProgress | None) -> int | None:
-    """Return what a batch has left of the source; None where nobody can tell."""
+    """Return how much of the source a batch has left; None if unknown."""
     return batch.source.pending if batch is not None and batch.source is not None else None
 
 
 def has_caught_up(batches: list[BatchProgress], backlog: int) -> bool:
-    """Tell whether a job's input is where it stood before it was stopped.
+    """Return whether a job's backlog is no larger than before it was stopped.
 
-    What is left after a batch is what came while it was computed: of a steady stream never nothing, and more than
-    before where fewer cores take longer for a batch. So it is enough that the batches after the first have taken what
-    that has left, beyond the backlog of before, as long as no more is left now.
+    Input that arrives during a batch is left after it. A steady stream always leaves some; with fewer cores, batches
+    take longer and leave more. So the job has caught up under two conditions. The batches after the first have taken
+    what the first batch left beyond the earlier backlog. No more is left now than after the first batch.
 
     Parameters
     ----------
     batches
-        Those since it is back, oldest first.
+        The batches since the job runs again, oldest first.
     backlog
-        What was left when it was stopped.
+        How much was left when the job was stopped.
     """
     if not batches:
         return False
@@ -41,5 +41,5 @@ def has_caught_up(batches: list[BatchProgress], backlog: int) -> bool:
 def _finished(batch: BatchProgress) -> int:
     if batch.source is None:
         return 0
-    # A version that is read in parts counts as taken with each, and is left until its last.
+    # A version that is read in parts counts as taken with each part, and stays pending until its last part.
     return batch.source.taken if batch.source.finished is None else batch.source.finished

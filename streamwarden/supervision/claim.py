@@ -18,22 +18,22 @@ __all__ = ["Claim", "claim", "current_claim", "note_deferred"]
 
 
 class Claim(BaseModel):
-    """Who supervises a job now. A fence: what an earlier supervisor still does late must not hit a later one's job.
+    """The current supervisor of a job. It fences late actions of an earlier supervisor off a later supervisor's job.
 
     Parameters
     ----------
     holder
         Names the supervisor; for Airflow its DAG run.
     attempt
-        Which try of the holder's it is.
+        The number of the holder's try.
     granted
-        How many tries the holder was granted. It grows when a person asks for another one, and only then.
+        How many tries the holder was granted. Grows only when a person requests another try.
     at
-        Since when.
+        When the claim was made.
     deferred
-        Whether the holder's trigger watches the job now. Otherwise its task is to do something, or has yet to begin.
+        Whether the holder's trigger watches the job now. Otherwise its task has work to do, or has yet to start.
     deferred_at
-        Since when that is so or not; None where it has not changed since `at`.
+        When `deferred` last changed; None if it has not changed since `at`.
     """
 
     holder: str
@@ -45,14 +45,14 @@ class Claim(BaseModel):
 
 
 def claim(workspace: Workspace, job: str, ours: Claim, *, over_own: bool = True) -> Claim | None:
-    """Become the supervisor of a job, and return the claim that stood before.
+    """Become the supervisor of a job, and return the previous claim.
 
-    Does not ask whether the earlier one agrees: the newest supervisor is the one.
+    Does not ask the earlier supervisor: the newest claim wins.
 
     Parameters
     ----------
     over_own
-        False leaves a claim alone that this very holder has already.
+        False keeps an existing claim of the same holder.
     """
     before: list[Claim | None] = []
 
@@ -65,25 +65,25 @@ def claim(workspace: Workspace, job: str, ours: Claim, *, over_own: bool = True)
 
 
 def current_claim(workspace: Workspace, job: str) -> Claim | None:
-    """Return who supervises a job, or None if nobody ever did."""
+    """Return the claim on a job, or None if the job never had a supervisor."""
     return _claim_document(workspace, job).read()
 
 
 def note_deferred(workspace: Workspace, job: str, *, holder: str, attempt: int, deferred: bool) -> None:
-    """Keep in the claim whether its holder's trigger watches the job; a claim of another holder or try is left alone.
+    """Record in the claim whether its holder's trigger watches the job. Skips a claim of another holder or try.
 
     Parameters
     ----------
     holder, attempt
-        Of the claim that is meant.
+        Identify the claim.
     deferred
-        Whether it does.
+        Whether the trigger watches the job.
     """
     document = _claim_document(workspace, job)
     found = document.read_versioned()
     if found is None or (found[0].holder, found[0].attempt) != (holder, attempt) or found[0].deferred == deferred:
         return
-    # Who was faster has claimed the job, or is the same trigger in a second triggerer.
+    # A conflict means that another supervisor claimed the job, or that the same trigger runs in a second triggerer.
     with suppress(Conflict):
         document.replace(found[0].model_copy(update={"deferred": deferred, "deferred_at": utc_now()}), found[1])
 

@@ -1,4 +1,4 @@
-"""Jobs whose YAML was removed while they were to run: their drivers go on as they were deployed, and no DAG watches."""
+"""Jobs whose YAML was removed while they were running: the drivers run on as deployed, and no DAG supervises them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["is_described", "jobs_to_show", "undescribed"]
 
 
 def is_described(workspace: Workspace, job: str) -> bool:
-    """Tell whether there is a file ``config/jobs/JOB.yaml``."""
+    """Return whether the file ``config/jobs/JOB.yaml`` exists."""
     return job in job_names(workspace.config)
 
 
 def undescribed(job: str) -> str:
-    """Return in words what the matter is with a job that is described no more."""
+    """Return the message for a job whose YAML was removed."""
     return f"not described any more: config/jobs/{job}.yaml is gone, and its DAG with it"
 
 
 def jobs_to_show(workspace: Workspace) -> list[str]:
-    """Return the names of the jobs that are described, and of others that are to run, or whose driver does; sorted."""
+    """Return the sorted names of jobs with a YAML file, and of other jobs that must run or whose driver runs."""
     names = set(job_names(workspace.config))
     for job in set(deployed_jobs(workspace)) - names:
         try:
@@ -30,7 +30,7 @@ def jobs_to_show(workspace: Workspace) -> list[str]:
         except StreamwardenError as error:
             if error.code != "DOCUMENT_INVALID":
                 raise
-            # It can't be told whether it is to run; it is shown with what is wrong.
+            # Whether the job must run is unknown; it is shown with its error.
             names.add(job)
             continue
         wanted = seen.desired is not None and seen.desired.state == "running"

@@ -1,4 +1,4 @@
-"""Drivers started, asked to stop, and waited for: what every operation on a job is made of."""
+"""Start drivers, stop drivers, and wait for them: the building blocks of every operation on a job."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _POLL_S = 0.25
 
 
 def start(workspace: Workspace, job: str, *, by: str, reason: str = "", spare: Standby | None = None) -> str:
-    """Launch a driver for a job as it was deployed last, and return its incarnation. Does not wait until it runs.
+    """Launch a driver with the last deployed spec, and return its incarnation. Does not wait until the driver runs.
 
     Does not read the YAML: see :func:`~streamwarden.operations.deploy.deploy_job`.
 
     Parameters
     ----------
     spare
-        One that stands by for this; another is launched if it can't.
+        A standby driver that takes the job over. If it cannot, another driver is launched.
 
     Raises
     ------
@@ -66,18 +66,18 @@ def start(workspace: Workspace, job: str, *, by: str, reason: str = "", spare: S
 
 
 def request_stop(workspace: Workspace, job: str, *, by: str, reason: str = "", incarnation: str | None = None) -> bool:
-    """Ask a driver to stop between batches, without waiting; return whether there is one to ask.
+    """Ask a driver to stop between batches, without waiting; return whether there was a driver to ask.
 
     Does not change the desired state.
 
     Parameters
     ----------
     incarnation
-        Only this one; default the current. A late request to an old one reaches nobody.
+        The driver to ask; default the current driver. A late request to an old incarnation has no effect.
     """
     seen = observe(workspace, job)
     target = incarnation or seen.incarnation
-    # A silent one may wake up: then it must find the request.
+    # A silent driver may wake up: then it must find the request.
     if target is None or (target == seen.incarnation and not (seen.phase.alive or seen.phase is Phase.SILENT)):
         return False
     documents = JobDocuments(workspace.storage, job)
@@ -96,16 +96,16 @@ def stop(
     timeout: float | None = 300,
     kill: bool = False,
 ) -> Observation:
-    """Suspend a job: its driver finishes the batch in flight and ends. One that is silent can't, and is killed.
+    """Suspend a job: its driver finishes the batch in flight and ends. A silent driver cannot, and is killed.
 
     Parameters
     ----------
     incarnation
-        Only if this one is the current: an old request can't hit a newer run.
+        Stop the job only if this incarnation is current: an old request must not stop a newer run.
     timeout
         Seconds to wait for the end; None does not wait.
     kill
-        Kill the driver, if it is one of this machine, when the time is over. The next start finishes its batch.
+        After the time-out, kill the driver if it runs on this machine. The next start finishes its batch.
 
     Raises
     ------
@@ -117,17 +117,17 @@ def stop(
         return seen
     if timeout is None:
         if seen.phase is Phase.SILENT:
-            # It can't finish its batch. If it speaks again, it can, and finds what it was asked.
+            # A silent driver cannot finish its batch. If its heartbeat returns, it can, and it finds the request.
             now = observe_for_sure(workspace, job)
             if now.incarnation == seen.incarnation:
                 kill_silent(now)
         return observe(workspace, job)
-    # Also if there was nobody to ask: a driver that a supervisor launched meanwhile finds the job suspended, and ends.
+    # Also without a driver to ask: a driver that a supervisor launched meanwhile finds the job suspended, and ends.
     return _stopped(workspace, job, timeout, by=by, kill=kill)
 
 
 def _suspend(workspace: Workspace, job: str, *, by: str, reason: str, incarnation: str | None = None) -> Observation:
-    """Suspend a job and ask its driver to stop; return what was seen before. Does nothing if another one was meant."""
+    """Suspend a job, ask its driver to stop, return the earlier observation. Does nothing if `incarnation` is old."""
     seen = observe(workspace, job)
     if seen.desired is None:
         raise StreamwardenError("NOT_DEPLOYED", job)
@@ -139,7 +139,7 @@ def _suspend(workspace: Workspace, job: str, *, by: str, reason: str, incarnatio
         found = was or seen.desired
         assert found is not None
         if incarnation is not None and found.state == "suspended":
-            # A second hand that ends what the first has ended: were it dated anew, it would undo a run asked for since.
+            # The job is suspended already. A new `updated_at` would override a run that was requested since.
             return found
         return found.model_copy(
             update={"state": "suspended", "updated_at": utc_now(), "updated_by": by, "note": reason}
@@ -152,7 +152,7 @@ def _suspend(workspace: Workspace, job: str, *, by: str, reason: str, incarnatio
 
 def _stopped(workspace: Workspace, job: str, timeout: float, *, by: str, kill: bool) -> Observation:
     if observe(workspace, job).phase is Phase.SILENT:
-        # Whether it is one, is seen in that time.
+        # That time confirms whether the driver is silent.
         timeout = max(timeout, Silence.lasts(workspace) + 1)
     try:
         return await_stop(workspace, job, timeout)
@@ -168,17 +168,17 @@ def _stopped(workspace: Workspace, job: str, timeout: float, *, by: str, kill: b
 
 
 def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout: float = 60) -> None:
-    """End a job's driver for good, without changing what is wanted of the job: between batches, or killed after a time.
+    """End a job's driver between batches, or kill it after a time-out. Does not change the desired state.
 
     Parameters
     ----------
     timeout
-        Seconds until it is killed. 60: a batch in flight of a driver that is to go anyway.
+        Seconds until the driver is killed. 60: time for the batch in flight; the driver must end in any case.
 
     Raises
     ------
     StreamwardenError
-        ``STOP_TIMED_OUT`` for one of another machine, which can't be killed from here.
+        ``STOP_TIMED_OUT`` for a driver on another machine, which cannot be killed from here.
     """
     request_stop(workspace, job, by=by, reason=reason)
     deadline = time.monotonic() + timeout
@@ -204,23 +204,23 @@ def stop_all(
     timeout: float = 300,
     kill: bool = False,
 ) -> dict[str, Observation]:
-    """Suspend several jobs at once, so that none waits for another's batch; return how each ended.
+    """Suspend several jobs at once, so that no job waits for another job's batch; return how each job ended.
 
-    Jobs that were never deployed are passed over. One that can't be stopped keeps no other from it.
+    Skips jobs that were never deployed. If a job cannot be stopped, the others still are.
 
     Parameters
     ----------
     jobs
-        Names; None for every job that was deployed here, whether or not its YAML is still there.
+        Names; None for every job that was deployed here, with or without its YAML.
     timeout
-        Seconds for all of them together.
+        Seconds for all jobs together.
     kill
         As for :func:`stop`.
 
     Raises
     ------
     StreamwardenError
-        ``STOP_INCOMPLETE``, naming each that was not stopped, and why; all others have ended by then.
+        ``STOP_INCOMPLETE``, with each job that was not stopped, and the reason. All other jobs have ended by then.
     """
     deadline = time.monotonic() + timeout
     names = deployed_jobs(workspace) if jobs is None else jobs
@@ -246,17 +246,17 @@ def stop_all(
 
 
 def deployed_jobs(workspace: Workspace) -> list[str]:
-    """Return the names of all jobs that were ever deployed here, sorted: also of those whose YAML was removed since."""
+    """Return the sorted names of all jobs that were ever deployed here, including jobs whose YAML was removed."""
     return [job for job in workspace.files.folders("control") if _was_deployed(workspace, job)]
 
 
 def _was_deployed(workspace: Workspace, job: str) -> bool:
-    # A damaged document of one job is an error of that job alone.
+    # Does not parse the document: a damaged document must be an error of its own job only.
     return workspace.storage.read(JobDocuments(workspace.storage, job).desired.key) is not None
 
 
 def await_stop(workspace: Workspace, job: str, timeout: float) -> Observation:
-    """Wait for the end of a driver that was asked to stop.
+    """Wait until a driver that was asked to stop has ended.
 
     Parameters
     ----------
@@ -274,10 +274,10 @@ def await_stop(workspace: Workspace, job: str, timeout: float) -> Observation:
 
 
 def _ended(workspace: Workspace) -> Callable[[Observation], bool]:
-    """Return what tells of each observation whether there is no driver any more.
+    """Return a predicate that is true for an observation without a driver.
 
-    A silent one is an end only once it has been silent for a while, and, if it is of this machine, was killed: it may
-    wake, and would finish a batch that whoever waits for its end knows nothing of.
+    A silent driver counts as ended only after :class:`Silence` confirms it and, on this machine, after a kill.
+    Otherwise the driver could wake and finish a batch that the caller does not expect.
     """
     silence = Silence()
 
@@ -302,16 +302,16 @@ def wait_for(
     Parameters
     ----------
     condition
-        Of the observation.
+        Predicate of the observation.
     timeout, poll
         Seconds.
     what, code
-        What is waited for, and the error's code if it does not come.
+        The awaited event in words, and the error's code if the event does not come.
 
     Raises
     ------
     StreamwardenError
-        With `code`, when the time is over.
+        With `code`, after the time-out.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -328,17 +328,17 @@ def wait_for(
 def stop_in_turn(
     workspace: Workspace, job: str, *, by: str, reason: str, timeout: float, query_only: bool = False
 ) -> str:
-    """Stop a job's driver between batches, and every one that takes over meanwhile; return how the last one ended.
+    """Stop a job's driver between batches, and every driver that takes over meanwhile; return the last driver's end.
 
-    For operations: does not change what is wanted of the job, and supervisors wait while one works on it.
+    For operations: does not change the desired state, and supervisors wait while an operation works on the job.
 
     Parameters
     ----------
     timeout
-        Seconds for all of them together.
+        Seconds for all drivers together.
     query_only
-        Return when the query has ended, after which no batch comes. The driver still ends Spark, which takes seconds,
-        and holds its lease until then: see :func:`await_stop`.
+        Return when the query has ended, after which no batch starts. The driver then stops Spark, which takes seconds,
+        and holds its lease until that is done: see :func:`await_stop`.
 
     Raises
     ------
@@ -352,7 +352,7 @@ def stop_in_turn(
     is_over = _ended(workspace)
 
     def ended(now: Observation) -> bool:
-        # Each in its turn: a killed try may have started one that takes over when the asked one ends.
+        # Ask each driver in turn: a killed try may have started a driver that takes over when this driver ends.
         if now.incarnation not in asked:
             asked.add(now.incarnation)
             request_stop(workspace, job, by=by, reason=reason, incarnation=now.incarnation)
@@ -371,28 +371,28 @@ def await_health(
     say: Callable[[str], None] = lambda _: None,
     may_wait: bool = False,
 ) -> str:
-    """Wait until a job that was just started is healthy; return by what it is.
+    """Wait until a job that was just started is healthy; return the evidence.
 
-    Healthy is a batch that was committed, or a source that has nothing new, with no failed try since.
+    A job is healthy if it has committed a batch or its source has nothing new, and no try has failed since.
 
     Parameters
     ----------
     generation
-        The generation that it was started under; what is still known of an older one counts for nothing.
+        The generation of the start; documents of an older generation do not count.
     base
-        The newest batch that was committed before; None for none.
+        The newest batch that was committed before the start; None without a batch.
     timeout
         Seconds.
     say
-        Told what is waited for.
+        Called with the phase during the wait.
     may_wait
-        Whether waiting for a source table that is not there yet counts as healthy.
+        Whether a driver that waits for a missing source table counts as healthy.
 
     Raises
     ------
     StreamwardenError
-        The driver's own error if it ends, ``DRIVER_SILENT`` if it says nothing for three leases, or
-        ``DRIVER_DID_NOT_START`` when the time is over.
+        The driver's own error if it ends, ``DRIVER_SILENT`` if it writes no heartbeat for three leases, or
+        ``DRIVER_DID_NOT_START`` after the time-out.
     """
     deadline = time.monotonic() + timeout
     before = -1 if base is None else base
@@ -402,8 +402,8 @@ def await_health(
         heartbeat = seen.heartbeat
         doubtful = silence.is_doubtful(workspace, seen)
         mine = heartbeat is not None and heartbeat.generation == generation
-        # One of an older generation, paused or on another machine, holds its lease for a moment yet. One that ended
-        # before it knew its generation (0) is the new one: the older had been running.
+        # A driver of an older generation, paused or on another machine, may still hold its lease for a moment. A driver
+        # that ended before it knew its generation (0) is the new driver: the older driver had been running.
         over = not seen.phase.alive and not doubtful and not may_speak_again(workspace, seen)
         if over and (mine or heartbeat is None or heartbeat.generation == 0):
             raise seen.error.to_exception() if seen.error else StreamwardenError("DRIVER_DIED", seen.reason)
@@ -415,7 +415,7 @@ def await_health(
         if may_wait and mine and seen.phase is Phase.WAITING:
             return f"runs, and waits as before: {seen.reason}"
         say(f"{seen.phase}: {seen.reason}")
-        # Where the time went by in an outage, the first look after it says nothing yet.
+        # If the time-out passed in an outage, the first observation after the outage proves nothing yet.
         if time.monotonic() >= deadline and not doubtful:
             raise StreamwardenError(
                 "DRIVER_DID_NOT_START",
@@ -425,17 +425,17 @@ def await_health(
 
 
 def observe_by(workspace: Workspace, job: str, deadline: float) -> Observation:
-    """Observe a job; where the store is away, once it is back, if that is before a moment.
+    """Observe a job; in a store outage, retry until the deadline.
 
     Parameters
     ----------
     deadline
-        Of the monotonic clock.
+        A time of the monotonic clock.
 
     Raises
     ------
     StreamwardenError
-        ``S3_UNREACHABLE`` or ``S3_THROTTLED``, when the time is over.
+        ``S3_UNREACHABLE`` or ``S3_THROTTLED``, after the deadline.
     """
     while True:
         try:
@@ -447,12 +447,12 @@ def observe_by(workspace: Workspace, job: str, deadline: float) -> Observation:
 
 
 def may_speak_again(workspace: Workspace, seen: Observation) -> bool:
-    """Tell whether a silent driver is given time: one that waited for the store goes on where nobody replaced it."""
+    """Return whether a silent driver gets more time: after a store outage it continues, unless it was replaced."""
     return seen.phase is Phase.SILENT and utc_now() - seen.since < 3 * workspace.profile.lease
 
 
 def forgive(workspace: Workspace, job: str, *, why: str) -> None:
-    """Give a job a fresh restart budget, and forget that it was given up: it was deployed."""
+    """Reset a job's restart budget and remove the record of its ending, after a deploy."""
     decision = Decision(at=utc_now(), what="deploy", why=why)
 
     def change(memory: Supervision | None) -> Supervision:

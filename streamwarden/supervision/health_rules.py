@@ -1,6 +1,6 @@
-"""The verdict on a job: each rule measures one thing in its documents, and compares it with its limits.
+"""The health verdict on a job: each rule measures one value in the job's documents, and compares it with its limits.
 
-Pure: the Airflow trigger, the command line and a test that look at the same documents conclude the same.
+Pure functions: the Airflow trigger, the command line and a test conclude the same from the same documents.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from streamwarden.model.status import BatchProgress, Desired, Heartbeat, Progres
 __all__ = ["PASSED_OVER", "RULES", "Facts", "Finding", "Health", "Level", "judge", "stuck_for"]
 
 PASSED_OVER = "passed_over"
-"""The rule of commits that a job was told to pass over. It has no limits."""
+"""The rule for source commits that the job skips by configuration. It has no limits."""
 
 _ENOUGH = 3
-"""Batches that an average needs. 3: the first one of a JVM is slow, and one alone says nothing."""
+"""Batches that an average needs. 3: the first batch of a JVM is slow, and a single batch proves nothing."""
 
 _FILLED = timedelta(hours=1)
-"""How long a first start or a replay may fill the state. 1 h: what grows evenly from nothing at most doubles then."""
+"""How long a first start or a replay may fill the state. 1 h: then even growth at most doubles it in an hour."""
 
 _GROWTH = 10.0
-"""A tenfold state within the hour is no load that grows, but keys that never repeat."""
+"""Growth of the state per hour. A tenfold state within an hour means keys that never repeat, not a growing load."""
 
 _NAMED = 3
-"""Landed files that an alarm names."""
+"""How many landed files an alarm names."""
 
 _ROWS = 100
 _KEYS = 10_000
@@ -39,7 +39,7 @@ _READS = 1_000
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -47,7 +47,7 @@ class Level(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0, 1, 2: to compare by."""
+        """0, 1 or 2, for comparisons."""
         return list(Level).index(self)
 
 
@@ -58,13 +58,13 @@ class Finding:
     Parameters
     ----------
     rule
-        Its name, also the name of its limits in the spec's ``health``.
+        The rule's name, also the name of its limits in the spec's ``health``.
     level
-        Which of the two limits.
+        Which of the two limits is reached.
     what
         Value and limit in words.
     value, limit
-        As numbers: seconds, rows, bytes or a ratio.
+        The same as numbers: seconds, rows, bytes or a ratio.
     """
 
     rule: str
@@ -81,9 +81,9 @@ class Health:
     Parameters
     ----------
     level
-        The worst finding's.
+        The worst finding's level.
     findings
-        The worst first; none if all is well.
+        The worst first; empty for a healthy job.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -96,28 +96,28 @@ class Health:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rules look at.
+    """The input of the rules.
 
     Parameters
     ----------
     now
         The moment of the verdict.
     desired
-        Its spec has the limits.
+        The desired state; its spec has the limits.
     alive
-        Whether a driver does the job's work.
+        Whether a driver runs the job.
     heartbeat, progress
-        The current incarnation's.
+        Documents of the current incarnation.
     launched_at
-        When that was launched.
+        When the current incarnation was launched.
     restarts
-        The supervisor's memory of restarts.
+        The restarts that the supervisor recorded.
     down
-        For a job that is down against its will: why, in words.
+        For a job that is down but must run: the reason, in words.
     final
-        Whether it stays down.
+        Whether the job stays down.
     stopping_since
-        Of a suspended job whose driver lives yet: when it was asked to stop.
+        For a suspended job whose driver still lives: when the driver was asked to stop.
     """
 
     now: datetime
@@ -149,9 +149,9 @@ class _Measure:
     Parameters
     ----------
     text
-        Writes a value or a limit for a person.
+        Formats a value or a limit for people.
     floor
-        Whether less is worse.
+        Whether lower values are worse.
     """
 
     value: float
@@ -169,7 +169,7 @@ Rule = Callable[[Facts], "_Measure | None"]
 
 
 def judge(facts: Facts) -> Health:
-    """Apply every rule. A suspended job is well, whatever its last batches were like, unless its driver won't stop."""
+    """Apply every rule. A suspended job is healthy regardless of its last batches, unless its driver does not stop."""
     if facts.desired.state == "suspended":
         return _of_a_stop(facts)
     findings = []
@@ -200,7 +200,7 @@ def judge(facts: Facts) -> Health:
 def _of_a_stop(facts: Facts) -> Health:
     if facts.stopping_since is None:
         return Health()
-    # A stop takes as long as the batch in flight: longer than a batch may take, something is wrong with it.
+    # A stop takes as long as the batch in flight. If it takes longer than a batch may take, the stop has a problem.
     lasts, limit = (facts.now - facts.stopping_since).total_seconds(), facts.spec.trigger.timeout.total_seconds()
     if lasts < limit:
         return Health()
@@ -209,7 +209,7 @@ def _of_a_stop(facts: Facts) -> Health:
 
 
 def _passed_over(facts: Facts) -> list[Finding]:
-    """Warn of commits that the job was told to pass over, for as long as their batches are among the newest 50."""
+    """Warn of commits that the job skipped by configuration, while their batches are among the newest 50."""
     recent = facts.progress.recent if facts.progress else []
     sources = [done.source for done in recent if done.source is not None and done.source.skipped]
     if not sources:
@@ -220,7 +220,7 @@ def _passed_over(facts: Facts) -> list[Finding]:
 
 
 def stuck_for(facts: Facts) -> timedelta | None:
-    """Return how long a living driver has had no batch, if that is critical; None if not."""
+    """Return how long a living driver has had no batch, if that time is critical; otherwise None."""
     measure = _no_batch(facts)
     if not facts.alive or measure is None or not measure.reaches(measure.critical):
         return None
@@ -229,7 +229,7 @@ def stuck_for(facts: Facts) -> timedelta | None:
 
 def _no_batch(facts: Facts) -> _Measure | None:
     if not facts.alive and not facts.down:
-        # An operation has stopped it, and says by itself how long that takes.
+        # An operation stopped the driver, and reports by itself how long that takes.
         return None
     moments = [
         facts.launched_at,
@@ -242,7 +242,7 @@ def _no_batch(facts: Facts) -> _Measure | None:
         return None
     spec = facts.spec
     own = max(spec.trigger.interval, spec.trigger.timeout) * (spec.failures.tolerable_consecutive + 2)
-    # A pause before a batch is no try of it, and neither is a wait before the next try.
+    # A pause before a batch is no part of a try, and neither is a wait before the next try.
     own += spec.trigger.min_pause + spec.failures.waits
     limit = spec.health.no_batch
     critical = limit.critical if limit.critical is not None else own if limit.warn is None else max(own, limit.warn)
@@ -263,7 +263,7 @@ def _failed_tries(facts: Facts) -> _Measure:
 def _restarts(facts: Facts) -> _Measure:
     policy, limit = facts.spec.restarts, facts.spec.health.restarts
     spent = sum(facts.now - entry.at < policy.window for entry in facts.restarts)
-    # No more than the budget are ever spent: a limit above it would never be reached.
+    # Restarts never exceed the budget: a limit above the budget would never be reached.
     critical = limit.critical if limit.critical is not None else max(policy.max, 1)
     warn = None if limit.warn is None else min(limit.warn, critical)
     return _Measure(spent, f"restarts within {format_duration(policy.window)}", warn, critical, _count)
@@ -275,7 +275,7 @@ def _watermark_lag(facts: Facts) -> _Measure | None:
     if len(lags) < _ENOUGH:
         return None
     warn, critical = limit.warn, limit.critical
-    # A job's module may have a watermark that its spec does not tell of: limits that are given count all the same.
+    # A job's module may set a watermark that is not in its spec: explicit limits apply in that case too.
     if delay:
         warn = warn if warn is not None else delay * 4
         critical = critical if critical is not None else max(delay * 12, warn)
@@ -288,7 +288,7 @@ def _backlog(facts: Facts) -> _Measure | None:
     if len(measured) < _ENOUGH or not taken or measured[-1][0].pending is None:
         return None
     pending, unit = measured[-1][0].pending, measured[-1][0].unit
-    # The batches' own time, as those of a backlog follow each other at once.
+    # Counts the duration of the batches only: batches of a backlog follow each other without a pause.
     seconds = pending * sum(took for _, took in measured) / taken
     limit = facts.spec.health.backlog
     return _seconds(seconds, f"{pending} {unit} wait, worth", limit.warn, limit.critical)
@@ -301,7 +301,7 @@ def _falling_behind(facts: Facts) -> _Measure | None:
     first, last = sources[0].pending, sources[-1].pending
     assert first is not None and last is not None
     taken = sum(source.taken for source in sources[1:])
-    # Where little waits, or it grew by a single late file, nothing is behind.
+    # A short backlog, or growth by a single late file, is not falling behind.
     growing = statistics.linear_regression(range(len(sources)), [float(s.pending or 0) for s in sources]).slope > 0
     if not taken or not growing or last <= 3 * taken / (len(sources) - 1):
         return None
@@ -338,7 +338,7 @@ def _landing(facts: Facts) -> _Measure | None:
     return _Measure(state.told, f"landed files that need a look ({names})", limit.warn, limit.critical, _count)
 
 
-# An alarm says what was done besides, since nothing more is told of a suspended job.
+# The alarm names the action as well, since a suspended job raises no further alarm.
 _AT_STATE_LIMIT = {
     "warn": "",
     "savepoint_and_stop": " (at critical the job is suspended, with a savepoint)",

@@ -1,4 +1,4 @@
-"""Tell a driver that says nothing from one that could not be heard."""
+"""Distinguish a silent driver from a store outage."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["Silence", "observe_for_sure"]
 _LOOK_S = 0.25
 
 _SECOND_LOOK = timedelta(seconds=3)
-"""How much longer than a heartbeat's interval a driver must be seen silent. 3 s: a write to a store that is slow as it
-comes back."""
+"""How much longer than the heartbeat's interval a driver must be observed as silent. 3 s: a write to a store that is
+slow after an outage."""
 
 
 class Silence:
-    """Tells a driver that is silent from one that could not be heard: who looks must have looked for a while.
+    """Debounces SILENT: a stale heartbeat counts only after heartbeat + 3 s of continuous observation.
 
-    After an outage of the store, or a machine that slept, the first look finds the heartbeat of before, and a healthy
-    driver's next one comes a moment later.
+    After a store outage or a machine's sleep, the first observation finds the old heartbeat. A healthy driver writes
+    the next heartbeat a moment later.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Silence:
         self._since = 0.0
 
     def is_doubtful(self, workspace: Workspace, seen: Observation) -> bool:
-        """Take an observation; tell whether it is of a silent driver that had better be looked at again."""
+        """Take an observation; return whether its driver is silent and must be observed for longer."""
         if seen.phase is not Phase.SILENT:
             self._seen = None
             return False
@@ -41,15 +41,15 @@ class Silence:
 
     @staticmethod
     def lasts(workspace: Workspace) -> float:
-        """Return for how many seconds who looks must have looked."""
+        """Return how many seconds the observation must have lasted."""
         return (workspace.profile.heartbeat + _SECOND_LOOK).total_seconds()
 
 
 def observe_for_sure(workspace: Workspace, job: str) -> Observation:
-    """Observe a job before its driver is perhaps ended: for some seconds, if it is silent.
+    """Observe a job before its driver may be ended: for some seconds, if it is silent.
 
-    See :class:`Silence`. A silent one is one that has not spoken all that time; or that has, several times, always of
-    long ago, as where clocks do not agree.
+    See :class:`Silence`. SILENT means that no heartbeat came in that time, or that new heartbeats had old times, as
+    when clocks disagree.
     """
     silence = Silence()
     deadline = time.monotonic() + 3 * silence.lasts(workspace)

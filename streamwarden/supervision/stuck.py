@@ -1,4 +1,4 @@
-"""Whether a driver that commits nothing is stuck, or its machine was."""
+"""Distinguish a stuck driver from a machine that slept."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from streamwarden.supervision.observe import Observation
 __all__ = ["Standstill", "is_to_be_ended"]
 
 _AT_LEAST = timedelta(minutes=1)
-"""Of jobs with quick batches: Spark's own time-outs after a sleep take that long."""
+"""The minimum, for jobs with quick batches: Spark's own time-outs after a sleep take that long."""
 
 
 def is_to_be_ended(seen: Observation, verdict: Verdict) -> bool:
-    """Tell whether a verdict is that a driver that lives is stuck, and shall be killed."""
+    """Return whether the verdict is to kill a living driver because it is stuck."""
     return seen.phase.alive and verdict.action in (Action.RESTART, Action.FAIL)
 
 
 class Standstill:
-    """Tells a driver that is stuck from one whose machine slept: who looks must have seen it stand still for a while.
+    """Debounces "stuck": a driver counts as stuck only after it was observed without a new batch for some time.
 
-    How old a batch is goes by the time of day, which does not stop while a machine sleeps, or a virtual one is paused.
-    At its wake every driver has had no batch for hours, and commits the next one as soon as it can.
+    The age of a batch is measured by wall-clock time, which goes on while a machine sleeps, or a virtual machine is
+    paused. On wake-up every driver has had no batch for hours, and commits the next batch as soon as it can.
     """
 
     def __init__(self) -> None:
@@ -31,10 +31,10 @@ class Standstill:
         self._since = 0.0
 
     def is_doubtful(self, seen: Observation, verdict: Verdict) -> bool:
-        """Take an observation; tell whether it is of a driver to be ended that had better be looked at for longer.
+        """Take an observation; return whether its driver is to be ended but must be observed for longer.
 
-        That is: for three times as long as its batches take, a minute at least, and no longer than one try may take, or
-        ``health.no_batch.critical``.
+        The time is three times the duration of its batches, and at least a minute. It is at most the time that a try
+        may take, or ``health.no_batch.critical``.
         """
         recent = seen.progress.recent if seen.progress else []
         last = recent[-1] if recent else None
@@ -47,7 +47,7 @@ class Standstill:
             return False
         spec = seen.desired.spec
         longest = timedelta(milliseconds=max((batch.duration_ms for batch in recent), default=0))
-        # Three: one that the sleep cut off may have to be tried again, by connections that have gone.
+        # Three: a batch that the sleep interrupted may need another try, because its connections are gone.
         enough = min(
             max(_AT_LEAST, 3 * (spec.trigger.interval + longest)),
             max(spec.trigger.interval, spec.trigger.timeout),
