@@ -1,1 +1,1 @@
-"""Streamwarden in Airflow: operators and triggers. No logic of its own beyond waiting; no pyspark."""
+"""Streamwarden in Airflow: operators and triggers. They only wait and call the core; they import no pyspark."""

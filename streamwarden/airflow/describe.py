@@ -1,4 +1,4 @@
-"""What a job's DAG says of it. Read at parse time, so quick, and never an error."""
+"""The description of a job in its DAG. Read at parse time: fast, and never raises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamwarden.store.config import config_dir
 
 __all__ = ["dag_id_of", "describe_job", "periodic_dag_id", "periodic_savepoints", "schedule_text"]
 
-# libyaml where it is there: the whole parse of a DAG file has to stay well under a second.
+# libyaml if available: the whole parse of a DAG file must stay well under a second.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _GUIDE = (
@@ -27,7 +27,7 @@ _GUIDE = (
 
 
 def dag_id_of(job: str) -> str:
-    """Return the id of a job's DAG. A file name that no job may have still gets one: its DAG shows the error."""
+    """Return the id of a job's DAG. An invalid file name also gets an id: its DAG shows the error."""
     return f"job_{_as_id(job)}"
 
 
@@ -39,8 +39,8 @@ def periodic_dag_id(job: str) -> str:
 def describe_job(job: str, *, config: Path | None = None) -> tuple[str, str]:
     """Return a job's one-line description and its DAG's text.
 
-    Reads the YAML without judging it: a job whose file is wrong keeps its DAG, whose deploy task fails naming file and
-    field, and no other job's DAG suffers.
+    Reads the YAML without validation. If a job's file is invalid, the job keeps its DAG and its deploy task fails with
+    file and field; other jobs' DAGs are unaffected.
     """
     path = (config or config_dir()) / "jobs" / f"{job}.yaml"
     try:
@@ -53,9 +53,9 @@ def describe_job(job: str, *, config: Path | None = None) -> tuple[str, str]:
 
 
 def periodic_savepoints(job: str, *, config: Path | None = None) -> SavepointSpec | None:
-    """Return what a job's YAML says of savepoints, if they are to be taken by themselves; else None.
+    """Return the savepoint settings in a job's YAML if periodic savepoints are enabled, else None.
 
-    Judges this part of the file only. A wrong one counts as none: the job's deploy task names file and field.
+    Validates this section only. An invalid section counts as None: the job's deploy task names file and field.
     """
     try:
         spec = SavepointSpec.model_validate(_read((config or config_dir()) / "jobs" / f"{job}.yaml")["savepoints"])

@@ -1,4 +1,4 @@
-"""The jobs and savepoints that a form offers. Read at parse time, so quick, and never an error."""
+"""The jobs and savepoints that a form offers. Read at parse time: fast, and never raises."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ __all__ = ["chosen_savepoint", "offered_jobs", "offered_savepoints"]
 
 _SEPARATOR = " · "
 _HEAD = 4096
-"""Bytes of a manifest that are read. Its list of files comes last and may be long; what is shown comes first."""
+"""Bytes read of a manifest. The fields shown come first; the file list comes last and may be long."""
 
 
 def offered_savepoints(jobs: Iterable[str], *, limit: int = 50, patience: float = 0.5) -> list[str]:
-    """Return what a form's field may suggest: ``latest``, then the newest savepoints of some jobs, each with its words.
+    """Return suggestions for a form field: ``latest``, then the newest savepoints of the jobs, each with a description.
 
-    Airflow's form shows suggestions as they are (`values_display` is for closed lists only), so the words are part of
-    them: :func:`chosen_savepoint` takes the id out again. Damaged ones are left out. A place in a bucket offers
-    ``latest`` only: a DAG file's parsing must not wait for a server.
+    Airflow's form shows suggestions verbatim (`values_display` is for closed lists only), so each suggestion includes
+    its description; :func:`chosen_savepoint` extracts the id. Damaged savepoints are omitted. If the place is a bucket,
+    only ``latest`` is offered: parsing a DAG file must not wait for a server.
 
     Parameters
     ----------
     jobs
-        Whose.
+        The jobs to list.
     limit
-        How many at most. 50: a browser's list.
+        Maximum number of savepoints. 50: the size of a browser's list.
     patience
-        Seconds for all of it. 0.5: a parse should stay below one; what is read by then is offered, so that a file
-        system that hangs hangs no DAG.
+        Seconds for the whole call. 0.5: a parse should stay below one second. Only what is read in that time is
+        offered, so a file system that hangs does not block a DAG.
     """
     found: list[str] = []
     _give_time(patience, _read, list(jobs), limit, found)
@@ -43,9 +43,9 @@ def offered_savepoints(jobs: Iterable[str], *, limit: int = 50, patience: float 
 
 
 def offered_jobs(*, patience: float = 0.5) -> list[str]:
-    """Return the jobs that a form may name: those described, then those deployed here that are to run without.
+    """Return the jobs that a form may name: first those with YAML, then those deployed and wanted here without YAML.
 
-    Of a place in a bucket only those described.
+    If the place is a bucket, only jobs with YAML are returned.
 
     Parameters
     ----------
@@ -59,12 +59,12 @@ def offered_jobs(*, patience: float = 0.5) -> list[str]:
 
 
 def chosen_savepoint(text: str) -> str:
-    """Return the id, label or ``latest`` of what was typed or picked."""
+    """Return the id, label or ``latest`` from the typed or picked text."""
     return text.split(_SEPARATOR, 1)[0].strip()
 
 
 def _give_time(patience: float, read: Callable[..., None], *arguments: object) -> None:
-    # A daemon: a read that never returns holds up neither the parse nor the end of its process.
+    # A daemon thread: a read that never returns blocks neither the parse nor the exit of its process.
     reader = threading.Thread(target=read, args=arguments, daemon=True)
     reader.start()
     reader.join(patience)
@@ -84,7 +84,7 @@ def _read_undescribed(described: list[str], found: list[str]) -> None:
 
 
 def _read(jobs: list[str], limit: int, found: list[str]) -> None:
-    # Whatever is the matter with the place: the DAG's tasks say it, with its code and remedy.
+    # Any fault of the place: the DAG's tasks report it, with code and remedy.
     with suppress(Exception):
         workspace = open_workspace()
         if workspace.s3 is not None:
@@ -93,7 +93,7 @@ def _read(jobs: list[str], limit: int, found: list[str]) -> None:
         for name, job in sorted(named, reverse=True):
             if len(found) >= limit:
                 return
-            # One torn document hides that savepoint only.
+            # A torn document hides only its own savepoint.
             with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
                 words = _describe(workspace.root, job, name)
                 if words:
@@ -101,7 +101,7 @@ def _read(jobs: list[str], limit: int, found: list[str]) -> None:
 
 
 def _describe(root: Path, job: str, name: str) -> list[str] | None:
-    # No models here: checking a manifest of thousands of files takes longer than a parse may.
+    # No pydantic models here: validating a manifest of thousands of files takes longer than a parse may.
     with (root / "savepoints" / job / name / "manifest.json").open("rb") as stream:
         head = stream.read(_HEAD).decode(errors="replace")
     record = {}

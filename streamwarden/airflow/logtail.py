@@ -1,4 +1,4 @@
-"""A driver's last words, as text for a task's log."""
+"""The end of a driver's logs, as text for a task's log."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _FILES = ("driver.log", "console.log")
 
 
 def describe_error(workspace: Workspace, seen: Observation, error: ErrorInfo) -> str:
-    """Return an error as a person wants to read it: catalogue words, diagnosis, traceback, the ends of the logs.
+    """Return an error as readable text: catalogue entry, diagnosis, traceback, the ends of the logs.
 
     Parameters
     ----------
     workspace
-        Where.
+        The workspace of the job.
     seen
-        The job as it was observed.
+        The observation of the job.
     error
-        What its task fails with; the driver's own error, or that its restarts are spent.
+        The error that fails the task: the driver's own error, or ``RESTART_BUDGET_SPENT``.
     """
     parts = [str(error.to_exception())]
     diagnosis = diagnose(workspace, seen)
@@ -39,7 +39,7 @@ def describe_error(workspace: Workspace, seen: Observation, error: ErrorInfo) ->
 
 
 def log_tail(workspace: Workspace, job: str, incarnation: str, *, lines: int = 30) -> str:
-    """Return the last lines of an incarnation's log files; of a file that is not there, nothing."""
+    """Return the last lines of an incarnation's log files; a missing file adds nothing."""
     folder = workspace.log_dir(job, incarnation)
     parts = []
     for name in _FILES:

@@ -1,4 +1,4 @@
-"""Telling a job's changes of health to the notifiers of ``config/alerts.yaml``."""
+"""Send changes of a job's health to the notifiers of ``config/alerts.yaml``."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from streamwarden.supervision.health_rules import Health, Level
 __all__ = ["Alert", "tell"]
 
 _NOTIFIER_S = 60
-"""How long a notifier may take: nobody looks at the job meanwhile. 60: a slow mail server, tried once."""
+"""Seconds that a notifier may take; meanwhile the job is not observed. 60: a slow mail server, tried once."""
 
 _WORDS = {"ok": "well again", "warn": "warning", "critical": "critical"}
 
 
 @dataclass(frozen=True)
 class Alert:
-    """What a notifier's templates see as ``alert``.
+    """The object that a notifier's templates see as ``alert``.
 
     Parameters
     ----------
     job
         The job.
     changes
-        What changed, oldest first; each has ``rule``, ``before``, ``after``, ``what``, ``at``.
+        The changes, oldest first; each has ``rule``, ``before``, ``after``, ``what``, ``at``.
     """
 
     job: str
@@ -46,13 +46,13 @@ class Alert:
 
     @property
     def level(self) -> str:
-        """The worst level that a rule has after these changes: ok if all are well again."""
+        """The worst level of a rule after these changes: ok if all rules are ok again."""
         newest = {change.rule: change.after for change in self.changes}
         return max(newest.values(), key=lambda level: Level(level).rank)
 
     @property
     def title(self) -> str:
-        """One line."""
+        """The alert in one line."""
         rules = ", ".join(dict.fromkeys(change.rule for change in self.changes))
         return f"Streamwarden: {self.job}: {_WORDS[self.level]} ({rules})"
 
@@ -74,38 +74,38 @@ def tell(
     lasted: Mapping[str, str] | None = None,
     anyway: bool = False,
 ) -> list[HealthChange]:
-    """Write the changes of a job's health down, log them, and give them to the notifiers that want them.
+    """Record the changes of a job's health, log them, and send them to the notifiers that subscribe to them.
 
-    Each change is told once, however many look, and by one of them at a time. A notifier that fails is given the same
-    again at a later call, a minute on, then after twice that each time up to half an hour, together with what has come
-    meanwhile. One that fails after it has in fact sent is therefore given it twice; so is one that takes more than a
-    minute. Never raises what a notifier raises.
+    Each change is sent once, by one observer at a time. If a notifier fails, later calls send the same changes again,
+    together with newer ones: after a minute, then after twice the interval each time, up to half an hour. If a
+    notifier sends and then fails, or takes longer than a minute, it receives the changes twice. Never raises what a
+    notifier raises.
 
     Parameters
     ----------
     health
-        The verdict.
+        The job's health.
     context
-        The task's; notifiers read it, and find ``alert`` in it too.
+        The task's context, passed to the notifiers with ``alert`` added.
     log
         The task's log.
     rules
-        Only changes of these rules; default all.
+        Send only changes of these rules; default all.
     lasted
-        By rule: the level that has lasted; see :func:`~streamwarden.supervision.alert_queue.changes`.
+        By rule, the level that has lasted; see :func:`~streamwarden.supervision.alert_queue.changes`.
     anyway
-        Ask a notifier also that has failed lately: nobody asks it later.
+        Also call a notifier that has failed recently, because no later call will do so.
 
     Returns
     -------
     list of HealthChange
-        What is new.
+        The new changes.
     """
     document = JobDocuments(workspace.storage, job).health
     try:
         notifiers: Sequence[NotifierSpec] | None = load_alerts(workspace.config).of(job)
     except StreamwardenError as error:
-        # A slip in that file must not end the supervision of a job, nor lose what is to be told once it is mended.
+        # An error in that file must not end the supervision of a job. The changes stay queued until it is fixed.
         log.error("nobody is notified: %s", error)
         notifiers = None
     if notifiers is None:
@@ -129,7 +129,7 @@ def tell(
             ):
                 _send(workspace, notifier, Alert(job, given), context, log)
         for gone in set(found.unsent) - {notifier.name for notifier in notifiers}:
-            # It is configured no longer.
+            # This notifier is no longer configured.
             alert_queue.sent(workspace, job, gone, found.unsent[gone], ok=True)
     return noted
 
@@ -141,7 +141,7 @@ def _send(
         with timeout(_NOTIFIER_S, f"notifier {spec.name} took longer than {_NOTIFIER_S} s"):  # type: ignore[no-untyped-call]
             _notifier(spec)({**context, "alert": alert})
     except (Exception, AirflowTaskTimeout):
-        # Whatever it is: the job's supervision goes on, and the notifier is asked again.
+        # Any exception: the job's supervision continues, and the notifier is called again.
         log.exception("notifier %s could not be given: %s", spec.name, alert.title)
         alert_queue.sent(workspace, alert.job, spec.name, alert.changes, ok=False)
         return

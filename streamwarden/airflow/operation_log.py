@@ -1,4 +1,4 @@
-"""What a task tells of an operation: its steps as they come, and how one ended that an earlier try began."""
+"""An operation in a task's log: its steps as they happen, and the result of an operation that an earlier try ended."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["ended_operation", "seconds_of", "steps_logged"]
 
 
 def ended_operation(context: Context, workspace: Workspace, job: str, by: str, *, retries: int) -> Operation | None:
-    """Return the operation that an earlier try of this task brought to its end before Airflow heard of it, if any.
+    """Return the operation that an earlier try of this task ended without reporting to Airflow, or None.
 
     Parameters
     ----------
     by
-        What names the DAG run in an operation.
+        The id of the DAG run, as an operation records it.
     retries
-        The task's own. Only a clear raises the granted tries above them, and asks for the same again.
+        The operator's retries. Only a clear raises the granted tries above them, and a clear requests a new operation.
     """
     ti = context["ti"]
     if ti.try_number <= 1 or ti.max_tries > retries:
@@ -37,13 +37,13 @@ def ended_operation(context: Context, workspace: Workspace, job: str, by: str, *
 
 
 def seconds_of(step: Step) -> float | None:
-    """Return how long a step took, or None while it lasts."""
+    """Return the duration of a step in seconds, or None while it runs."""
     return round((step.ended_at - step.started_at).total_seconds(), 3) if step.ended_at else None
 
 
 @contextmanager
 def steps_logged(workspace: Workspace, job: str, by: str, log: Any) -> Iterator[None]:
-    """Log the steps of an operation as its document gets them, while the body performs it."""
+    """Log the steps of an operation as they appear in its document, while the body performs the operation."""
     document, began = JobDocuments(workspace.storage, job).operation, utc_now()
     ended = threading.Event()
     said: dict[tuple[str, int], bool] = {}
@@ -62,7 +62,7 @@ def steps_logged(workspace: Workspace, job: str, by: str, log: Any) -> Iterator[
 
     def follow() -> None:
         while not ended.wait(1.0):
-            # Documents that can't be read at this moment are read at the next.
+            # If the documents can't be read now, the next poll reads them.
             with suppress(OSError, StreamwardenError):
                 look()
 

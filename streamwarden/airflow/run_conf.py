@@ -1,7 +1,7 @@
-"""Refusing a DAG run's conf that has keys which its DAG does not know.
+"""Reject a DAG run's conf with unknown keys.
 
-Airflow checks the values of a DAG's params and passes over all other keys: a misspelt one would leave its default in
-force, without a word. The form sends no other keys; the REST API and ``airflow dags trigger`` send what they are given.
+Airflow validates the values of a DAG's params and silently ignores all other keys: with a misspelt key, the default
+would stay in force. The form sends only known keys; the REST API and ``airflow dags trigger`` send what they are given.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from streamwarden.errors import StreamwardenError
 __all__ = ["ADVISED", "RELIEVES", "known_keys_only"]
 
 ADVISED = "advised"
-"""Passed by ``advise`` to the rescale that it triggers."""
+"""The key that ``advise`` sets in the conf of the rescale that it triggers."""
 
 
 def known_keys_only(*passed: str) -> Callable[[Context], None]:
-    """Return what a DAG's first task does as ``pre_execute``: fail, for good, if the run's conf has other keys.
+    """Return a ``pre_execute`` for a DAG's first task: it fails, for good, if the run's conf has other keys.
 
     Parameters
     ----------
     passed
-        Keys that are no params: Streamwarden's own tasks trigger the DAG with them.
+        Keys that are not params: Streamwarden's own tasks trigger the DAG with them.
     """
 
     def check(context: Context) -> None:

@@ -1,4 +1,4 @@
-"""Triggering a run of another DAG from within a task."""
+"""Trigger a run of another DAG from within a task."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["run_to_trigger"]
 def run_to_trigger(
     dag_id: str, run_id: str, *, note: str, conf: dict[str, Any] | None = None
 ) -> DagRunTriggerException:
-    """Return what a task raises to trigger a run and not wait for it; a run that is there already is left alone.
+    """Return the exception by which a task triggers a run without waiting; an existing run is left alone.
 
-    Not :class:`~airflow.providers.standard.operators.trigger_dagrun.TriggerDagRunOperator`: that one always triggers,
-    and brings half a second of imports into each parse.
+    Not :class:`~airflow.providers.standard.operators.trigger_dagrun.TriggerDagRunOperator`: it always triggers, and
+    adds half a second of imports to each parse.
     """
     return DagRunTriggerException(
         trigger_dag_id=dag_id,

@@ -1,4 +1,4 @@
-"""The trigger that watches a job while its task holds no slot."""
+"""The trigger that observes a job while its task is deferred and holds no slot."""
 
 from __future__ import annotations
 
@@ -29,53 +29,53 @@ from streamwarden.supervision.stuck import Standstill
 
 __all__ = ["ALERT", "SuperviseTrigger"]
 
-# What a person can make of a deferred task so that nobody watches its job any more. A cleared one is none of these: it
-# is scheduled, queued, running or deferred again, and its new try watches the same driver.
+# The states of a deferred task, set by a person, in which nothing observes its job any more. A cleared task is not in
+# them: it is scheduled, queued, running or deferred again, and its new try observes the same driver.
 _ENDED = frozenset({"failed", "success", "skipped", "removed", "upstream_failed"})
 ALERT = "alert"
-"""The action of an event that asks for a change of health to be told, and for nothing else."""
+"""The action of an event that only requests that a change of health is sent."""
 
 _DELETED = "deleted"
 _UNKNOWN = "unknown"
 
 _PROGRESS_EVERY_S = 60.0
 _QUIET = 2.5
-"""How much more seldom a job is looked at while it runs as it should: what a look costs is what a fleet costs."""
+"""Factor on the poll interval while the job runs normally: the cost of a poll is the cost of a fleet."""
 
 _TOLERABLE_S = 60.0
-"""How long documents may be unreadable before the task is told. A file system that comes back is no news."""
+"""Seconds for which documents may be unreadable before the trigger fires. A short file system outage is no event."""
 
 
 class SuperviseTrigger(BaseTrigger):
-    """Fires when a job needs something done: a restart whose back-off has passed, a stop, an end, a failure, an alert.
+    """Fires when a job needs action: a restart whose back-off has passed, a stop, an end, a failure, an alert.
 
-    An alert is due when a health rule's level has differed from what was told for ``health.hold`` of the job's spec; it
-    is about the nearest level that the rule had meanwhile.
+    An alert is due when a health rule's level has differed from the last one sent for the spec's ``health.hold``. The
+    alert reports the level nearest to the last one sent that the rule had in that time.
 
-    Of the job it only reads: two triggerers may run it at once, and the task that it wakes looks for itself. In its
-    task's claim it notes that it watches, and that it fires. It does not restart drivers, has no timeout, and does not
-    end because Airflow's parts do.
+    Only reads the job's documents: two triggerers may run it at once, and the task that it resumes observes again. It
+    records in its task's claim that it observes, and that it fires. It does not restart drivers, has no timeout, and
+    does not end when Airflow's components do.
 
     Parameters
     ----------
     job
         The job.
     profile, config, root
-        The place, resolved by the operator: the triggerer's own environment doesn't matter.
+        The place, resolved by the operator: the triggerer's own environment is not used.
     holder, attempt
         The claim of the task that defers, see :class:`~streamwarden.supervision.claim.Claim`.
     incarnation
         The driver that ran when the task deferred.
     poll_interval
-        Seconds between looks while anything is afoot; two and a half times as long while the job runs as it should. It
-        also looks as soon as the process of a driver on the triggerer's machine ends.
+        Seconds between polls while something is going on; two and a half times as long while the job runs normally. It
+        also polls as soon as the process of a driver on the triggerer's machine ends.
     settle
-        Seconds in which nothing is fired: a trigger that fires while the scheduler has not yet heard that the
-        deferring process ended can fail its task for no reason.
+        Seconds in which nothing is fired. If a trigger fires before the scheduler knows that the deferring process
+        ended, the scheduler can fail the task for no reason.
     differing
-        Since when which rule has been at which level that was not told yet, or beyond it, as the trigger before it has
-        seen it: neither a notifier that is asked again nor a job that is restarted again and again must keep a level
-        from lasting for ``health.hold``.
+        By rule and level, the time since when the rule has been at or beyond a level not yet sent, as the previous
+        trigger saw it. A notifier that is retried, or a job that keeps restarting, must not prevent a level from
+        lasting for ``health.hold``.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class SuperviseTrigger(BaseTrigger):
         self._noted: bool | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the class's path and the arguments that make this trigger again."""
+        """Return the class's path and the arguments that recreate this trigger."""
         return (
             f"{type(self).__module__}.{type(self).__qualname__}",
             {
@@ -129,11 +129,11 @@ class SuperviseTrigger(BaseTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look again and again; yield one event once the task has something to do."""
+        """Poll repeatedly; yield one event once the task has something to do."""
         try:
             event = await self._await_event()
         except Exception:
-            # Nobody watches from here on, as if it had fired: a task that ends now was not ended by a hand.
+            # From here on nothing observes, as after firing: a task that ends now was not ended by a person.
             await self._note(deferred=False)
             raise
         await self._note(deferred=False)
@@ -149,7 +149,7 @@ class SuperviseTrigger(BaseTrigger):
             except (StreamwardenError, OSError) as error:
                 self._say(f"can't read the control documents: {error}")
                 if time.monotonic() - readable > max(_TOLERABLE_S, self.settle):
-                    # The task reads them again, and fails with the error if it is still so; Airflow then retries it.
+                    # The task reads them again. If they are still unreadable, it fails, and Airflow retries it.
                     return _event("look", str(error), None)
             else:
                 readable = time.monotonic()
@@ -159,7 +159,7 @@ class SuperviseTrigger(BaseTrigger):
                 lasted = self._lasting_changes(seen, health, told)
                 if _due(verdict) and not self._doubtful and time.monotonic() >= settled:
                     return _event(verdict.action.value, verdict.why, seen, {}, self._differences())
-                # What is to be told of its being unwatched is no reason to wake a task, which perhaps can't start.
+                # An alert about missing supervision does not resume the task, which perhaps can't start.
                 ask = alert_queue.unsent_due(told, but={alert_queue.UNWATCHED})
                 if (lasted or ask) and time.monotonic() >= settled:
                     why = ", ".join(lasted) or "a notifier is to be asked again"
@@ -169,11 +169,11 @@ class SuperviseTrigger(BaseTrigger):
             await self._pause(quiet)
 
     async def on_kill(self) -> None:
-        """Stop the driver last seen, for good, if a person ended the task; do nothing if not.
+        """Stop the last observed driver, for good, if a person ended the task; otherwise do nothing.
 
-        Airflow also calls this when a triggerer has lost its triggers to another one, and on a clear, at whose time the
-        task's next try already watches the driver. So the task's state decides, and then the claim: a later run or try
-        that has taken the job over keeps it. The stop is a request to one incarnation, never to a newer one.
+        Airflow also calls this when a triggerer has lost its triggers to another one, and on a clear, when the task's
+        next try already observes the driver. So the task's state decides, and then the claim: a later run or try that
+        has taken over the job keeps it. The stop is addressed to one incarnation, never to a newer one.
         """
         state = await self._task_state()
         if state != _DELETED and state not in _ENDED:
@@ -183,7 +183,7 @@ class SuperviseTrigger(BaseTrigger):
         self.log.info(done)
 
     async def _pause(self, quiet: Observation | None) -> None:
-        """Wait until the next look is due: longer where all is quiet, and until the driver's end at most."""
+        """Wait until the next poll is due, or until the driver ends; longer if all is quiet."""
         process = process_of_driver(quiet) if quiet else None
         handle = end_of(process) if process else None
         if handle is None:
@@ -201,7 +201,7 @@ class SuperviseTrigger(BaseTrigger):
             os.close(handle)
 
     async def _note(self, *, deferred: bool) -> None:
-        """Say in the claim whether this watches, once for each change."""
+        """Record in the claim whether this trigger observes, once for each change."""
         if self._noted == deferred:
             return
         with contextlib.suppress(StreamwardenError, OSError):
@@ -221,38 +221,38 @@ class SuperviseTrigger(BaseTrigger):
         seen = observe(workspace, self.job)
         memory = documents.supervision.read() or Supervision()
         verdict = decide(seen, memory)
-        # Both, each time: what they have seen before counts.
+        # Call both each time: their earlier observations count.
         doubts = self._silence.is_doubtful(workspace, seen), self._standstill.is_doubtful(seen, verdict)
         self._doubtful = any(doubts)
         return seen, verdict, assess(seen, memory, verdict), documents.health.read() or HealthRecord()
 
     def _lasting_changes(self, seen: Observation, health: Health, told: HealthRecord) -> dict[str, str]:
-        """Return by rule the level that it has been at, or beyond, for long enough, and that was not told.
+        """Return by rule the unsent level that it has been at, or beyond, for ``health.hold``.
 
-        Of a rule that swings between warn and critical, and was well, that is warn: neither level lasts, but it has not
-        been well for all that time.
+        If a rule was ok and now alternates between warn and critical, that level is warn: neither level lasts, but the
+        rule has not been ok for all that time.
         """
         if seen.operation is not None and not seen.phase.alive:
-            # It is down for that, which says neither that it is well again nor that it is not.
+            # The job is down for this reason, which implies neither recovery nor a problem.
             return {}
-        # A time of day: the trigger that goes on after a notifier was asked again knows it too.
+        # Wall-clock time: the trigger that resumes after a notifier's retry can use it too.
         now = time.time()
         since = self._differing
         differing = [(rule, level.value) for rule, level in alert_queue.apart(told, health)]
         self._differing = {one: since.get(one, now) for one in differing}
         hold = seen.desired.spec.health.hold.total_seconds() if seen.desired else 0.0
-        # In that order: the level that is furthest from what was told counts.
+        # In this order the level furthest from the last one sent wins.
         return {rule: level for (rule, level), began in self._differing.items() if now - began >= hold}
 
     def _differences(self, *, but: Mapping[str, str] | None = None) -> list[tuple[str, str, float]]:
-        """Return what differs since when; without what is told now, and so has to last anew should it come again."""
+        """Return the differing levels with their start times; levels just sent are dropped and must last anew."""
         told, passed = but or {}, set[str]()
         kept = []
         for (rule, level), began in self._differing.items():
             if rule not in told or rule in passed:
                 kept.append((rule, level, began))
             elif told[rule] == level:
-                # What follows is further from what was told before, and has not lasted yet.
+                # The following levels are further from the last one sent, and have not lasted yet.
                 passed.add(rule)
         return kept
 
@@ -276,18 +276,18 @@ class SuperviseTrigger(BaseTrigger):
         return f"{self.job}: driver {self.incarnation} is asked to stop: {reason}"
 
     async def _task_state(self) -> str | None:
-        """Return the state of this trigger's task; None is Airflow's own for a cleared one."""
+        """Return the state of this trigger's task; None is Airflow's state for a cleared task."""
         ti = self.task_instance
         if ti is None:
             return _UNKNOWN
         for _ in range(3):
             try:
-                # In a thread: called from the event loop, the SDK's request would wait for the very loop that answers.
+                # In a thread: on the event loop, the SDK's request would wait for the same loop that answers it.
                 states = await asyncio.to_thread(
                     RuntimeTaskInstance.get_task_states, dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[ti.task_id]
                 )
             except Exception:
-                # Whatever it is: with the state unknown, a driver is left alone.
+                # Any exception: if the state is unknown, the driver is left alone.
                 self.log.exception("can't ask for the state of the task")
                 await asyncio.sleep(1)
                 continue
@@ -325,7 +325,7 @@ class SuperviseTrigger(BaseTrigger):
         )
 
     def _say(self, line: str, *, detail: str = "") -> None:
-        # Once for each change: the detail names the newest batch, and would fill the log.
+        # Once for each change: the detail names the newest batch, and would flood the log.
         if line != self._said:
             self._said = line
             self.log.info("%s%s", line, f" ({detail})" if detail else "")
@@ -342,7 +342,7 @@ def _event(
     lasted: Mapping[str, str] | None = None,
     differing: Sequence[tuple[str, str, float]] = (),
 ) -> TriggerEvent:
-    # Of two triggerers' events Airflow drops one.
+    # Airflow drops one of two triggerers' identical events.
     payload = {
         "action": action,
         "why": why,

@@ -1,1 +1,1 @@
-"""The process that runs one job on Spark."""
+"""The process that runs a job on Spark."""

@@ -1,4 +1,4 @@
-"""``python -m streamwarden.driver``: run one job. Started by the launcher; by hand only for debugging."""
+"""``python -m streamwarden.driver``: run one job. The launcher starts it; start it manually only for debugging."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Parse the arguments, set logging up, run."""
+    """Parse the arguments, configure logging, run."""
     parser = argparse.ArgumentParser(prog="python -m streamwarden.driver")
     for name in ("profile", "config", "root", "job", "incarnation"):
         parser.add_argument(f"--{name}", required=True)
@@ -26,14 +26,14 @@ def main() -> int:
     from streamwarden.spark.utc import in_utc
     from streamwarden.store.workspace import open_workspace
 
-    # Kept before standard output becomes the console's.
+    # Duplicate it before standard output is redirected to the console log.
     answers = os.dup(1) if given.standby else None
     workspace = open_workspace(given.profile, config=Path(given.config), root=given.root)
     folder = workspace.log_dir(given.job, given.incarnation)
     context = configure_logging(folder, given.job, given.incarnation, workspace.profile.logs)
     rotate_console(folder, workspace.profile.logs)
     own = work_dirs.claim(workspace, given.job, given.incarnation)
-    # Of Python, and of the workers that Spark starts; the JVM has an option of its own.
+    # For Python, and for the workers that Spark starts; the JVM has its own option.
     os.environ["TMPDIR"] = str(own)
     try:
         with in_utc():
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _run(workspace: Workspace, job: str, incarnation: str, context: RecordContext, answers: int | None) -> int:
-    # After the log is there: what goes wrong while Spark is imported shall be in it.
+    # Imported after logging is configured: errors during Spark's import must be in the log.
     from streamwarden.driver.runner import Driver
 
     prepared = None

@@ -1,7 +1,7 @@
-"""A job's query that is started before its driver may write: it computes, and holds its first new batch until then.
+"""A job's query that starts before its driver may write: it computes, and holds its first new batch until then.
 
-The start of a query, the load of its state stores and a batch that the job has written already are over when the driver
-takes the lease.
+When the driver takes the lease, the query has already started, loaded its state stores and replayed a batch that the
+job has written before.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _POLL_S = 0.02
 
 
 class _Held:
-    """Stands for the writer of a query's batches until there is one.
+    """A placeholder for the writer of a query's batches until there is one.
 
     Parameters
     ----------
     written
-        The last batch that the job has written already. Up to it rows are computed for their state, and not written.
+        The last batch that the job has already written. Up to it, rows are computed for their state and not written.
     """
 
     def __init__(self, written: int | None) -> None:
@@ -48,7 +48,7 @@ class _Held:
         if batch_id <= self._written:
             write_nowhere(batch, batch_id)
             return
-        # Computed while the job is handed over; the writer reads what is kept.
+        # Computed during the handover; the writer reads the kept rows.
         kept = batch.localCheckpoint(eager=True)
         try:
             self._decided.wait()
@@ -64,10 +64,10 @@ class _Held:
 
 
 class _Signed:
-    """A writer whose commits name their author, whichever batch is the first that it gets.
+    """A writer whose commits name their author, whichever batch it receives first.
 
-    A query has a session of its own from its start on: what the driver sets on the one it was started from comes too
-    late for a query that was there before the driver's lease.
+    A query has its own session from its start on. Settings of the session that it was started from come too late for a
+    query that started before the driver's lease.
     """
 
     def __init__(self, writer: Writer, author: str) -> None:
@@ -87,21 +87,21 @@ class _Signed:
 
 
 class QueryAhead:
-    """A query on a checkpoint that will be the job's, of a driver that stands by.
+    """A query of a standby driver, on the job's future checkpoint.
 
-    Until it is released, it writes nothing but what Spark writes into that checkpoint.
+    Until it is released, it writes nothing; only Spark writes, into that checkpoint.
 
     Parameters
     ----------
     session
-        One with the job's settings.
+        A session with the job's settings.
     workspace, spec
         The job.
     rows
         Its streaming DataFrame.
     checkpoint
         The checkpoint's folder, relative to the storage's root. A batch that was begun there is one that the job has
-        written already.
+        already written.
     """
 
     def __init__(
@@ -117,12 +117,12 @@ class QueryAhead:
         self._query = RunningQuery(spec, rows, self._held, workspace.uri(checkpoint), self._reader)
 
     def rows(self) -> list[int] | None:
-        """Wait for the batch that was begun; return the rows of each operator's state after it. None: there was none.
+        """Wait for the batch that was begun; return the rows of each operator's state after it. None if there was none.
 
         Raises
         ------
         Exception
-            What the batch failed by.
+            The batch's error.
         """
         if self._begun is None:
             return None
@@ -136,7 +136,7 @@ class QueryAhead:
             time.sleep(_POLL_S)
 
     def release(self, writer: Writer, author: str) -> RunningQuery:
-        """Let it write, by the driver that holds the lease; return it.
+        """Let the query write, for the driver that holds the lease; return the query.
 
         Parameters
         ----------
@@ -146,13 +146,13 @@ class QueryAhead:
         signed = _Signed(writer, author)
         self._query.write_by(signed)
         self._held.give(signed)
-        # What has come since it looked last.
+        # Look for input that arrived since its last poll.
         self._query.wake()
         _log.info("the query that was started ahead writes from now on")
         return self._query
 
     def drop(self) -> None:
-        """End it. The batch that it holds is left begun."""
+        """Stop the query. The batch that it holds stays begun."""
         self._held.give(None)
         try:
             self._query.abandon()

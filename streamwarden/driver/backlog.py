@@ -1,10 +1,10 @@
-"""How much input a batch took, how much is left, and whether its limit is why.
+"""How much input a batch read, how much is pending, and whether its limit is the reason.
 
-Spark reports offsets: where a batch began, where it ended, and of Kafka where the topic ended when it was planned. Of
-a Delta table the rest is looked up.
+Spark reports offsets: the start and end of a batch, and for Kafka the end of the topic when the batch was planned. For
+a Delta table the rest is looked up in its log.
 
-A batch is cut if it took as much as its limit allows and left some. What came while it ran does not make it cut: a job
-whose input never ends would else run batch after batch, however little each of them has.
+A batch is cut if it read as much as its limit allows and left some input. Input that arrives while it runs does not
+make it cut: otherwise a job with continuous input would run batch after batch, even with little input in each.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from streamwarden.store.workspace import Workspace
 __all__ = ["Backlog", "DeltaBacklog", "KafkaBacklog", "backlog_of"]
 
 _COUNTED = 200
-"""Pending versions of a Delta table that are looked into. Of more than 200 all are counted: by then it does not matter
-that some, such as those of OPTIMIZE, bring no rows. Nor do so many come while one batch runs."""
+"""Pending versions of a Delta table that are read. Beyond 200, all versions count. Then it does not matter that some of
+them, such as OPTIMIZE's, bring no rows, and while one batch runs, fewer versions arrive."""
 
 
 class Backlog(Protocol):
-    """Measures one source."""
+    """Measures the backlog of one source."""
 
     def after(
         self, start: str | None, end: str | None, latest: str | None = None, rows: int = 0, /
     ) -> SourceProgress | None:
-        """Return how far the source is after a batch.
+        """Return the source's progress after a batch.
 
         Parameters
         ----------
         start, end
             The offsets between which the batch read, JSON as Spark reports it.
         latest
-            What there was to read when it was planned, likewise, of a source that tells.
+            The newest offsets when the batch was planned, if the source reports them.
         rows
-            How many rows Spark read.
+            The number of rows that Spark read.
         """
         ...
 
 
 def backlog_of(workspace: Workspace, source: DeltaSource | KafkaSource) -> Backlog:
-    """Return the measure of a table or a topic. Of landed files their planner is the measure."""
+    """Return the backlog of a table or a topic. For landed files, the planner measures it."""
     return KafkaBacklog() if isinstance(source, KafkaSource) else DeltaBacklog(workspace, source)
 
 
 class DeltaBacklog:
-    """Commits of a Delta table that add rows and were not read to their end; and those that a batch passed over."""
+    """Commits of a Delta table that add rows and are not fully read, and commits that a batch skipped."""
 
     def __init__(self, workspace: Workspace, source: DeltaSource) -> None:
         self._workspace = workspace
@@ -61,7 +61,7 @@ class DeltaBacklog:
 
     def after(self, start: str | None, end: str | None, *_: object) -> SourceProgress | None:
         """See :class:`Backlog`."""
-        # The offset names the version to go on with: Delta steps to the next one behind a version's last file.
+        # The offset names the next version to read: after a version's last file, Delta advances to the next version.
         next_version = _field(end, "reservoirVersion")
         if next_version is None:
             return None
@@ -70,10 +70,10 @@ class DeltaBacklog:
         pending = log.since(next_version)
         many = len(pending) > _COUNTED
         counted = len(pending) if many else sum(self._files(log, version) > 0 for version in pending)
-        # A batch without input has not been cut, whatever waits: commits that bring no rows wait for ever.
+        # A batch without input is not cut, whatever is pending: commits without rows stay pending forever.
         cut = start != end and (many or (counted > 0 and self._is_full(log, start, end, next_version)))
         self._adds = {version: adds for version, adds in self._adds.items() if version >= next_version}
-        # A batch that reads on within one version has taken a part of it; the first one has no start.
+        # A batch that starts and ends within a version has read a part of it; the first batch has no start.
         finished = next_version - (0 if began is None else began)
         taken = 0 if start == end else max(finished, 1)
         skipped = self._skipped(log, start, next_version)
@@ -88,14 +88,14 @@ class DeltaBacklog:
         )
 
     def _is_full(self, log: DeltaLog, start: str | None, end: str | None, next_version: int) -> bool:
-        """Tell whether a batch ended where its limit of files was reached, and not where the table did."""
+        """Return whether a batch ended at its limit of files, and not at the end of the table."""
         first = _field(start, "reservoirVersion")
-        # A table that is read from its present state on has no commits that tell of that state's files.
+        # If a table is read from its current state on, no commits list the files of that state.
         if first is None or _field(start, "isStartingVersion") or _field(end, "isStartingVersion"):
             return True
         index = _field(end, "index")
         if index is not None and index >= 0:
-            # Within a version.
+            # The batch ended within a version.
             return True
         files = 0
         for version in log.since(first):
@@ -106,7 +106,7 @@ class DeltaBacklog:
         return False
 
     def _files(self, log: DeltaLog, version: int) -> int:
-        """Return how many files with new rows a version adds, as Delta counts them for a batch's limit."""
+        """Return how many files with new rows a version adds, counted as Delta does for a batch's limit."""
         if version not in self._adds:
             adds = (action["add"] for action in log.actions(version) if "add" in action)
             passed_over = self._source.on_change == "skip" and log.change(version) is not None
@@ -114,19 +114,19 @@ class DeltaBacklog:
         return self._adds[version]
 
     def _skipped(self, log: DeltaLog, start: str | None, until: int) -> list[ChangeCommit]:
-        """Return the commits that a batch has passed over, from its start on and before a version."""
+        """Return the commits that a batch has skipped, from its start to before a given version."""
         began = _field(start, "reservoirVersion")
         if self._source.on_change != "skip" or start is None or began is None:
-            # The first batch reads the table as it is; nothing of it is passed over.
+            # The first batch reads the table's current state and skips nothing.
             return []
-        # While that is read, the offset names the version that it is of, whatever made it.
+        # While that state is read, the offset names the state's version, independent of what created it.
         first = began + 1 if json.loads(start).get("isStartingVersion") else began
         there = [version for version in log.since(first) if version < until]
         return [change for version in there if (change := log.change(version)) is not None]
 
 
 class KafkaBacklog:
-    """Offsets of a topic's partitions. Of a compacted topic, or one with transactions, there are more than records."""
+    """Offsets of a topic's partitions. A compacted or transactional topic has more offsets than records."""
 
     def after(
         self, start: str | None, end: str | None, latest: str | None = None, rows: int = 0
@@ -137,17 +137,17 @@ class KafkaBacklog:
             return None
         taken = rows
         if began is not None:
-            # A partition that was added since is read from its beginning. Of a first batch nobody says where it began.
+            # A new partition is read from its beginning. The start of a first batch is not reported.
             taken = sum(offset - began.get(partition, 0) for partition, offset in ended.items())
         if there is None:
             return SourceProgress(unit="offsets", taken=taken, pending=None)
         pending = sum(max(offset - ended.get(partition, 0), 0) for partition, offset in there.items())
-        # They were there when the batch was planned.
+        # These records existed when the batch was planned.
         return SourceProgress(unit="offsets", taken=taken, pending=pending, cut=taken > 0 and pending > 0)
 
 
 def _offsets(text: str | None) -> dict[tuple[str, str], int] | None:
-    """Read ``{"topic": {"partition": offset}}``."""
+    """Parse ``{"topic": {"partition": offset}}``."""
     try:
         topics = json.loads(text) if text else None
         if topics is None:

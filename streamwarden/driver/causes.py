@@ -1,4 +1,4 @@
-"""Finding what went wrong, and the one line that says so, in the many that a JVM writes."""
+"""Find the cause of a failure, and the line that names it, in a JVM's long output."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["Cause", "Failure", "explain", "headline", "shortened"]
 
 # "java.lang.IllegalStateException: words", "ValueError: words", "[DELTA_SOMETHING] words" after a class name.
 _NAMED = re.compile(r"^(?:: |Caused by: )?((?:[A-Za-z_][\w$]*\.)*[A-Z]\w*(?:Exception|Error)): (.+)")
-# They carry another error, or stand around it.
+# These wrap another error, or surround it.
 _WRAPPERS = ("Py4JJavaError", "Py4JException", "StreamingQueryException", "SparkException", "PythonException")
-# What follows a Python worker's traceback in the text of an error.
+# The text after a Python worker's traceback in an error.
 _AFTER_WORKER = re.compile(r"\n(?:\s*at | ?SQLSTATE|=== Streaming Query)")
 _LENGTH = 600
 _KEPT = 12_000
@@ -29,14 +29,14 @@ _KEPT = 12_000
 class Failure:
     """An exception with its text.
 
-    The text of a JVM's exception is asked of the JVM, which may be gone a moment later: it is taken at once.
+    The text of a JVM exception is requested from the JVM, which may be gone a moment later: so it is taken at once.
 
     Parameters
     ----------
     error
         The exception.
     text
-        Its words, and those of the JVM's causes; empty if nobody can tell any more.
+        Its text, with the JVM's causes; empty if it can't be retrieved any more.
     """
 
     error: BaseException
@@ -44,29 +44,29 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Take an exception's text now."""
+        """Retrieve an exception's text now."""
         try:
             text = str(error)
         except Exception:
-            # Py4J asks the JVM for it, and there is none.
+            # Py4J requests it from the JVM, which is gone.
             text = ""
         return cls(error, text)
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What a failure is.
+    """The diagnosis of a failure.
 
     Parameters
     ----------
     code
         The catalogue's code of a known failure, or None.
     line
-        The line that says it.
+        The line that names the cause.
     trace
-        The traceback as a person wants to read it: of the job's own code first.
+        The readable traceback, with the job's own code first.
     remedy
-        Replaces the catalogue's, where the error brought a more precise one.
+        Replaces the catalogue's remedy if the error has a more precise one.
     """
 
     code: str | None
@@ -76,16 +76,16 @@ class Cause:
 
 
 def explain(failure: Failure, *, job_file: str | None, places: Places) -> Cause:
-    """Name a failure, if it is a known one.
+    """Return the cause of a failure, with a code if it is known.
 
     Parameters
     ----------
     failure
-        What was raised in a batch, or ended the query.
+        The exception that was raised in a batch, or that ended the query.
     job_file
-        The job module's file: an exception that passed through it is of the job's code.
+        The job module's file: an exception that passed through it comes from the job's code.
     places
-        Where the job's files are.
+        The locations of the job's files.
     """
     error, text = failure.error, failure.text
     whole = "".join(traceback.format_exception(error))
@@ -106,8 +106,8 @@ def explain(failure: Failure, *, job_file: str | None, places: Places) -> Cause:
 def headline(error: BaseException) -> str:
     """Return the line of an exception's text that names its cause, at most 600 characters.
 
-    The innermost Python error comes first, since it is in the job's own code, then the first of the JVM that isn't a
-    mere wrapper, then the first line.
+    Prefers the innermost Python error, since it is in the job's own code; then the JVM's first error that isn't a
+    mere wrapper; then the first line.
     """
     return _headline_of(Failure.of(error).text, error)
 
@@ -122,7 +122,7 @@ def _headline_of(text: str, error: BaseException) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return a traceback's beginning and end, 12,000 characters in all: control documents are read all the time."""
+    """Return a traceback's beginning and end, 12,000 characters in all: control documents are read frequently."""
     if len(text) <= _KEPT:
         return text
     half = _KEPT // 2
@@ -130,7 +130,7 @@ def shortened(text: str) -> str:
 
 
 def _worker_traceback(text: str) -> str | None:
-    """Return the traceback that a Python worker sent; Spark puts it between its own words and the JVM's trace."""
+    """Return a Python worker's traceback; Spark puts it between its own text and the JVM's trace."""
     begin = text.find("Traceback (most recent call last):", max(text.find("PythonException"), 0))
     if begin < 0:
         return None
@@ -139,7 +139,7 @@ def _worker_traceback(text: str) -> str | None:
 
 
 def _headline_of_traceback(trace: str) -> str:
-    """Return the line that names the exception: the last that follows a frame's lines, which are indented."""
+    """Return the line that names the exception: the last line after a frame's indented lines."""
     lines = trace.splitlines()
     for before, line in reversed(list(pairwise(lines))):
         if before.startswith(" ") and line and not line.startswith(" "):
@@ -148,7 +148,7 @@ def _headline_of_traceback(trace: str) -> str:
 
 
 def _job_traceback(error: BaseException, job_file: str | None) -> str | None:
-    """Return an exception's traceback from the job's module on, or None if it didn't pass through that."""
+    """Return an exception's traceback from the job's module on, or None if it didn't pass through the module."""
     frames = traceback.extract_tb(error.__traceback__)
     first = next((number for number, frame in enumerate(frames) if frame.filename == job_file), None)
     if first is None:
@@ -158,7 +158,7 @@ def _job_traceback(error: BaseException, job_file: str | None) -> str | None:
 
 
 def _last_line(error: BaseException) -> str:
-    """Return the class and the first line of the words of an exception."""
+    """Return an exception's class and the first line of its text."""
     return f"{type(error).__name__}: {Failure.of(error).text.strip()}".splitlines()[0][:_LENGTH]
 
 

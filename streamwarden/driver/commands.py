@@ -1,4 +1,4 @@
-"""The commands of whoever started this process: one at a time, and their end is seen also while one is performed."""
+"""Commands from the parent process: performed one at a time, while the end of their stream is still detected."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["Commands"]
 
 
 class Commands:
-    """A JSON object a line, read by a thread.
+    """An iterator over commands, one JSON object per line, read by a thread.
 
-    The loop over them ends with the stream, if that ends between two of them. They are not answered here.
+    The loop ends with the stream, if the stream ends between two commands. The caller sends the answers.
 
     Parameters
     ----------
     stream
-        Ends when whoever writes to it has gone, however that came about.
+        It ends when its writer is gone, for whatever reason.
     last
-        What the last one asks to ``do``. Nothing is read after it, and the stream's end means nothing any more.
+        The ``do`` of the last command. Nothing is read after it, and the stream's end is then ignored.
     abandoned
-        Called, by that thread, when the stream ends before a command is performed: nobody waits for its answer, and it
+        Called by the thread if the stream ends while a command is performed: nobody waits for its answer, and it
         may take an hour.
     """
 
@@ -34,16 +34,16 @@ class Commands:
         self._read: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._lock = threading.Lock()
         self._open = 0
-        """Read, and not performed yet."""
+        """Number of commands that were read and are not yet performed."""
         threading.Thread(target=self._read_all, name="commands", daemon=True).start()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Return each as it comes."""
+        """Yield each command as it arrives."""
         while (command := self._read.get()) is not None:
             yield command
 
     def performed(self) -> None:
-        """Say that one was performed."""
+        """Record that a command was performed."""
         with self._lock:
             self._open -= 1
 

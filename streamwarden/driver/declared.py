@@ -1,7 +1,7 @@
-"""What a job's module declares of its outputs, for those who can't import it: a spec in, JSON out.
+"""The outputs that a job's module declares, for processes that can't import it: a spec in, JSON out.
 
 ``python -m streamwarden.driver.declared < SPEC.json`` prints ``{"outputs": {OUTPUT: FIELDS}}``, the fields as in
-Spark's JSON of a schema, or ``{"error": …}`` for a module that no driver could use. Starts no Spark.
+Spark's JSON of a schema, or ``{"error": …}`` for a module that no driver can use. Starts no Spark.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Answer on standard output."""
+    """Print the answer on standard output."""
     spec = JobSpec.model_validate_json(sys.stdin.read())
     try:
-        # What a module prints is no answer.
+        # A module's own prints must not mix with the answer.
         with contextlib.redirect_stdout(sys.stderr):
             outputs = load_module(spec).OUTPUTS
         answer = {"outputs": {name: schema.jsonValue()["fields"] for name, schema in outputs.items()}}

@@ -1,6 +1,6 @@
-"""How metrics leave a driver: pushed by OTLP over HTTP, or scraped by Prometheus.
+"""Export a driver's metrics: pushed by OTLP over HTTP, or scraped by Prometheus.
 
-Both work in threads of their own. A collector that is slow or away, or a port that is taken, costs a warning.
+Both run in their own threads. A slow or unreachable collector, or a port in use, only causes a warning.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _QUIET_S = 600.0
 
 @dataclass(frozen=True)
 class Export:
-    """Where a driver's metrics go.
+    """The export of a driver's metrics.
 
     Parameters
     ----------
     provider
-        Makes the meters.
+        Creates the meters.
     address
-        host:port of the Prometheus endpoint; empty without one.
+        host:port of the Prometheus endpoint; empty if there is none.
     closers
-        What is to be done at the end.
+        Functions to call at the end.
     """
 
     provider: MeterProvider
@@ -53,7 +53,7 @@ class Export:
     closers: tuple[Callable[[], object], ...]
 
     def close(self, timeout: float) -> None:
-        """Send the last figures and end. Waits `timeout` seconds at most; what is not done by then is given up."""
+        """Send the last values and stop. Waits at most `timeout` seconds, then abandons the rest."""
 
         def work() -> None:
             for close in self.closers:
@@ -65,17 +65,17 @@ class Export:
 
 
 def open_export(spec: MetricsSpec, job: str, incarnation: str) -> Export | None:
-    """Open what the profile, or the environment, asks for; None if that is nothing, or nothing can be opened.
+    """Open the exporters that the profile or the environment requests; None if there are none, or none can be opened.
 
-    Never raises: a driver runs without its metrics rather than not at all. Whether a collector answers shows with the
-    first export, and in the log.
+    Never raises: a driver runs even without its metrics. Whether a collector responds is known only at the first
+    export, and logged then.
 
     Parameters
     ----------
     spec
-        The profile's.
+        The profile's metrics settings.
     job, incarnation
-        Whose metrics they are: attributes of the resource.
+        Attributes of the resource.
     """
     readers: list[MetricReader] = []
     closers: list[Callable[[], object]] = []
@@ -88,13 +88,13 @@ def open_export(spec: MetricsSpec, job: str, incarnation: str) -> Export | None:
             closers.append(close)
     named = next((name for name in _ENDPOINTS if os.environ.get(name)), None)
     if os.environ.get("OTEL_METRICS_EXPORTER", "otlp").strip().lower() != "otlp":
-        # `none`, or something that Streamwarden has not. The profile's word goes before it.
+        # `none`, or an exporter that Streamwarden lacks. The profile's setting takes precedence.
         named = None
     if spec.otlp is not None or named is not None:
         try:
             readers.append(_otlp(spec.otlp))
         except Exception:
-            # A setting of the environment that the exporter can't use.
+            # The exporter rejects a setting of the environment.
             _log.warning("metrics are not pushed", exc_info=True)
         else:
             _log.info("metrics are pushed by OTLP, %s", "as the profile says" if spec.otlp else f"since {named} is set")
@@ -102,7 +102,7 @@ def open_export(spec: MetricsSpec, job: str, incarnation: str) -> Export | None:
         return None
     resource = Resource.create(
         {
-            # OTEL_SERVICE_NAME goes before it; OTEL_RESOURCE_ATTRIBUTES are added.
+            # OTEL_SERVICE_NAME takes precedence; OTEL_RESOURCE_ATTRIBUTES are added.
             SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME") or "streamwarden",
             SERVICE_VERSION: __version__,
             SERVICE_INSTANCE_ID: incarnation,
@@ -115,7 +115,7 @@ def open_export(spec: MetricsSpec, job: str, incarnation: str) -> Export | None:
 
 
 def _otlp(spec: OtlpSpec | None) -> MetricReader:
-    # Here: with its HTTP client and messages it is a good part of what a start imports.
+    # Imported here: with its HTTP client and messages it is a large part of a start's imports.
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
     quiet = _Seldom(_QUIET_S)
@@ -141,7 +141,7 @@ def _prometheus(spec: PrometheusSpec) -> tuple[MetricReader, str, Callable[[], o
             continue
         address = f"{_reached_by(spec.host)}:{server.server_port}"
         _log.info("metrics for Prometheus on http://%s/metrics", address)
-        # target_info carries the resource; the scope says of every metric that it is Streamwarden's.
+        # target_info carries the resource; the scope would only mark every metric as Streamwarden's.
         return PrometheusMetricReader(registry=registry, scope_info_enabled=False), address, partial(_end, server)
     _log.warning("no metrics for Prometheus: %d ports tried, the last: %s", spec.ports, trouble)
     return None
@@ -153,17 +153,17 @@ def _end(server: BaseServer) -> None:
 
 
 def _reached_by(host: str) -> str:
-    """Return how others name the host that a server listens on."""
+    """Return the name by which other machines reach the host that a server listens on."""
     if host in ("0.0.0.0", "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
 
 
 class _OneAtATime(CollectorRegistry):
-    """A registry that answers one scrape after the other.
+    """A registry that answers scrapes one after another.
 
-    The reader hands figures over by a queue that all scrapes share: of two at once, one would get both answers and the
-    other none.
+    The reader passes values through a queue that all scrapes share: of two concurrent scrapes, one would get both
+    answers and the other none.
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class _OneAtATime(CollectorRegistry):
 
 
 class _Seldom(logging.Filter):
-    """Lets the same message through once in a while: a collector that is away is said at each export otherwise."""
+    """Rate-limits equal messages: without it, an unreachable collector is logged at each export."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()

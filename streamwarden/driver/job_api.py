@@ -1,11 +1,11 @@
-"""What a module in ``spark_jobs/`` offers, and what it may use of the library.
+"""The interface of a module in ``spark_jobs/``, and what it may use of the library.
 
-A job module is DataFrame in, DataFrame out. It has
+A job module turns a DataFrame into a DataFrame. It has
 
 ``VERSION : int``
-    Grows with every change that makes old state unusable.
+    Increases with every change that makes old state unusable.
 ``OUTPUTS : Mapping[str, StructType]``
-    The columns of each output table, by output name; ``main`` is there always. Spec sinks name them by ``output``.
+    The columns of each output table, by output name; ``main`` always exists. Spec sinks name them by ``output``.
 ``Options : type[pydantic.BaseModel]``
     Optional. The job's own options (``options`` of its YAML); unknown keys refused.
 ``transform(source, settings) -> DataFrame``
@@ -13,11 +13,11 @@ A job module is DataFrame in, DataFrame out. It has
 ``outputs(batch) -> Mapping[str, DataFrame]``
     Optional. Splits one batch of `transform`'s rows into the outputs; without it the batch is ``main``.
 ``refused_files(batch) -> DataFrame``
-    Optional, of a job that reads ``files``. The files of one batch of `transform`'s rows that were refused whole:
-    columns ``source_file`` (:attr:`LandedFile.label`) and ``reason``.
+    Optional, for a job that reads ``files``. Returns the files of one batch of `transform`'s rows that were refused
+    as a whole: columns ``source_file`` (:attr:`LandedFile.label`) and ``reason``.
 
-A source of kind ``files`` hands over one column ``file``: lines of JSON, which :meth:`LandedFile.from_json` reads. The
-job opens each file itself, and lets :class:`LandedFileGone` through.
+A source of kind ``files`` provides one column ``file``: lines of JSON, which :meth:`LandedFile.from_json` parses. The
+job opens each file itself, and does not catch :class:`LandedFileGone`.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ __all__ = [
 ]
 
 DELETED = "_deleted"
-"""Column of an upserted output: true removes the row that has these keys."""
+"""Column of an upserted output: true removes the row with these keys."""
 
 EVENT_ENDS = "event_ends"
 """Name of the observed metric from which the driver counts late rows; see :func:`observe_event_ends`."""
 
-# histogram_numeric is exact as long as there are fewer distinct values than bins: here, hours in a batch. 9,000 is more
-# than a year of them.
+# histogram_numeric is exact while there are fewer distinct values than bins; here the values are hours in a batch.
+# 9,000 hours are more than a year.
 _BINS = 9_000
 
 
@@ -65,7 +65,7 @@ class JobOptions(BaseModel):
 
 @dataclass(frozen=True)
 class JobSettings:
-    """What a job is told besides its source.
+    """The settings that a job receives besides its source.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class JobSettings:
     ttl
         The spec's ``state.ttl``.
     options
-        The validated ``Options`` of the module, or None where it has none.
+        The validated ``Options`` of the module, or None if it has none.
     """
 
     watermark: timedelta | None
@@ -84,7 +84,7 @@ class JobSettings:
 
 @runtime_checkable
 class StreamingJob(Protocol):
-    """The part of a job module that every job has."""
+    """The mandatory part of a job module."""
 
     VERSION: int
     OUTPUTS: Mapping[str, StructType]
@@ -95,19 +95,19 @@ class StreamingJob(Protocol):
 
 
 def observe_event_ends(rows: DataFrame, end: Column) -> DataFrame:
-    """Let the driver count late rows of an aggregation exactly.
+    """Observe rows, so that the driver counts an aggregation's late rows exactly.
 
-    Spark's own ``numRowsDroppedByWatermark`` counts, for an aggregation, rows after the partial aggregation: groups and
-    not input rows. So the batch's input is observed as a histogram over `end`, and the driver, who knows the watermark
-    that the batch dropped rows by, sums the part at or below it.
+    For an aggregation, Spark's own ``numRowsDroppedByWatermark`` counts rows after the partial aggregation: groups and
+    not input rows. So the batch's input is observed as a histogram over `end`. The driver knows the watermark by which
+    the batch dropped rows, and sums the part at or below it.
 
     Parameters
     ----------
     rows
-        The input, one row an event, with a watermark.
+        The input, one row per event, with a watermark.
     end
-        Timestamp until which the row's group is kept: a row is late once the watermark has reached it. Few distinct
-        values (window ends); more than 9,000 in a batch make the count approximate.
+        Timestamp until which the row's group is kept: a row is late once the watermark has reached it. It needs few
+        distinct values (window ends); more than 9,000 in a batch make the count approximate.
     """
     return rows.observe(
         EVENT_ENDS, F.histogram_numeric(F.unix_seconds(end).cast("double"), F.lit(_BINS)).alias("histogram")

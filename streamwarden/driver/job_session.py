@@ -28,9 +28,9 @@ def start_session(workspace: Workspace, spec: JobSpec, incarnation: str) -> Spar
     Parameters
     ----------
     workspace, spec
-        Where, and what for.
+        The place and the job.
     incarnation
-        Whose logs and scratch folder it uses.
+        The incarnation whose logs and scratch folder the session uses.
     """
     profile = workspace.profile
     logs = workspace.log_dir(spec.name, incarnation)
@@ -48,13 +48,13 @@ def start_session(workspace: Workspace, spec: JobSpec, incarnation: str) -> Spar
 
 def _settings(profile: Profile, spec: JobSpec) -> dict[str, str]:
     settings = {
-        # The job's own over the profile's, and over both what the spec has fields for.
+        # The job's settings override the profile's; the spec's own fields override both.
         **profile.spark,
         **spec.spark,
         "spark.sql.shuffle.partitions": str(spec.state.partitions),
         "spark.sql.streaming.stateStore.providerClass": PROVIDERS[spec.state.backend],
         "spark.sql.streaming.minBatchesToRetain": str(spec.state.min_batches_to_retain),
-        # How soon a query says that it found nothing new; Spark's own 10 s would make a restore wait for it.
+        # Interval of the event that reports no new data; with Spark's default of 10 s, a restore would wait for it.
         "spark.sql.streaming.noDataProgressEventInterval": "2000",
     }
     if spec.state.backend == "rocksdb":
@@ -66,19 +66,19 @@ def _settings(profile: Profile, spec: JobSpec) -> dict[str, str]:
 
 
 def temporary(scratch: Path) -> str:
-    """Return the option that gives the JVM its folder for what is temporary.
+    """Return the option that sets the JVM's temporary folder.
 
-    Spark's own, state in work included, is there too, unless a profile sets ``spark.local.dir``: executors of a cluster
-    would take that for theirs.
+    Spark's temporary files, including working state, are there too, unless a profile sets ``spark.local.dir``: a
+    cluster's executors would use that setting as well.
     """
     return quoted(f"-Djava.io.tmpdir={scratch}")
 
 
 def _ends_itself(logs: Path) -> str:
-    """Return options by which a JVM that can't go on ends, and leaves its last words with the logs.
+    """Return options that make a JVM exit if it can't continue, with its last output among the logs.
 
-    One that has once run out of heap may have lost any of its threads: it may look alive, and do nothing.
+    A JVM that ran out of heap may have lost any of its threads: it may look alive and do nothing.
     """
-    # The JVM puts its process id where it finds %p, in a folder's name, too.
+    # The JVM replaces %p by its process id, even in a folder's name.
     folder = str(logs).replace("%", "%%")
     return f"-XX:+ExitOnOutOfMemoryError {quoted(f'-XX:ErrorFile={folder}/hs_err_%p.log')}"

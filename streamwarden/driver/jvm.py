@@ -1,4 +1,4 @@
-"""The JVM that a driver has started: which process it is, how it ended, and its end."""
+"""The JVM that a driver has started: its process, its exit cause, and its shutdown."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["end_jvm", "is_unanswered", "jvm_end", "jvm_of"]
 _log = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY_EXITS = (3, 52)
-"""Exit codes: of the JVM's own ExitOnOutOfMemoryError, and of Spark's handler of uncaught errors."""
+"""Exit codes: of the JVM's own ExitOnOutOfMemoryError, and of Spark's handler for uncaught errors."""
 
 _CONSOLE_S = 0.5
-"""Until what the JVM printed last is in console.log: a pipe and a thread away."""
+"""Seconds until the JVM's last output is in console.log: it passes a pipe and a thread."""
 
 _GONE_S = 5
-"""How long a JVM that seems gone may take to be gone: it closes its sockets before it ends."""
+"""Seconds that a JVM which seems gone may take to exit: it closes its sockets before it exits."""
 
 _END_S = 30
-"""How long a JVM may take to end in order. 30 s: shutdown hooks that remove scratch folders take some."""
+"""Seconds that a JVM may take for an orderly exit. 30 s: its shutdown hooks remove scratch folders."""
 
 
 def jvm_of(process: ProcessRef) -> ProcessRef | None:
@@ -42,13 +42,13 @@ def jvm_of(process: ProcessRef) -> ProcessRef | None:
 
 
 def is_unanswered(error: BaseException) -> bool:
-    """Tell whether an error of a call to the JVM says no more than that there was no answer."""
-    # Py4J has a class for what Java threw; its others say that no answer came, a call cut short among them.
+    """Return whether an error of a call to the JVM only means that there was no answer."""
+    # Py4J has a class for what Java threw; its other errors mean a missing answer, also for an interrupted call.
     return isinstance(error, OSError | Py4JError) and not isinstance(error, Py4JJavaError)
 
 
 def jvm_end(session: SparkSession | None, logs: Path, *, gone: bool) -> tuple[str, str] | None:
-    """Return the code of the catalogue for how a session's JVM ended, and its last words; None while it runs.
+    """Return the catalogue code for how a session's JVM ended, and its last output; None while it runs.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def jvm_end(session: SparkSession | None, logs: Path, *, gone: bool) -> tuple[st
     logs
         The folder of this driver's log files.
     gone
-        Whether it seems gone; then a moment is waited for it.
+        Whether the JVM seems gone; then this waits a moment for its exit.
     """
     ended = _exit_code(session, gone=gone)
     if ended is None:
@@ -75,12 +75,12 @@ def jvm_end(session: SparkSession | None, logs: Path, *, gone: bool) -> tuple[st
 
 
 def end_jvm(session: SparkSession) -> None:
-    """Stop Spark and its JVM, whatever state they are in: a JVM that died is often why the driver ends."""
+    """Stop Spark and its JVM in any state: a dead JVM is often the reason why the driver ends."""
     process = _started(session)
     try:
         session.stop()
         if process is not None:
-            # The JVM ends when its standard input does.
+            # The JVM exits when its standard input closes.
             process.stdin.close()
             process.wait(timeout=_END_S)
     except Exception:
@@ -102,6 +102,6 @@ def _exit_code(session: SparkSession | None, *, gone: bool) -> int | None:
 
 
 def _started(session: SparkSession | None) -> Any:
-    """Return the process that PySpark has started, a Popen; None if it was there before, or is not there yet."""
+    """Return the Popen of the JVM that PySpark has started; None if it already existed, or does not exist yet."""
     gateway: Any = session.sparkContext._gateway if session is not None else None
     return getattr(gateway, "proc", None)

@@ -1,4 +1,4 @@
-"""What a driver asks of Kafka beside Spark's source: how to get in, and whether a topic is there."""
+"""A driver's access to Kafka besides Spark's source: client properties, and whether a topic exists."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["client_properties", "missing_topic"]
 _PREFIX = "STREAMWARDEN_KAFKA_"
 _SERVERS = "bootstrap.servers"
 _ANSWER_S = 10
-"""How long the servers may take to say which topics there are. 10: a client's first connection, on a slow network."""
+"""Seconds that the servers may take to list the topics. 10: a client's first connection, on a slow network."""
 
 
 def client_properties(source: KafkaSource, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the properties of every client of a source: the source's, and over them what the environment sets.
+    """Return the properties of all clients of a source: the source's, overridden by the environment's.
 
-    ``STREAMWARDEN_KAFKA_SECURITY_PROTOCOL`` is Kafka's ``security.protocol``, and so for every property, the servers'
-    addresses among them: so a place can have servers of its own for the same YAML.
+    ``STREAMWARDEN_KAFKA_SECURITY_PROTOCOL`` sets Kafka's ``security.protocol``, and so on for every property, including
+    the servers' addresses: a place can have its own servers for the same YAML.
 
     Parameters
     ----------
     source
-        As the YAML says.
+        The source in the YAML.
     environment
-        Default this process's.
+        Default: this process's environment.
     """
     found = os.environ if environment is None else environment
     set_there = {
@@ -42,12 +42,12 @@ def client_properties(source: KafkaSource, environment: Mapping[str, str] | None
 
 
 def missing_topic(session: SparkSession, source: KafkaSource) -> str | None:
-    """Say what is missing of a topic: the servers' answer, or the topic; None if it is there.
+    """Return what is missing, the servers' answer or the topic; None if the topic exists.
 
     Parameters
     ----------
     session
-        One with Kafka's jars.
+        A session with Kafka's jars.
     """
     jvm: Any = session.sparkContext._jvm
     properties = jvm.java.util.Properties()

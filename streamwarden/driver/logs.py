@@ -21,7 +21,7 @@ from streamwarden.spark.java_options import quoted
 
 __all__ = ["RecordContext", "configure_logging", "rotate_console", "write_log4j"]
 
-# WARN, as PySpark's own default; Delta says at WARN what is of no concern on small tables.
+# WARN, like PySpark's default; on small tables, Delta's messages at WARN are irrelevant.
 _LOG4J = """\
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
@@ -46,10 +46,10 @@ logger.native.level = error
 
 
 class _LogFile(RotatingFileHandler):
-    """A log file whose disk may be full: what it can't take is left out, and told of once it takes records again.
+    """A log file whose disk may be full: it drops records that can't be written, and reports this once it can write.
 
-    Not told on standard error, as :mod:`logging` has it: that is the console's pipe, whose only reader writes to such a
-    file itself. It would wait for itself, and after it every thread that has something to say.
+    Does not report on standard error, as :mod:`logging` does. That is the console's pipe, whose only reader writes to
+    such a file itself: the reader would wait for itself, and every thread that logs would wait for the reader.
     """
 
     def __init__(self, path: Path, spec: LogSpec) -> None:
@@ -58,10 +58,10 @@ class _LogFile(RotatingFileHandler):
         self._why = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record; if it is the first after others that could not be, say so below it."""
+        """Write a record; if records were dropped before it, report their number after it."""
         missing = self._missing
         super().emit(record)
-        # Afterwards: one that fails stays in the stream's buffer, and would come as often as it was tried.
+        # Report afterwards: a failed record stays in the stream's buffer, and would be repeated by each try.
         if missing and self._missing == missing:
             self._missing = 0
             words = f"up to {missing} records before the last one could not be written: {self._why}"
@@ -72,18 +72,18 @@ class _LogFile(RotatingFileHandler):
             super().emit(told)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Count a record that could not be written, or made into text."""
+        """Count a record that could not be written or formatted."""
         self._missing += 1
         self._why = f"{sys.exc_info()[1]!r}"
         if record.lineno:
             self._why += f" ({record.pathname}, line {record.lineno})"
-        # A rotation that failed may leave a closed file behind, which would take nothing ever after.
+        # A failed rotation may leave a closed file, which would never accept a record again.
         if self.stream is not None and self.stream.closed:
             self.stream = None
 
 
 class RecordContext(logging.Filter):
-    """Gives each record the job, the incarnation and the batch in flight; lets all of them through.
+    """Adds the job, the incarnation and the batch in flight to each record; drops none.
 
     Parameters
     ----------
@@ -95,11 +95,11 @@ class RecordContext(logging.Filter):
         super().__init__()
         self._of = {"job": job, "incarnation": incarnation}
         self.batch: Callable[[], int | None] = lambda: None
-        """Tells the batch in flight; None between batches."""
+        """Returns the batch in flight; None between batches."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add to the record."""
-        # Taken now, and not when it is formatted: the batch may be another by then.
+        """Add the context to the record."""
+        # Read now, and not when it is formatted: by then another batch may be in flight.
         record.__dict__.update(self._of, batch=self.batch())
         return True
 
@@ -107,12 +107,12 @@ class RecordContext(logging.Filter):
 def configure_logging(folder: Path, job: str, incarnation: str, spec: LogSpec) -> RecordContext:
     """Send this process's log records to ``driver.log``, each with time (UTC), level, job and incarnation.
 
-    In JSON also with the batch in flight, the logger, and an exception's traceback in a field of its own.
+    JSON records also contain the batch in flight, the logger, and an exception's traceback in a separate field.
 
     Returns
     -------
     RecordContext
-        To be told where the batch in flight can be seen.
+        The caller sets its source of the batch in flight.
     """
     folder.mkdir(parents=True, exist_ok=True)
     handler = _LogFile(folder / "driver.log", spec)
@@ -122,10 +122,10 @@ def configure_logging(folder: Path, job: str, incarnation: str, spec: LogSpec) -
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    # py4j logs every broken connection of a stopping JVM as if it were news; with the root's logger, from one module.
+    # py4j logs every broken connection of a stopping JVM as an error; one of its modules uses the root logger.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     handler.addFilter(lambda record: record.name != "root" or record.module != "java_gateway")
-    # Where it found credentials is said at each start, and needn't be.
+    # It logs at each start where it found credentials, which is noise.
     logging.getLogger("botocore").setLevel(logging.WARNING)
     return context
 
@@ -144,7 +144,7 @@ def _json() -> logging.Formatter:
             _begin,
             structlog.stdlib.add_log_level,
             structlog.stdlib.add_logger_name,
-            # Job, incarnation, batch, and what a record was given by `extra`.
+            # Job, incarnation, batch, and the fields of a record's `extra`.
             structlog.stdlib.ExtraAdder(),
         ],
         processors=[
@@ -157,22 +157,22 @@ def _json() -> logging.Formatter:
 
 
 def _begin(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Put the time of the record before all else, for a person who looks at the file itself."""
+    """Put the record's time first, for people who read the file itself."""
     at = datetime.fromtimestamp(event["_record"].created, UTC).isoformat(timespec="milliseconds")
     return {"time": at.replace("+00:00", "Z"), **event}
 
 
 def rotate_console(folder: Path, spec: LogSpec) -> None:
-    """Send what this process, its JVM and its Python workers print to ``console.log``, rotated, from now on.
+    """Redirect the output of this process, its JVM and its Python workers to ``console.log``, rotated, from now on.
 
-    The launcher has opened that file for what is printed before. A stray print in a job would otherwise fill a disk
-    within weeks. What is printed in the very moment of a kill may be lost.
+    The launcher has opened that file for earlier output. Without rotation, a stray print in a job would fill a disk
+    within weeks. Output at the very moment of a kill may be lost.
     """
     handler = _LogFile(folder / "console.log", spec)
     handler.setFormatter(logging.Formatter("%(message)s"))
     read_end, write_end = os.pipe()
     for standard in (1, 2):
-        # Inheritable: the JVM and, by it, the workers print into the same pipe.
+        # Inheritable: the JVM and its workers write into the same pipe.
         os.dup2(write_end, standard, inheritable=True)
     os.close(write_end)
 
@@ -185,9 +185,9 @@ def rotate_console(folder: Path, spec: LogSpec) -> None:
 
 
 def write_log4j(folder: Path, spec: LogSpec) -> str:
-    """Write the JVM's log configuration beside the logs, and return the JVM option that names it."""
+    """Write the JVM's log configuration to the log folder, and return the JVM option that names it."""
     path = folder / "log4j2.properties"
-    # Java reads a properties file as Latin-1, with escapes as those of JSON; and a % of the pattern begins a field.
+    # Java reads a properties file as Latin-1, with escapes like JSON's; in the pattern, a % begins a field.
     name = json.dumps(str(folder))[1:-1]
     text = _LOG4J.format(folder=name, pattern=name.replace("%", "%%"), max_bytes=spec.max_bytes, backups=spec.backups)
     path.write_text(text, encoding="ascii")

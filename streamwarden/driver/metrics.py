@@ -1,7 +1,7 @@
-"""Metrics of a driver: what they are, and how a batch's progress and the driver's state become their values.
+"""A driver's metrics, and how a batch's progress and the driver's state become their values.
 
-By OpenTelemetry: names with dots, units by UCUM. Prometheus sees ``streamwarden.batch.duration`` in seconds as
-``streamwarden_batch_duration_seconds``. How they leave the process is the affair of :mod:`streamwarden.driver.export`.
+Follows OpenTelemetry: dotted names, UCUM units. Prometheus sees ``streamwarden.batch.duration`` in seconds as
+``streamwarden_batch_duration_seconds``. :mod:`streamwarden.driver.export` exports them from the process.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from streamwarden.supervision.health_rules import RULES, Health
 __all__ = ["METRICS", "DriverMetrics", "DriverView", "Kind"]
 
 _SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Buckets: a batch of a small job takes tenths of a second, and one that takes ten minutes is in trouble."""
+"""Buckets: a small job's batch takes tenths of a second; a batch of ten minutes indicates a problem."""
 
 
 @dataclass(frozen=True)
 class DriverView:
-    """A driver as its heartbeat tells of it.
+    """A driver's state as in its heartbeat.
 
     Parameters
     ----------
     state
-        What it does.
+        Its activity.
     generation
         The job's generation; 0 before it is known.
     failures
-        Failed tries in a row.
+        Consecutive failed tries.
     idle
-        Whether the source had nothing new.
+        Whether the source had no new input.
     """
 
     state: DriverState
@@ -45,18 +45,18 @@ class DriverView:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a metric is.
+    """The definition of a metric.
 
     Parameters
     ----------
     type
         counter, histogram or gauge.
     unit
-        By UCUM; in braces what is counted, which is no part of Prometheus' names.
+        In UCUM; an annotation in braces names what is counted, and is not part of Prometheus' names.
     text
-        What it says.
+        Its description.
     labels
-        Its labels beside ``job``.
+        Its labels besides ``job``.
     """
 
     type: str
@@ -110,9 +110,9 @@ METRICS: dict[str, Kind] = {
     "streamwarden.driver.failures": Kind("gauge", "{try}", "Failed tries in a row"),
     "streamwarden.health": Kind("gauge", "{level}", "By health rule: 0 ok, 1 warn, 2 critical", ("rule",)),
 }
-"""Every metric by its OpenTelemetry name. docs/observability.md lists them; a test compares."""
+"""Every metric by its OpenTelemetry name. docs/observability.md lists them; a test compares both."""
 
-# Spark's name: (ours, factor). Spark gives durations in milliseconds.
+# Spark's name: (our name, factor). Spark's durations are in milliseconds.
 _STORE = {
     "rocksdbPinnedBlocksMemoryUsage": ("streamwarden.rocksdb.pinned.memory", 1.0),
     "rocksdbSstFileSize": ("streamwarden.rocksdb.sst.size", 1.0),
@@ -133,22 +133,21 @@ Values = Iterable[tuple[float, Labels]]
 
 
 class DriverMetrics:
-    """Keeps the metrics of one driver.
+    """Holds the metrics of one driver.
 
-    :meth:`batch` and :meth:`failed_try` change numbers in memory, and nothing else. Gauges are read when somebody
-    collects, from the newest batch and from `view`. A driver that starts anew counts from 0 again, as
-    Prometheus expects.
+    :meth:`batch` and :meth:`failed_try` only change numbers in memory. Gauges are read at collection, from the newest
+    batch and from `view`. A restarted driver counts from 0 again, as Prometheus expects.
 
     Parameters
     ----------
     provider
-        Where the metrics go.
+        Creates the instruments and exports them.
     job
         The job: the label of every metric.
     view
-        Tells the driver's state.
+        Returns the driver's state.
     health
-        Tells how well the job is, as its supervisor concludes it; None where that can't be told now.
+        Returns the job's health, as its supervisor concludes it; None if it can't be determined now.
     """
 
     def __init__(
@@ -169,7 +168,7 @@ class DriverMetrics:
             if kind.type == "counter":
                 self._counters[name] = meter.create_counter(name, kind.unit, kind.text)
                 if not kind.labels:
-                    # There from the start: the rate of a first event is seen only where a 0 stood before it.
+                    # Present from the start: the rate of a first event needs a 0 before it.
                     self._counters[name].add(0, self._labels())
             elif kind.type == "histogram":
                 self._histograms[name] = meter.create_histogram(
@@ -200,7 +199,7 @@ class DriverMetrics:
             meter.create_observable_gauge(name, [self._observed(read)], kind.unit, kind.text)
 
     def batch(self, done: BatchProgress) -> None:
-        """Count a committed batch, once."""
+        """Count a committed batch once."""
         for name, value in (
             ("streamwarden.batches", 1),
             ("streamwarden.rows.in", done.rows_in),
@@ -263,7 +262,7 @@ class DriverMetrics:
         if health is None:
             return []
         found = {finding.rule: finding.level.rank for finding in health.findings}
-        # Every rule, so that the end of an alarm is seen as a 0.
+        # All rules, so that the end of an alarm appears as a 0.
         return [(found.get(rule, 0), {"rule": rule}) for rule in RULES]
 
 

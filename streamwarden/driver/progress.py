@@ -1,4 +1,4 @@
-"""From Spark's progress events to the progress documents."""
+"""Convert Spark's progress events to the progress documents."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ __all__ = ["ProgressListener", "batch_progress", "late_rows"]
 _log = logging.getLogger(__name__)
 _KEPT = 50
 
-# Of some forty that Spark reports of each operator: those that a health rule or a person at night asks for. They are
-# sums over its stores, of one batch each but for the first two and the last, which are as of now.
+# Of about forty metrics that Spark reports of each operator: those that a health rule or a person on call needs. They
+# are sums over its stores, for one batch; the first two and the last are current values.
 _STORE_METRICS = (
     "rocksdbPinnedBlocksMemoryUsage",
     "rocksdbSstFileSize",
@@ -57,15 +57,15 @@ _STORE_METRICS = (
 def late_rows(progress: StreamingQueryProgress, checkpoint: CheckpointReader) -> int:
     """Return how many input rows a batch dropped as late.
 
-    Exact where the job observes its events' ends; else Spark's own count, which is exact for operators that see input
-    rows and not partial aggregates.
+    Exact if the job observes its events' ends. Otherwise it is Spark's own count, which is exact for operators that
+    receive input rows and not partial aggregates.
     """
     observed = (progress.observedMetrics or {}).get(EVENT_ENDS)
     if observed is None:
         dropped: int = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
         return dropped
     histogram = observed["histogram"] or []
-    # A batch drops by the watermark of the batch before it: its own is for evicting state afterwards.
+    # A batch drops rows by the watermark of the batch before it: its own only evicts state afterwards.
     before = checkpoint.offsets(progress.batchId - 1) if progress.batchId > 0 else None
     watermark_ms = before.watermark_ms if before else 0
     late: float = sum(bin_["y"] for bin_ in histogram if bin_["x"] * 1000 <= watermark_ms)
@@ -82,10 +82,10 @@ def batch_progress(
     at: datetime | None = None,
     backlog: Backlog | None = None,
 ) -> BatchProgress:
-    """Translate one progress event.
+    """Translate a progress event.
 
-    Where the source is `files`, Spark counts those; the rows in are then the rows that the job found in them. `at` is
-    when the batch was done, by default now.
+    For a `files` source, Spark counts files; the input rows are then the rows that the job found in them. `at` is the
+    time when the batch was done, by default now.
     """
     watermark = _time(progress.eventTime.get("watermark"))
     newest = _time(progress.eventTime.get("max"))
@@ -137,16 +137,16 @@ def _source(progress: StreamingQueryProgress, backlog: Backlog) -> SourceProgres
     try:
         return backlog.after(source.startOffset, source.endOffset, source.latestOffset, source.numInputRows)
     except (OSError, StreamwardenError, ValueError):
-        # How much is left is worth a warning, and not the batch's whole report.
+        # A missing backlog is worth a warning, but must not cost the batch's whole report.
         _log.warning("batch %d: can't tell what is left of the source", progress.batchId, exc_info=True)
         return None
 
 
 class _JsonEvents(JStreamingQueryListener):
-    """Takes a progress event from the JVM as one JSON text.
+    """Receives a progress event from the JVM as one JSON text.
 
-    PySpark's own asks the JVM for each field. The end of each of its maps and lists is an exception there, for which
-    fourteen names are looked up in all jars: a sixth of the CPU time of a job with small batches.
+    PySpark's own listener calls the JVM for each field. There the end of each map and list is an exception, for which
+    fourteen names are looked up in all jars. That is a sixth of the CPU time of a job with small batches.
     """
 
     def onQueryProgress(self, jevent: Any) -> None:  # noqa: N802
@@ -156,7 +156,7 @@ class _JsonEvents(JStreamingQueryListener):
 
 @dataclass(frozen=True)
 class _Told:
-    """What Spark told of a batch, with what is known in that moment only: a store's outage may hold its report up."""
+    """Spark's report of a batch, with what is only known at that moment: a store outage may delay its writing."""
 
     progress: StreamingQueryProgress
     at: datetime
@@ -166,27 +166,27 @@ class _Told:
 class ProgressListener(StreamingQueryListener):
     """Writes the progress and totals documents after each batch.
 
-    An exception here is logged and does not end the query: the job's work goes before its reports.
+    An exception here is logged and does not end the query: the job's work takes precedence over its reports.
 
     Parameters
     ----------
     documents, incarnation, generation
-        Whose progress it is.
+        The driver whose progress it is.
     checkpoint
-        For the watermarks.
+        Reads the watermarks.
     counts
-        Looks up what a batch wrote.
+        Looks up the row counts of a batch.
     committed
         Called with each committed batch.
     idle
-        Called when Spark found nothing new in the source.
+        Called when Spark found no new input in the source.
     tries
-        Tells how many tries the batch took that has just been committed, with the failed ones of those before it that
-        `committed` was not called with yet.
+        Returns the number of tries of the batch that has just been committed. It includes failed tries of earlier
+        batches for which `committed` was not yet called.
     backlog
         Measures the source.
     after
-        Batches up to this one are not this generation's: a query that was started ahead has run the last of them again.
+        Batches up to this one belong to an earlier generation: a query that was started ahead has replayed the last.
     files
         Whether the source's rows are files.
     """
@@ -230,20 +230,20 @@ class ProgressListener(StreamingQueryListener):
         return jvm.PythonStreamingQueryListenerWrapper(_JsonEvents(self))
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Do nothing: the driver says itself when it started."""
+        """Do nothing: the driver itself reports its start."""
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: ARG002, N802
-        """Pass it on: a query without new data runs no batches, and is well."""
+        """Forward the event: a query without new input runs no batches, and is healthy."""
         self.catch_up()
         self._idle()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: ARG002, N802
-        """Report what still waits for it: there may be no other event. The driver looks at its query itself."""
+        """Report waiting batches: no other event may follow. The driver monitors its query itself."""
         self.catch_up()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Report a batch."""
-        # Spark also sends events for triggers that found nothing to do, under the id of the batch that comes next.
+        # Spark also sends events for triggers that found no input, with the id of the next batch.
         if "addBatch" not in event.progress.durationMs:
             self.catch_up()
             return
@@ -255,16 +255,16 @@ class ProgressListener(StreamingQueryListener):
 
     @property
     def _last(self) -> int:
-        """The last batch that was told of."""
+        """The last batch that was reported."""
         return self._recent[-1].batch if self._recent else self._after
 
     def catch_up(self) -> None:
-        """Report what the store was away for, if it is back."""
+        """Report what a store outage has delayed, if the store is available again."""
         with self._lock:
             self._report_all()
 
     def _report_all(self) -> None:
-        """Report what waits for it. What the store was away for waits for the next event."""
+        """Report all waiting batches. What a store outage delays waits for the next event."""
         while self._unreported:
             told = self._unreported[0]
             try:
@@ -300,7 +300,7 @@ class ProgressListener(StreamingQueryListener):
         self._uncounted = [*self._uncounted, done][-_KEPT:]
         self._written = False
         try:
-            # Before the heartbeat: who has seen that tell of a batch finds it here, too.
+            # Write before the heartbeat: if the heartbeat shows a batch, its progress must already be here.
             self._write()
         finally:
             self._committed(done)
@@ -367,5 +367,5 @@ def _time(text: Any) -> datetime | None:
 
 
 def _finite(number: float | None) -> float:
-    # Spark divides by a duration that may be 0 ms. Its JSON leaves out what is not a number then.
+    # Spark divides by a duration that may be 0 ms. Its JSON then omits the undefined value.
     return number if number is not None and math.isfinite(number) else 0.0

@@ -1,4 +1,4 @@
-"""Writing every batch into the table ``job_progress``, beside the batches and never in their way."""
+"""Write every batch into the table ``job_progress``, in parallel to the batches and without delaying them."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ __all__ = ["BatchRecorder"]
 _log = logging.getLogger(__name__)
 
 _HELD = 1000
-"""Rows held while the table can't be written: a night of minutes. Older ones are dropped then."""
+"""Rows held while the table can't be written: a night with a batch per minute. Then older rows are dropped."""
 
 _AFTER_START_S = 10.0
-"""Until the table is opened for what earlier incarnations left. 10 s: a start and its first batch are mostly over."""
+"""Seconds until the table is opened for rows of earlier incarnations. 10 s: a start and its first batch take less."""
 
 _LOOKED_BACK = 20
-"""Incarnations that are looked through for rows that they did not get to write."""
+"""Earlier incarnations that are searched for unwritten rows."""
 
 _OLDEST = timedelta(days=7)
-"""Of those, none that ended longer ago: the table forgets after 30 days what it has of an incarnation."""
+"""Maximum age of their end: after 30 days the table forgets the transactions of an incarnation."""
 
 
 class BatchRecorder:
-    """Collects batches, and appends them in a thread of its own: after a while, after some, and at the end.
+    """Collects batches, and appends them in its own thread: after some time, after some batches, and at the end.
 
-    First it appends what earlier incarnations of the job reported and did not get to append. So a batch that is in a
-    progress document is in the table once; what a killed driver had committed and not yet reported is in neither.
+    First it appends what earlier incarnations of the job reported and did not append. So a batch in a progress document
+    is in the table once. A batch that a killed driver had committed and not yet reported is in neither.
 
-    A table that can't be written costs warnings only. Its rows wait, up to a thousand of them.
+    If the table can't be written, this only causes warnings. Its rows wait, up to a thousand of them.
 
     Parameters
     ----------
     workspace, job, incarnation, generation
-        Whose batches they are.
+        The driver whose batches they are.
     spec
         When they are written.
     """
@@ -68,11 +68,11 @@ class BatchRecorder:
         self._thread = threading.Thread(target=self._work, name="job_progress", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the thread."""
         self._thread.start()
 
     def add(self, done: BatchProgress) -> None:
-        """Take a batch. Returns at once."""
+        """Add a batch. Returns at once."""
         with self._lock:
             self._held.append(done)
             if len(self._held) > _HELD:
@@ -82,7 +82,7 @@ class BatchRecorder:
                 self._due.set()
 
     def close(self, timeout: float) -> bool:
-        """Write what is left, once; return whether all of it was written within `timeout` seconds."""
+        """Write the remaining rows, once; return whether all were written within `timeout` seconds."""
         self._closing.set()
         self._due.set()
         self._thread.join(timeout)
@@ -93,12 +93,12 @@ class BatchRecorder:
 
     @property
     def held(self) -> int:
-        """Batches that wait to be written."""
+        """Number of batches that wait to be written."""
         return len(self._held)
 
     @cached_property
     def _table(self) -> ProgressTable:
-        # Here, in the thread and after a while: pyarrow and delta-rs take a good part of a second of a start's time.
+        # Imported here, late and in the thread: pyarrow and delta-rs would add a good part of a second to a start.
         from streamwarden.formats.progress_table import ProgressTable
 
         return ProgressTable(self._workspace)
@@ -108,17 +108,17 @@ class BatchRecorder:
         recovered = False
         due = self._due.wait(min(self._every, _AFTER_START_S))
         while True:
-            # In this order: what is said after a look wakes the wait.
+            # Clear first: what is added after the check then wakes the wait.
             self._due.clear()
             closing = self._closing.is_set()
             try:
-                # Before our own: the table then says of an incarnation that has rows that those before it have theirs.
+                # Before our own rows: if an incarnation has rows in the table, so do the incarnations before it.
                 recovered = recovered or self._recover()
                 if due or closing:
                     self._flush()
                 trouble = ""
             except Exception as error:
-                # Nothing here may end this thread: rows go on being held. Said once, and not every half minute.
+                # No exception may end this thread: rows are still held. Logged once, not every half minute.
                 known = isinstance(error, StreamwardenError)
                 said = error.code if isinstance(error, StreamwardenError) else type(error).__name__
                 if said != trouble:
@@ -126,7 +126,7 @@ class BatchRecorder:
                 trouble = said
             if closing:
                 return
-            # In trouble, more rows are no reason to try sooner.
+            # After a failure, more rows are no reason to retry sooner.
             (self._closing if trouble else self._due).wait(self._every)
             due = True
 
@@ -139,11 +139,11 @@ class BatchRecorder:
         if rows:
             self._table.append(self._job, self._incarnation, self._generation, rows)
             with self._lock:
-                # Some may have come meanwhile; some of those written may have been dropped.
+                # New rows may have arrived meanwhile; some of the written rows may have been dropped.
                 self._held = [done for done in self._held if done.batch > rows[-1].batch]
 
     def _recover(self) -> bool:
-        """Append what earlier incarnations reported and did not write, and return True."""
+        """Append what earlier incarnations reported and did not append, and return True."""
         earlier = [name for name in self._documents.incarnations() if name < self._incarnation]
         left = []
         for name in reversed(earlier[-_LOOKED_BACK:]):
@@ -157,7 +157,7 @@ class BatchRecorder:
                 heartbeat = self._documents.heartbeat(name).read()
                 left.append((name, heartbeat.generation if heartbeat else 0, progress.recent))
             if there is not None:
-                # What it wrote, it wrote after it had done this for those before it.
+                # An incarnation writes its own rows only after those of the incarnations before it.
                 break
         for name, generation, recent in reversed(left):
             added = self._table.append(self._job, name, generation, recent)

@@ -1,4 +1,4 @@
-"""What a driver will do for its job, done before in a folder that goes afterwards, when nobody waits for it."""
+"""Rehearse a driver's work for its job in a temporary folder, while nobody waits for it."""
 
 from __future__ import annotations
 
@@ -33,44 +33,44 @@ _log = logging.getLogger(__name__)
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 
 _BATCHES = 3
-"""At most. The second takes about a third of the first; the fourth is no faster than the third."""
+"""Maximum. The second batch takes about a third of the first; the fourth is no faster than the third."""
 
 _SECONDS = 30.0
-"""Until a rehearsal is over, wherever it stands: of a source whose commits are large one batch may take minutes."""
+"""Seconds until a rehearsal is ended at any point: if a source's commits are large, one batch may take minutes."""
 
 _RECORDS = 1000
-"""A batch of Kafka's. 1000: enough to be computed like a large one, and a moment's work."""
+"""Records in a Kafka batch. 1000: enough to be computed like a large batch, and quick."""
 
 _INTERVAL = timedelta(seconds=1)
-"""Short, and long enough for it to be stopped between two batches."""
+"""Short, and long enough to be stopped between two batches."""
 
 _CHECKPOINT = "checkpoint"
 _POLL_S = 0.1
 
 
 def rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, module: StreamingJob, *, state: bool) -> None:
-    """Run the job's own query for some batches, with a checkpoint and tables in a folder that goes afterwards.
+    """Run the job's own query for some batches, with a checkpoint and tables in a temporary folder.
 
-    A JVM's first batch takes three times as long as its second: classes are loaded and compiled, queries planned. A
-    driver that stands by has the time for it; its job, once it is stopped, has not. A little of the job's source is
-    read, a file or a commit a batch: of a table what was committed last, of a folder or a topic what a first start
-    would begin with, the oldest as a rule. Nothing of the job's is written. A rehearsal that fails is told in the log
-    and hinders nothing. On a cluster there is none, nor where the source has nothing.
+    A JVM's first batch takes three times as long as its second, because classes are loaded and compiled and queries
+    planned. A standby driver has time for that; a stopped job has not. The rehearsal reads a little of the job's
+    source, one file or commit per batch. From a table it reads the newest commits; from a folder or topic what a first
+    start reads first, usually the oldest. It writes nothing of the job's. A failure is logged and has no other effect.
+    There is no rehearsal on a cluster, nor if the source is empty.
 
     Parameters
     ----------
     session
-        The driver's.
+        The driver's session.
     workspace, spec, module
         The job.
     state
-        Whether to digest and to repartition the state, too.
+        Whether to rehearse the digest and the repartition of the state, too.
     """
     if not str(session.sparkContext.master).startswith("local"):
-        # A cluster's executors have other folders, and are another driver's until then.
+        # A cluster's executors have other folders, and until the takeover they belong to another driver.
         return
     own = session.newSession()
-    # S3's refuses local folders.
+    # S3's file manager rejects local folders.
     own.conf.set(_FILE_MANAGER, BASE[_FILE_MANAGER])
     try:
         if missing_source(session, workspace, spec) is not None:
@@ -85,7 +85,7 @@ def rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, module:
 
 
 def _run(session: SparkSession, workspace: Workspace, spec: JobSpec, module: StreamingJob, folder: Path) -> bool:
-    """Tell whether it came to its end; if not, a batch may be left begun, and its state cannot be worked on."""
+    """Return whether it completed; if not, a batch may be left begun, and its state is unusable."""
     sinks = {
         sink.output: DeltaSink(session, str(folder / sink.output), sink, module.OUTPUTS[sink.output], "rehearsal")
         for sink in spec.sinks
@@ -121,7 +121,7 @@ def _little(source: Source) -> dict[str, int]:
 
 def _some(session: SparkSession, workspace: Workspace, spec: JobSpec, folder: Path) -> DataFrame:
     if isinstance(spec.source, FileSource):
-        # Of the newest files: older ones may be archived by now.
+        # Uses the newest files: older files may be archived by now.
         files = sorted(landing_folder(workspace, spec.source).look().files.values(), key=lambda file: file.modified_ms)
         plans = Plans(LocalStorage(folder), "plans")
         plans.make_folder()
@@ -135,20 +135,20 @@ def _some(session: SparkSession, workspace: Workspace, spec: JobSpec, folder: Pa
 
 
 def _is_enough(session: SparkSession) -> bool:
-    """Tell whether all batches are done, or there is nothing left to read."""
+    """Return whether all batches are done, or no input is left."""
     for query in session.streams.active:
         took = [one.durationMs["triggerExecution"] for one in query.recentProgress if "addBatch" in one.durationMs]
         if len(took) >= _BATCHES:
             return True
         status = query.status
-        # Before its first progress it has not looked yet.
+        # Before its first progress the query has not looked for input yet.
         if query.lastProgress and not status["isTriggerActive"] and not status["isDataAvailable"]:
             return True
     return False
 
 
 def _open_outputs(session: SparkSession, workspace: Workspace, spec: JobSpec) -> None:
-    """Read the logs of the job's tables: later only what was committed since is read."""
+    """Read the logs of the job's tables: afterwards only later commits need to be read."""
     for sink in spec.sinks:
         if DeltaLog(workspace.files, f"tables/{sink.table}").latest is not None:
             _ = session.read.format("delta").load(workspace.table(sink.table)).schema

@@ -1,8 +1,8 @@
-"""Redistributing a stopped query's state over another number of partitions: the one place that calls Spark for it.
+"""Redistribute a stopped query's state over another number of partitions; only this module calls Spark for it.
 
 Spark 4.2's ``StreamingCheckpointManager.repartition`` is private and evolving. It writes a batch N+1 that reads no
-input and holds the state of batch N in the other number of partitions. A try that was killed is to be repeated with the
-same number. Only ever given a copy.
+input and holds the state of batch N in the new number of partitions. A killed try must be repeated with the same
+number. Use it only on a copy.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ _UNSUPPORTED = ("UNSUPPORTED_", "MISSING_OFFSET_SEQ_METADATA")
 
 
 def repartition(session: SparkSession, checkpoint: str, partitions: int) -> None:
-    """Redistribute the state of a checkpoint, in place. Done already, it does nothing.
+    """Redistribute the state of a checkpoint, in place. Does nothing if this is already done.
 
     Parameters
     ----------
     session
         A session with the job's settings.
     checkpoint
-        Its folder, as Spark writes to it.
+        The checkpoint's folder, in the form that Spark writes to.
     partitions
-        How many there shall be.
+        The new number of partitions.
 
     Raises
     ------
     StreamwardenError
-        ``RESCALE_UNSUPPORTED`` for an operator, a provider or a version that Spark refuses; ``RESCALE_FAILED`` for
-        whatever else it says.
+        ``RESCALE_UNSUPPORTED`` for an operator, a provider or a version that Spark rejects; ``RESCALE_FAILED`` for
+        its other errors.
     Exception
-        Py4J's, where no answer came: see :func:`~streamwarden.driver.jvm.is_unanswered`.
+        Py4J's, if there was no answer: see :func:`~streamwarden.driver.jvm.is_unanswered`.
     """
     try:
         with plain_path(checkpoint) as path:
             session._streamingCheckpointManager.repartition(path, partitions)
     except Exception as error:
         if is_unanswered(error):
-            # Not Spark's word: the JVM may be gone, and who asks for it knows by what it ended.
+            # Not Spark's error: the JVM may be gone, and the caller determines how it ended.
             raise
         condition = _CONDITION.search(str(error))
         if condition is not None and condition[1] == _DONE:
-            # A try that was killed after its commit.
+            # An earlier try was killed after its commit.
             return
         refused = condition is not None and condition[1].startswith(_UNSUPPORTED)
         raise StreamwardenError("RESCALE_UNSUPPORTED" if refused else "RESCALE_FAILED", headline(error)) from error

@@ -1,4 +1,4 @@
-"""Finishing batches that another query has written already: for their state alone."""
+"""Finish batches that another query has already written, only to compute their state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Replay:
     Parameters
     ----------
     session
-        One with the job's settings.
+        A session with the job's settings.
     workspace, spec
         The job.
     """
@@ -33,26 +33,26 @@ class Replay:
 
     @functools.cached_property
     def rows(self) -> DataFrame:
-        """The job's streaming DataFrame, of which several queries can be started."""
+        """The job's streaming DataFrame, from which several queries can be started."""
         module = load_module(self._spec)
         source = open_source(self._session, self._workspace, self._spec)
         return module.transform(source, settings_for(self._spec, module))
 
     def __call__(self, checkpoint: str) -> list[int]:
-        """Finish the batch that was begun in a checkpoint, by its URI; return the rows of each operator's state.
+        """Finish the batch that was begun in a checkpoint, given by URI; return the rows of each operator's state.
 
-        Its rows are computed and written nowhere. Where no batch was begun, another one is: see that there is one.
+        Its rows are computed and not written. If no batch was begun, this begins one: the caller must ensure a batch.
 
         Raises
         ------
         pyspark.errors.StreamingQueryException
-            What the batch failed by.
+            The batch's error.
         """
         query = (
             self.rows.writeStream.queryName(f"{self._spec.name} replay")
             .outputMode("update")
             .option("checkpointLocation", checkpoint)
-            # Of one batch, which is the one begun; `availableNow` would go on behind it.
+            # Exactly one batch, the one begun; `availableNow` would continue after it.
             .trigger(once=True)
             .foreachBatch(write_nowhere)
             .start()
@@ -63,10 +63,10 @@ class Replay:
 
 
 def write_nowhere(batch: DataFrame, _: int) -> None:
-    """Compute a batch's rows, and with them its state, and keep none of them."""
+    """Compute a batch's rows, and with them its state, and discard the rows."""
     try:
-        # All of it, whatever it is: state is written by the way.
+        # Compute all rows: the state is written as a side effect.
         batch.write.format("noop").mode("overwrite").save()
     except Exception as error:
-        # No more than a line: see RunningQuery, on what Spark does with a long one.
+        # Only one line: see RunningQuery about Spark and long texts.
         raise RuntimeError(headline(error)) from None

@@ -75,13 +75,13 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _LAST_METRICS_S = 5.0
 _LAST_ROWS_S = 20.0
-"""What an end waits at most for a collector, and for the table of batches. The lease is renewed meanwhile."""
+"""Maximum seconds that the end waits for a collector, and for the table of batches. The lease is renewed meanwhile."""
 
 _NOT_HERE = ("OUT_OF_MEMORY", "JVM_DIED")
-"""Failures that may pass, but not in this process: its JVM is gone, or about to go."""
+"""Transient failures that this process can't survive: its JVM is gone, or about to go."""
 
 _READ_AGAIN = ("SOURCE_SCHEMA_CHANGED",)
-"""Failures that one look at the source as it is now may cure, and a second one can't."""
+"""Failures that reading the source's current schema once may fix; a second time can't help."""
 
 
 class Driver:
@@ -90,15 +90,15 @@ class Driver:
     Parameters
     ----------
     workspace
-        Where.
+        The workspace of the job.
     job
-        The job's name; its spec is the deployed one (the desired document), not the YAML of this moment.
+        The job's name; its spec is the deployed one (the desired document), not the current YAML.
     incarnation
         The id of this process's run.
     records
-        The context of log records, to be told of the batch in flight.
+        The context of log records, which gets the batch in flight.
     prepared
-        Of a driver that stood by; default a new session.
+        What a standby driver has prepared; default a new session.
     """
 
     def __init__(
@@ -132,9 +132,9 @@ class Driver:
         self._versions: dict[str, str] = {}
         self._notes: list[str] = []
         self._failures = 0
-        # The listener's thread takes away what this one counts.
+        # The listener's thread resets the count that this thread increments.
         self._counting = threading.Lock()
-        # The batch after which the source was read again for its columns; none yet.
+        # The batch after which the source's columns were read again; none yet.
         self._read_again: tuple[int | None] | None = None
         self._stop = threading.Event()
         self._stop_requests: list[str] = []
@@ -174,12 +174,12 @@ class Driver:
         if desired is None:
             raise StreamwardenError("NOT_DEPLOYED", self._job)
         spec, self._digest = desired.spec, desired.digest
-        # A holder that died on another machine is waited out; one that lives ends this driver within a heartbeat.
+        # Waits until the lease of a holder that died on another machine expires; a live holder ends this driver.
         lease = self._lease.acquire(wait=self._workspace.profile.lease + timedelta(seconds=2))
         self._epoch = lease.epoch
         self._open_metrics()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-        # Not before the lease: the JVM of a killed one may still have worked there.
+        # Only after the lease is acquired: the JVM of a killed driver may still have worked there.
         for dead in work_dirs.sweep(self._workspace, self._job):
             _log.info("what driver %s had left on this machine's disk is removed", dead)
         reference = self._checkpoint_ref()
@@ -200,7 +200,7 @@ class Driver:
             "streamwarden": __version__,
             "job": str(module.VERSION),
         }
-        # Refused before Spark starts.
+        # Validate before Spark starts.
         settings_for(spec, module)
         checkpoint = CheckpointReader(self._workspace.storage, reference.path)
         checkpoint.check()
@@ -268,7 +268,7 @@ class Driver:
             except AnalysisException as error:
                 raise self._not_to_be_opened(spec, error) from error
             except Exception as error:
-                # The store of the source or the checkpoint is away, as a rule; that is a failed try like any other.
+                # Usually the store of the source or the checkpoint is unavailable; a failed try like any other.
                 failure = Failure.of(error)
             else:
                 self._query = query
@@ -277,7 +277,7 @@ class Driver:
             if failure is None:
                 self._say(DriverState.STOPPING, "finishing the batch in flight")
                 query.stop()
-                # Spark's own word of the query's end comes from another thread: a savepoint may be taken before it.
+                # Spark reports the query's end from another thread: a savepoint may be taken before that.
                 listener.catch_up()
                 self._batch = checkpoint.last_commit()
                 self._query_ended = True
@@ -306,7 +306,7 @@ class Driver:
         return RunningQuery(spec, rows, writer, self._workspace.uri(reference.path), checkpoint)
 
     def _query_ahead(self, reference: CheckpointRef, writer: BatchWriter) -> RunningQuery | None:
-        """Return the query that was started before the lease was taken, once, if it is the one to run."""
+        """Return the query that was started before the lease was acquired, once, if it is the one to run."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return None
@@ -316,7 +316,7 @@ class Driver:
         return ahead.release(writer, self._author)
 
     def _watch(self, query: RunningQuery) -> Failure | None:
-        """Wait; return None once a stop was asked for, or what ended the query."""
+        """Wait; return None if a stop was requested, or the failure that ended the query."""
         while not self._stop.wait(_POLL_S):
             if self._fatal is not None:
                 query.abandon()
@@ -327,7 +327,7 @@ class Driver:
         return None
 
     def _survive(self, spec: JobSpec, failure: Failure) -> None:
-        """Count a failed try and wait, or raise if there were too many in a row, or another one can't help."""
+        """Count a failed try and wait; raise after too many consecutive failures, or if another try can't help."""
         if self._fatal is not None:
             raise self._fatal
         with self._counting:
@@ -337,7 +337,7 @@ class Driver:
         cause = self._explain(failure)
         _log.error("try %d of the batch after %s failed: %s", self._failures, self._batch, cause.trace)
         hopeless = cause.code is not None and not CATALOGUE[cause.code].retryable
-        # Whatever failed before, and however few failures the job takes: it is no failure of the job's.
+        # Independent of earlier failures and of the job's limit: this is not a failure of the job.
         again = cause.code in _READ_AGAIN and self._read_again != (self._batch,)
         if again:
             self._read_again = (self._batch,)
@@ -355,7 +355,7 @@ class Driver:
 
     def _explain(self, failure: Failure) -> Cause:
         cause = explain(failure, job_file=self._job_file, places=self._places)
-        # Of a JVM that is gone every call says something else, and nothing that helps; its log may know.
+        # After a JVM's death every call raises a different, useless error; its log may contain the cause.
         gone = not failure.text or is_unanswered(failure.error)
         ended = jvm_end(self._session, self._logs, gone=gone)
         return cause if ended is None else Cause(*ended, cause.trace)
@@ -365,19 +365,19 @@ class Driver:
         cause = explain(failure, job_file=self._job_file, places=self._places)
         code = cause.code
         if code is None and "[DELTA_SCHEMA_NOT_SET]" in failure.text:
-            # What Delta says of a table whose log is gone; that there was one is why this driver came so far.
+            # Delta's error for a table whose log is gone; this driver came so far only because the table existed.
             code = "SOURCE_DATA_GONE"
         self._trace = cause.trace
         if code == "JOB_CODE_FAILED":
-            # Final, other than in a batch, whose rows may be at fault: what can't be analyzed now can't be later.
+            # Final, unlike in a batch, whose rows may be the cause: what can't be analyzed now can't be later.
             return StreamwardenError(code, f"{spec.name}: {cause.line}", retryable=False)
         return StreamwardenError(code or "SOURCE_INVALID", f"{spec.name}: {headline(error)}")
 
     def _is_suspended(self) -> bool:
-        """Tell whether the job was stopped while this driver was launched, when there was nobody to ask yet.
+        """Return whether the job was stopped while this driver was launched and could not yet be asked to stop.
 
-        Whoever stops it later finds this driver. And whoever starts one, an operation too, has first written that the
-        job is to run.
+        A later stop finds this driver. And every process that starts a driver, also an operation, has first written
+        that the job is wanted.
         """
         desired = self._documents.desired.read()
         if desired is None or desired.state != "suspended":
@@ -387,11 +387,11 @@ class Driver:
 
     def _open_session(self, spec: JobSpec) -> SparkSession:
         self._session = self._prepared or start_session(self._workspace, spec, self._incarnation)
-        # Each version of a table says in its history who wrote it.
+        # Each version of a table names its author in the table's history.
         self._session.conf.set(AUTHOR, self._author)
         jvm = jvm_of(self._process)
         if jvm is not None:
-            # A killed driver's JVM lives on for a moment; its successor waits for it to be gone.
+            # A killed driver's JVM lives on for a moment; its successor waits until it is gone.
             self._lease.renew(jvm=jvm)
         return self._session
 
@@ -412,7 +412,7 @@ class Driver:
             seen = observe(self._workspace, self._job)
             memory = self._documents.supervision.read() or Supervision()
         except (OSError, StreamwardenError):
-            # Asked by whoever collects metrics: a store that is away shows in the heartbeat.
+            # Called at the collection of metrics: the heartbeat already shows that a store is unavailable.
             return None
         return assess(seen, memory, decide(seen, memory))
 
@@ -431,7 +431,7 @@ class Driver:
             if self._fatal is not None:
                 raise self._fatal
         if self._state is DriverState.WAITING:
-            # Until now there was nothing to read. Counted from the launch, its first batch would be late at once.
+            # Until now there was no source to read. Counted from the launch, its first batch would be late at once.
             self._idle_at = utc_now()
 
     def _checkpoint_ref(self) -> CheckpointRef:
@@ -452,13 +452,13 @@ class Driver:
         return first
 
     def _guard(self) -> None:
-        """Raise if this driver may not write: called before everything that it does to a table."""
+        """Raise if this driver may not write: called before every write to a table."""
         if self._fatal is not None:
             raise self._fatal
         try:
             self._lease.renew()
         except StreamwardenError as error:
-            # Documents that can't be reached fail this try of the batch; the next one asks again.
+            # If the documents are unreachable, this try of the batch fails; the next one checks again.
             if error.code == "LEASE_LOST":
                 self._fatal = error
             raise
@@ -472,17 +472,17 @@ class Driver:
             self._recorder.add(done)
         if self._arrivals is not None:
             self._arrivals.batch_ended(done)
-        # Last: the heartbeat, which is written beside this, tells of what is on record.
+        # Last: the heartbeat, written in parallel, reports only what is recorded.
         first, self._writes = not self._writes, True
         self._batch = done.batch
         self._idle = False
-        # Of that batch: a late report comes when the tries of the next one may have begun.
+        # The tries of that batch: its report may come after the next batch's tries have begun.
         with self._counting:
             self._failures = max(self._failures - (done.tries - 1), 0)
         if self._state is DriverState.RUNNING:
             self._reason = f"batch {done.batch} committed"
         if first:
-            # Whoever started this driver waits for this batch, and not for the next heartbeat.
+            # The process that started this driver waits for this batch: do not wait for the next heartbeat.
             self._say(self._state, self._reason)
 
     def _wake(self) -> None:
@@ -494,7 +494,7 @@ class Driver:
         self._idle_at = utc_now()
 
     def _request_stop(self, why: str) -> None:
-        # First: whatever becomes of the log, the stop counts.
+        # First: the stop takes effect even if logging fails.
         self._stop.set()
         _log.info("stop: %s", why)
 
@@ -504,7 +504,7 @@ class Driver:
         try:
             self._write_heartbeat()
         except StreamwardenError as error:
-            # The next heartbeat says the same.
+            # The next heartbeat repeats it.
             if not error.retryable:
                 raise
             _log.warning("heartbeat: %s", error)
@@ -514,11 +514,11 @@ class Driver:
         renewed = time.monotonic()
         trouble = ""
         told = False
-        # Requests are looked for more often than the lease is renewed: an operator waits for them.
+        # Requests are polled more often than the lease is renewed: an operator waits for them.
         while not self._ended.wait(min(every, 0.5) if told else 0):
             try:
                 if not told:
-                    # Once: if it can't be written, the next heartbeat says how things are by then.
+                    # Only once: if it can't be written, the next heartbeat contains the then current state.
                     told = True
                     self._say(DriverState.STARTING, "lease taken")
                 self._read_requests()
@@ -533,16 +533,16 @@ class Driver:
                 if error.code == "LEASE_LOST":
                     self._fatal = error
                     return
-                # Said once, and not twice a second.
+                # Logged once, not twice a second.
                 if error.code != trouble:
                     _log.warning("heartbeat: %s", error)
                 trouble = error.code
             except Exception as error:
-                # Whatever it is, it must not end this thread: a driver that works would count as silent, and be killed.
-                # Where the documents can't be reached, the lease runs out, and the guard then refuses commits.
+                # No exception may end this thread: a working driver would count as silent, and be killed. If the
+                # documents are unreachable, the lease expires, and the guard then rejects commits.
                 if self._ended.is_set():
                     return
-                # Once, too: a traceback twice a second fills the disk that may be full already.
+                # Also only once: a traceback twice a second fills a disk that may already be full.
                 if repr(error) != trouble:
                     _log.exception("heartbeat")
                 trouble = repr(error)
@@ -583,9 +583,9 @@ class Driver:
         if self._ahead is not None:
             self._ahead.drop()
         if self._session is not None:
-            # Before the lease goes back: until then nobody else may write.
+            # Before the lease is released: until then nobody else may write.
             end_jvm(self._session)
-        # Before its end is written down: whoever waits for that finds every batch in the table.
+        # Before the exit is recorded: then every batch is in the table when the exit is visible.
         if self._recorder is not None:
             self._recorder.close(_LAST_ROWS_S)
         if self._export is not None:
@@ -604,14 +604,14 @@ class Driver:
                 self._documents.result(request).write(RequestResult(id=request, at=now, outcome="done", detail=detail))
             self._lease.release()
         except (OSError, StreamwardenError) as unsaid:
-            # The store is away, or its disk full, which may be why this driver ends. Its supervisor sees a dead one,
-            # and starts the next.
+            # The store is unavailable, or its disk full, which may be why this driver ends. Its supervisor sees a dead
+            # driver, and starts the next.
             _log.error("its end could not be written down: %s", unsaid)
         _log.info("%s after batch %s", outcome, self._batch)
 
 
 def _check_tables(workspace: Workspace, spec: JobSpec) -> None:
-    """Refuse tables whose logs are damaged: Delta would read them as younger ones, and rows be lost in silence."""
+    """Reject tables with damaged logs: Delta would read them as older versions and silently lose rows."""
     for sink in spec.sinks:
         forget_damaged_checkpoints(workspace, sink.table)
         check_output(workspace, spec.name, sink.table)
@@ -620,7 +620,7 @@ def _check_tables(workspace: Workspace, spec: JobSpec) -> None:
 
 
 def _check_fixed(spec: JobSpec, checkpoint: CheckpointReader) -> None:
-    """Refuse what the checkpoint has fixed: Spark would pass over the setting in silence, or die in the state store."""
+    """Reject changes of what the checkpoint has fixed: Spark would silently ignore them, or die in the state store."""
     last = checkpoint.last_offset()
     if last is None or not checkpoint.has_state():
         return
@@ -644,6 +644,6 @@ def _places(workspace: Workspace, spec: JobSpec) -> Places:
     if isinstance(source, DeltaSource):
         read = workspace.table(source.table)
     elif isinstance(source, FileSource):
-        # Spark reads plans; the job says itself which landed file is gone.
+        # Spark reads plans; the job itself reports which landed file is gone.
         read = workspace.uri(f"arrivals/{spec.name}")
     return Places(read, tuple(workspace.table(sink.table) for sink in spec.sinks))

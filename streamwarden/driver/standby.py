@@ -1,13 +1,13 @@
-"""A driver that stands by: its session is there before the job is its own, and works on checkpoints meanwhile.
+"""A standby driver: its session starts before it owns the job, and works on checkpoints meanwhile.
 
-It reads a JSON command a line and answers each with a line: ``{"do": "prepare", "spec": SPEC, "state": BOOL}``, the
-first one, after which it rehearses the job, work on its state included or not, and ends if its JVM dies of that;
+It reads a JSON command per line and answers each with a line. The first is ``{"do": "prepare", "spec": SPEC, "state":
+BOOL}``: it rehearses the job, with work on its state if BOOL is true, and ends if its JVM dies of that. Then follow
 ``{"do": "digest", "checkpoint": KEY, "batch": N, "partitions": P}``; ``{"do": "repartition", "checkpoint": KEY,
-"partitions": P}``; ``{"do": "replay", "checkpoint": KEY}``, which finishes the batch that was begun there and writes
-its rows nowhere; ``{"do": "start ahead", "checkpoint": KEY}``, which does so by the query that will be the job's; and
-at last ``{"do": "run"}``, from which on it is a driver like any other. Without that it ends with its input, whatever it
-does, and its JVM with it: whoever started it is gone. Until then it holds no lease, and writes nothing but the
-checkpoint that it is given, and a rehearsal's rows in a temporary folder.
+"partitions": P}``; ``{"do": "replay", "checkpoint": KEY}``, which finishes the batch that was begun there without
+writing its rows; and ``{"do": "start ahead", "checkpoint": KEY}``, which does so with the job's future query. After the
+last command, ``{"do": "run"}``, it is a driver like any other. If its input ends before that, its parent process is
+gone: it ends at once, with its JVM. Until it runs it holds no lease, and writes only to the checkpoint that it is
+given, and a rehearsal's rows to a temporary folder.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ __all__ = ["Prepared", "stand_by"]
 _log = logging.getLogger(__name__)
 
 _SLOTS_S = 120.0
-"""How long a cluster may take to give an executor to work on state. The old driver, whose slots these may be, ends
-Spark for some seconds yet; 120 s, and not the hour that the work may take: the job is stopped meanwhile."""
+"""Seconds that a cluster may take to provide an executor for work on state. The old driver, which may hold these slots,
+ends Spark for some more seconds. 120 s, not the hour that the work may take: the job is stopped meanwhile."""
 
 _POLL_S = 0.5
 
 
 @dataclass
 class Prepared:
-    """What a driver that stood by has ready.
+    """What a standby driver has prepared.
 
     Parameters
     ----------
     session
-        With the job's settings.
+        A session with the job's settings.
     ahead
-        The query that was started for it, if one was.
+        The query that was started ahead, if any.
     """
 
     session: SparkSession
@@ -65,18 +65,18 @@ class Prepared:
 
 
 def stand_by(workspace: Workspace, incarnation: str, output: int) -> Prepared | None:
-    """Answer commands until this driver is to run; return what it has ready, or None if it is not to run at all.
+    """Perform commands until this driver is to run; return what it has prepared, or None if it is not to run.
 
     Parameters
     ----------
     output
-        The file descriptor for the answers. Not standard output: what is printed there, also by the JVM, is no answer.
+        The file descriptor for the answers. Not standard output, to which the JVM and others print.
     """
     answers = os.fdopen(output, "w", encoding="utf-8")
     commands = Commands(sys.stdin, last="run", abandoned=_end_at_once)
 
     def answer(value: dict[str, Any]) -> None:
-        # Before it is: whoever has it may be gone a moment later.
+        # Before the answer: its reader may be gone a moment later.
         commands.performed()
         answers.write(json.dumps(value) + "\n")
         answers.flush()
@@ -102,13 +102,13 @@ def stand_by(workspace: Workspace, incarnation: str, output: int) -> Prepared | 
 
 
 def _end_at_once() -> None:
-    """End this process, and its JVM, in the midst of what it does. What is left of its scratch folder is swept."""
+    """End this process and its JVM at once. Its scratch folder is swept later."""
     _log.warning("whoever started this process is gone; it ends, and its JVM")
     kill(current_process())
 
 
 def _await_executor(session: SparkSession) -> None:
-    """Wait until a cluster has given this session somebody to work.
+    """Wait until a cluster has given this session an executor.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def _await_executor(session: SparkSession) -> None:
         return
     spark: Any = context._jsc.sc()
     deadline = time.monotonic() + _SLOTS_S
-    # Of the driver there is always one.
+    # The driver always counts as one.
     while spark.getExecutorMemoryStatus().size() <= 1:
         if time.monotonic() >= deadline:
             what = (
@@ -143,7 +143,7 @@ class _Standby:
     def rehearse(self, *, state: bool) -> dict[str, Any]:
         rehearse(self._session, self._workspace, self._spec, load_module(self._spec), state=state)
         try:
-            # Any call: a rehearsal that fails does not matter, one that has cost the JVM its life does.
+            # Any call: a failed rehearsal does not matter, but a dead JVM does.
             _ = self._session.version
         except Exception as error:
             return self._failed("RESCALE_REHEARSAL_FAILED", error)
@@ -169,7 +169,7 @@ class _Standby:
         except StreamwardenError as error:
             return {"code": error.code, "what": error.what}
         except Exception as error:
-            # Whatever it is, whoever asked has a job to put back where it was.
+            # Any exception: the caller must still roll the job back.
             return self._failed("RESCALE_FAILED", error)
 
     def end(self) -> None:

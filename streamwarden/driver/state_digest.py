@@ -1,9 +1,9 @@
 """An order-independent digest of a checkpoint's state, computed by Spark where the state is.
 
-Two checkpoints whose state is the same set of keys and values have the same digest, however it is spread over
-partitions. Each row, as JSON with all its fields, is hashed by MD5; a store's digest is the number of its rows, the sum
-of both halves of the hashes, and their exclusive or. The sum tells rows that come twice, which the exclusive or alone
-would not. Nothing but these few numbers leaves the executors.
+Two checkpoints with the same set of keys and values have the same digest, independent of how it is spread over
+partitions. Each row, as JSON with all its fields, is hashed by MD5. A store's digest is the number of its rows, and the
+sum and the exclusive or of both halves of the hashes. The sum detects duplicate rows; the exclusive or alone would not.
+Only these few numbers leave the executors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WHOLE = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-"""Options of a row's JSON: nothing of it is left out."""
+"""Options of a row's JSON, which omits nothing."""
 
 _HALF = 15
 """Hexadecimal digits of a half: 60 bits, so that a half fits a signed long."""
@@ -39,12 +39,12 @@ def state_digests(session: SparkSession, checkpoint: str, batch: int, partitions
     session
         A session; the state's backend and format come from the checkpoint.
     checkpoint
-        Its folder, as Spark reads it.
+        The checkpoint's folder, in the form that Spark reads.
     batch
-        The batch after which.
+        The batch after which the state is digested.
     partitions
-        How many the state lies in. Where the checkpoint's own metadata say another number, the reader would see less
-        than there is.
+        The state's number of partitions. If the checkpoint's own metadata contain another number, the reader would miss
+        some of the state.
 
     Returns
     -------
@@ -54,10 +54,10 @@ def state_digests(session: SparkSession, checkpoint: str, batch: int, partitions
     Raises
     ------
     StreamwardenError
-        ``RESCALE_FAILED`` if the metadata say another number of partitions.
+        ``RESCALE_FAILED`` if the metadata contain another number of partitions.
     """
-    # The coordinator that state stores report to is made with the session's streaming side, which a reader of state
-    # never touches otherwise.
+    # State stores report to a coordinator that is created with the session's streaming side; reading state alone does
+    # not create it.
     _ = session.streams.active
     with plain_path(checkpoint) as path:
         for described in session.read.format("state-metadata").load(path).collect():
@@ -68,12 +68,12 @@ def state_digests(session: SparkSession, checkpoint: str, batch: int, partitions
 
 
 def _tables(session: SparkSession, checkpoint: str, batch: int) -> Iterator[tuple[str, DataFrame]]:
-    """Return every store's rows as a table, without the number of their partition."""
+    """Yield each store's rows as a table, without their partition numbers."""
 
     def load(operator: int, **options: str) -> DataFrame:
-        # A reader keeps the options that it was given: each table has its own.
+        # A reader keeps its options: use a new reader for each table.
         reader = session.read.format("statestore").option("batchId", batch).option("operatorId", operator)
-        # Which partition a row lies in is what a rescale changes.
+        # A rescale changes a row's partition.
         return reader.options(**options).load(checkpoint).drop("partition_id")
 
     for described in session.read.format("state-metadata").load(checkpoint).collect():
@@ -85,7 +85,7 @@ def _tables(session: SparkSession, checkpoint: str, batch: int) -> Iterator[tupl
                 if variable["stateVariableType"] == "TimerState":
                     yield f"{operator}/{name}", load(operator, readRegisteredTimers="true")
                 else:
-                    # As Spark counts rows: a list is one, and has an order; a map is as many as it has keys.
+                    # Count like Spark: a list is one row, and has an order; a map has as many rows as keys.
                     flat = str(variable["stateVariableType"] != "ListState").lower()
                     yield f"{operator}/{name}", load(operator, stateVarName=name, flattenCollectionTypes=flat)
         else:

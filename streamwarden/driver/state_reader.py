@@ -1,8 +1,8 @@
-"""``python -m streamwarden.driver.state_reader``: reads the state of checkpoints back, by Spark's state data source.
+"""``python -m streamwarden.driver.state_reader``: read the state of checkpoints back, with Spark's state data source.
 
-Of each ``NAME=KEY@BATCH`` it prints one JSON line, ``{"name": NAME, "rows": {"0": 12}}``; of
-``NAME=KEY@BATCH/PARTITIONS`` ``{"name": NAME, "digests": {"0/default": "c:…"}}``; of what can't be read
-``{"name": NAME, "error": "…"}``. Asked by :mod:`streamwarden.runtime.state_reader`.
+It prints one JSON line per argument: for ``NAME=KEY@BATCH`` ``{"name": NAME, "rows": {"0": 12}}``; for
+``NAME=KEY@BATCH/PARTITIONS`` ``{"name": NAME, "digests": {"0/default": "c:…"}}``; for unreadable state
+``{"name": NAME, "error": "…"}``. Called by :mod:`streamwarden.runtime.state_reader`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from streamwarden.store.workspace import Workspace, open_workspace
 
 
 def main() -> int:
-    """Read, and print."""
+    """Read the states and print the results."""
     parser = argparse.ArgumentParser(prog="python -m streamwarden.driver.state_reader")
     for name in ("profile", "config", "root"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("checkpoint", nargs="+", help="NAME=KEY@BATCH, or NAME=KEY@BATCH/PARTITIONS")
     given = parser.parse_args()
     workspace = open_workspace(given.profile, config=Path(given.config), root=given.root)
-    # What killed ones have left. State is unpacked before it is read: on the disk that was found to have room for it.
+    # Remove leftovers of killed readers. State is unpacked before it is read: on the disk checked for free space.
     work_dirs.sweep(workspace, SCRATCH)
     own = work_dirs.claim(workspace, SCRATCH, new_id())
     os.environ["TMPDIR"] = str(own)
@@ -51,7 +51,7 @@ def main() -> int:
 def _answer(workspace: Workspace, own: Path, asked: list[str]) -> None:
     session = build_session(
         "streamwarden state reader",
-        # It reads on its own machine, wherever the jobs run.
+        # It reads on its own machine, independent of where the jobs run.
         master="local[2]",
         settings=workspace.profile.spark if workspace.profile.master.startswith("local") else None,
         java_options=f"{SHORT_LIVED} {temporary(own)}",
@@ -64,9 +64,9 @@ def _answer(workspace: Workspace, own: Path, asked: list[str]) -> None:
             answer = _read(session, workspace, what)
         except Exception as error:
             if is_unanswered(error):
-                # Not Spark's word on the state.
+                # Not Spark's error about the state.
                 raise
-            # Whatever it is: that this state can't be read is the answer, and the next one is still looked at.
+            # Any exception: the answer is that this state is unreadable, and the next one is still read.
             answer = {"error": headline(error)}
         sys.stdout.write(json.dumps({"name": name, **answer}) + "\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Counting the rows of a checkpoint's state by Spark's state data source."""
+"""Count the rows of a checkpoint's state with Spark's state data source."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _JOIN_STORES = ("left-", "right-")
 
 
 def count_state_rows(session: SparkSession, checkpoint: str, batch: int) -> dict[int, int]:
-    """Count the state's rows by operator, as Spark's own progress counts them.
+    """Return the number of state rows by operator, as Spark's own progress counts them.
 
-    For a join the rows of both sides; for transformWithState the values of all state variables, a list as one, timers
-    and Spark's own indexes left out.
+    For a join, counts the rows of both sides. For transformWithState, counts the values of all state variables, a list
+    as one; timers and Spark's own indexes are left out.
 
     Parameters
     ----------
     session
         A session; the state's backend and format come from the checkpoint.
     checkpoint
-        Its folder, as Spark reads it.
+        The checkpoint's folder, in the form that Spark reads.
     batch
-        The batch after which.
+        The batch after which the rows are counted.
     """
-    # The coordinator that state stores report to is made with the session's streaming side, which a reader of state
-    # never touches otherwise.
+    # State stores report to a coordinator that is created with the session's streaming side; reading state alone does
+    # not create it.
     _ = session.streams.active
     with plain_path(checkpoint) as path:
         return _count(session, path, batch)
@@ -47,7 +47,7 @@ def _count(session: SparkSession, checkpoint: str, batch: int) -> dict[int, int]
         counted = 0
         properties = json.loads(described.operatorProperties or "{}")
         if described.operatorName == _JOIN and described.stateStoreName == "default":
-            # Join state of format 3: the four stores are column families of one, and have no names of their own.
+            # Join state of format 3: the four stores are column families of one store, without their own names.
             for side in ("left", "right"):
                 counted += stored.option("joinSide", side).load(checkpoint).count()
         elif "stateVariables" in properties:
@@ -58,7 +58,7 @@ def _count(session: SparkSession, checkpoint: str, batch: int) -> dict[int, int]
                     counted += values.option("flattenCollectionTypes", whole).load(checkpoint).count()
         elif described.stateStoreName.startswith(_JOIN_STORES):
             if not described.stateStoreName.endswith("-keyWithIndexToValue"):
-                # A side's other stores are indexes to this one.
+                # A side's other stores are indexes to this store.
                 continue
             counted = stored.option("joinSide", described.stateStoreName.split("-")[0]).load(checkpoint).count()
         else:
@@ -69,10 +69,10 @@ def _count(session: SparkSession, checkpoint: str, batch: int) -> dict[int, int]
 
 @contextmanager
 def plain_path(checkpoint: str) -> Iterator[str]:
-    """Give a path that reads the same as a URI: Spark's reader of state looks for ``a%20b`` where ``a b`` is.
+    """Yield a path that equals its URI form: Spark's state reader looks for ``a%20b`` if the path is ``a b``.
 
-    Of a folder on this machine; elsewhere the path is left as it is. The link that is given lies outside of the root,
-    whose own path may be the odd one: a driver's folder for what is temporary is below it.
+    For a folder on this machine; other paths are yielded unchanged. The yielded link lies outside of the root, because
+    the root's own path may need escaping, and a driver's temporary folder is below it.
 
     Raises
     ------

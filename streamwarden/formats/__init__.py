@@ -1,1 +1,1 @@
-"""What Spark and Delta wrote on disk. Each module names the version it was read against."""
+"""On-disk formats of Spark and Delta. Each module names the version that it was written for."""

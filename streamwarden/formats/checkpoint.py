@@ -1,4 +1,4 @@
-"""Reading what Spark wrote into a checkpoint: offsets, commits, watermarks, the settings it was made with.
+"""Read a Spark checkpoint: offsets, commits, watermarks, and its fixed settings.
 
 Sources: ``OffsetSeqLog`` and ``CommitLog`` of Spark 4.2: a file a batch, named by its id; ``offsets/N`` holds a version
 line, one JSON line of metadata, then one line a source.
@@ -21,23 +21,23 @@ __all__ = ["BatchOffsets", "CheckpointReader", "changed_offsets", "next_watermar
 _VERSION = "v1"
 
 _COMPACT = ".compact"
-"""Of an entry of a file source's log that holds all entries before it, too."""
+"""Suffix of an entry of a file source's log that also holds all earlier entries."""
 
 
 @dataclass(frozen=True)
 class BatchOffsets:
-    """What ``offsets/N`` says of a batch.
+    """The contents of ``offsets/N``.
 
     Parameters
     ----------
     batch
-        Its id.
+        The batch's id.
     watermark_ms
-        The watermark that the batch began with, milliseconds since the epoch; 0 before any.
+        The watermark that the batch began with, milliseconds since the epoch; 0 before the first watermark.
     conf
         Settings that the checkpoint fixes, such as ``spark.sql.shuffle.partitions``.
     sources
-        Where each source stands after the batch, as the source itself writes it; None for one that had no data yet.
+        Each source's offset after the batch, in the source's own format; None for a source without data yet.
     planned_ms
         When the batch was planned, milliseconds since the epoch.
     """
@@ -50,12 +50,12 @@ class BatchOffsets:
 
 
 class CheckpointReader:
-    """Reads one checkpoint.
+    """A reader of one checkpoint.
 
     Parameters
     ----------
     storage
-        The storage that the checkpoint lies in.
+        The storage of the checkpoint.
     path
         Its folder, relative to the storage's root.
     """
@@ -65,24 +65,24 @@ class CheckpointReader:
         self._path = path
 
     def last_offset(self) -> int | None:
-        """Return the newest batch that was begun."""
+        """Return the newest batch that has begun."""
         return self._newest("offsets")
 
     def last_commit(self) -> int | None:
-        """Return the newest batch that was finished."""
+        """Return the newest batch that was committed."""
         return self._newest("commits")
 
     def is_committed(self, batch: int) -> bool:
-        """Tell whether a batch was finished."""
+        """Return whether a batch was committed."""
         return self._storage.read(f"{self._path}/commits/{batch}") is not None
 
     def offsets(self, batch: int) -> BatchOffsets | None:
-        """Return what is written of a batch, or None where there is nothing.
+        """Return the offsets of a batch, or None if there is no file.
 
         Raises
         ------
         StreamwardenError
-            ``CHECKPOINT_DAMAGED`` if the file is empty, cut, or not of the offset log.
+            ``CHECKPOINT_DAMAGED`` if the file is empty, truncated, or not an entry of the offset log.
         """
         found = self._lines(f"offsets/{batch}")
         if found is None:
@@ -93,7 +93,7 @@ class CheckpointReader:
             if not sources:
                 raise ValueError("it names no source")
             for source in sources:
-                # Whatever a source writes; but what begins as an object ends as one.
+                # A source may write any text; but text that begins as a JSON object must be valid JSON.
                 json.loads(source if source and source.startswith("{") else "null")
             content = dict(json.loads(metadata))
             return BatchOffsets(
@@ -107,22 +107,22 @@ class CheckpointReader:
             raise self._damaged(f"offsets/{batch}", f"it is cut, or another's: {error}") from error
 
     def has_state(self) -> bool:
-        """Tell whether a stateful operator wrote here."""
+        """Return whether a stateful operator has written here."""
         return bool(self._storage.list(f"{self._path}/state"))
 
     def check(self) -> None:
-        """See that the files that Spark goes on from are there and whole: of the logs, and of file sources.
+        """Check that the files of the logs and file sources that Spark resumes from exist and are complete.
 
-        Spark itself looks at some of them only. It runs a batch again under other boundaries where the newest offsets
-        are missing, and reads files again where the newest entry of their source's log is, both in silence. State is
-        not looked at here: Spark names what is wrong with it.
+        Spark itself checks only some of them. It silently repeats a batch with other boundaries if the newest offsets
+        are missing, and silently reads files again if the newest entry of their source's log is missing. State is not
+        checked here: Spark reports its damage.
 
         Raises
         ------
         StreamwardenError
             ``CHECKPOINT_DAMAGED``, naming the file.
         """
-        # In this order: a query that runs on it meanwhile writes the offsets first.
+        # In this order: a query that runs on the checkpoint writes the offsets first.
         done, begun = self.last_commit(), self.last_offset()
         if begun is None and done is None:
             return
@@ -131,7 +131,7 @@ class CheckpointReader:
         if identity is None or not _is_json(identity.data):
             raise self._damaged("metadata", "it is missing" if identity is None else "it is empty or cut")
         sources: tuple[str | None, ...] = ()
-        # Of the batch before Spark reads the offsets, too: where the newest batch begins.
+        # Spark also reads the offsets of the batch before: they are the start of the newest batch.
         for batch in range(max(newest - 1, 0), newest + 1):
             offsets = self.offsets(batch)
             if offsets is None:
@@ -149,7 +149,7 @@ class CheckpointReader:
                 self._check_file_log(f"sources/{number}", int(position["logOffset"]))
 
     def _check_file_log(self, folder: str, position: int) -> None:
-        """See that what a file source has taken is on record, from its log's newest whole entry to the newest one."""
+        """Check that the files a file source has read are logged, from the newest complete compact entry on."""
         names = [key.rsplit("/", 1)[1] for key in self._storage.list(f"{self._path}/{folder}")]
         entries = {int(name.removesuffix(_COMPACT)): name for name in names if name.removesuffix(_COMPACT).isdigit()}
         whole = max((number for number, name in entries.items() if name.endswith(_COMPACT)), default=0)
@@ -158,17 +158,17 @@ class CheckpointReader:
             lines = self._lines(path)
             if lines is None:
                 raise self._damaged(path, "it is missing")
-            # Of a compact entry there may be very many.
+            # A compact entry may have very many lines.
             if not (_is_json(lines[0].encode()) and _is_json(lines[-1].encode())):
                 raise self._damaged(path, "it is cut")
 
     def _lines(self, name: str) -> list[str] | None:
-        """Return the lines of a log's entry after its version, or None where there is none."""
+        """Return the lines of a log's entry after its version, or None if there is no entry."""
         entry = self._storage.read(f"{self._path}/{name}")
         if entry is None:
             return None
         version, *lines = entry.data.decode(errors="replace").splitlines() or [""]
-        # A later format is not damage: whoever reads it says that it is not known.
+        # A later format is not damage: its readers report it as unknown.
         if not re.fullmatch(r"v\d+", version) or not lines:
             what = "it is empty" if not entry.data else f"it is cut, or another's: {len(entry.data)} bytes"
             raise self._damaged(name, what)
@@ -191,7 +191,7 @@ def _is_json(data: bytes) -> bool:
 
 
 def changed_offsets(entry: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
-    """Return an entry of the offset log with its metadata changed: watermark, time, settings. The sources stay.
+    """Return an entry of the offset log with changed metadata: watermark, time, settings. The sources stay.
 
     Raises
     ------
@@ -207,6 +207,6 @@ def changed_offsets(entry: bytes, change: Callable[[dict[str, Any]], None]) -> b
 
 
 def next_watermark_ms(entry: bytes) -> int:
-    """Return the watermark that an entry of the commit log says the batch came to, milliseconds since the epoch."""
+    """Return the watermark after a batch from its commit log entry, milliseconds since the epoch."""
     _, _, content = entry.decode().partition("\n")
     return int(json.loads(content).get("nextBatchWatermarkMs", 0))

@@ -1,9 +1,9 @@
-"""Which files of a checkpoint a batch needs: no more, no less.
+"""The exact set of checkpoint files that a batch needs.
 
 Sources: Spark 4.2's ``OffsetSeqLog``, ``CommitLog``, ``CompactibleFileStreamLog``, ``RocksDBFileManager``,
 ``HDFSBackedStateStoreProvider`` and ``OperatorStateMetadataV2``. Batch N leaves every state store at version N+1. A
-store's version is made of the newest snapshot up to it and the changes from there on: for RocksDB ``V.zip``, which
-names the SST files that belong to it, and ``V.changelog``; for the memory backend ``V.snapshot`` and ``V.delta``.
+store's version consists of the newest snapshot up to it and the later changes. RocksDB: ``V.zip``, which names its SST
+files, and ``V.changelog``. The memory backend: ``V.snapshot`` and ``V.delta``.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ _VERSIONED = re.compile(r"(\d+)(_[0-9a-f-]{36})?\.(zip|changelog|snapshot|delta)
 _SCHEMA = re.compile(r"(^|/)(_stateSchema/|_metadata/schema$)")
 _SNAPSHOTS = {"zip": "changelog", "snapshot": "delta"}
 _UNREADABLE = (ValueError, KeyError, TypeError, IndexError, EOFError)
-"""What reading a file raises that is empty, cut, or another's."""
+"""Exceptions from reading a file that is empty, truncated, or in a foreign format."""
 
 _RESERVED = ("_metadata", "_stateSchema")
 _TRIES = 5
 
 
 class StateFileMissing(Exception):
-    """A file that the batch needs is not there: deleted meanwhile by Spark's maintenance, or lost. Or it is damaged."""
+    """A file that the batch needs is missing or damaged: Spark's maintenance deleted it meanwhile, or it was lost."""
 
 
 @dataclass
 class OperatorFiles:
-    """What was found of one stateful operator.
+    """The files of one stateful operator.
 
     Parameters
     ----------
     id, name, partitions, stores
-        As its metadata says.
+        From the operator's metadata.
     files
-        Its files' paths, relative to the checkpoint.
+        Paths of its files, relative to the checkpoint.
     bytes
-        Their size.
+        Their total size.
     schema_sha256
-        Of its state schema files.
+        SHA-256 of its state schema files.
     single
-        Whether its state lies in one partition, however many there are: that of an aggregation without keys, or of a
+        Whether its state is in one partition, independent of their number: an aggregation without keys, or a
         limit.
     """
 
@@ -84,9 +84,9 @@ class Closure:
     Parameters
     ----------
     files
-        Size by path, paths relative to the checkpoint.
+        Size by path; paths are relative to the checkpoint.
     metadata
-        Those of them that name other files by absolute paths, and so must be written anew elsewhere.
+        Files among them that name other files by absolute paths, and so must be rewritten in a copy.
     operators
         Stateful operators by id.
     """
@@ -97,27 +97,27 @@ class Closure:
 
 
 def closure(store: FileStore, checkpoint: str, offsets: BatchOffsets) -> Closure:
-    """Find the files that the state after a committed batch is made of.
+    """Return the files that make up the state after a committed batch.
 
     Parameters
     ----------
     store
-        Where the checkpoint lies.
+        The store of the checkpoint.
     checkpoint
-        Its key.
+        The checkpoint's key.
     offsets
         The batch.
 
     Raises
     ------
     StateFileMissing
-        If one of them isn't there, or is empty or cut.
+        If a file is missing, empty or truncated.
     StreamwardenError
-        ``SAVEPOINT_UNSUPPORTED`` for a checkpoint in a format that this does not know.
+        ``SAVEPOINT_UNSUPPORTED`` for a checkpoint in an unknown format.
     """
     batch = offsets.batch
     found = {info.key[len(checkpoint) + 1 :]: info.size for info in store.walk(checkpoint)}
-    # Hadoop's checksum files stand beside the real ones; a copy without them is read unchecked, and SHA-256 checks it.
+    # Hadoop's checksum files lie next to the real files. Hadoop reads a copy without them unchecked; we check SHA-256.
     found = {path: size for path, size in found.items() if not path.rsplit("/", 1)[-1].startswith(".")}
     for needed in ("metadata", f"offsets/{batch}", f"commits/{batch}"):
         if needed not in found:
@@ -137,14 +137,14 @@ def closure(store: FileStore, checkpoint: str, offsets: BatchOffsets) -> Closure
         if described is not None:
             metadata.append(described)
     for path in sorted(chosen):
-        # Older entries are kept for their own sake; RocksDB's own log may be empty.
+        # Older entries are kept only for completeness; RocksDB's own log may be empty.
         if not found[path] and "/logs/" not in path and (_log_entry(path) or batch) >= batch - 1:
             raise StateFileMissing(f"{path} (it is empty)")
     return Closure({path: found[path] for path in sorted(chosen)}, metadata, operators)
 
 
 def check_described(documents: Storage, checkpoint: str) -> None:
-    """See that what describes a checkpoint's state can be read: of an empty or cut schema Spark says nothing usable.
+    """Check that a checkpoint's state metadata is readable: Spark's error for an empty or truncated schema is useless.
 
     Raises
     ------
@@ -171,12 +171,12 @@ def check_described(documents: Storage, checkpoint: str) -> None:
 
 
 def newest_closure(store: FileStore, documents: Storage, checkpoint: str) -> Closure | None:
-    """Find the files that the state after the newest committed batch is made of; None where no batch was committed.
+    """Return the files that make up the state after the newest committed batch; None if no batch was committed.
 
     Raises
     ------
     StreamwardenError
-        ``CHECKPOINT_DAMAGED`` if one of them isn't there; otherwise as :func:`closure`.
+        ``CHECKPOINT_DAMAGED`` if a file is missing; otherwise as :func:`closure`.
     """
     reader = CheckpointReader(documents, checkpoint)
     for left in reversed(range(_TRIES)):
@@ -187,17 +187,17 @@ def newest_closure(store: FileStore, documents: Storage, checkpoint: str) -> Clo
         try:
             return closure(store, checkpoint, offsets)
         except StateFileMissing as error:
-            # Removed by Spark's maintenance meanwhile: the newest batch is another by now.
+            # Spark's maintenance removed it meanwhile: there is a newer batch by now.
             if not left:
                 raise checkpoint_damaged(documents, checkpoint, str(error)) from error
     raise AssertionError
 
 
 def relocated(metadata: bytes, operator: int, checkpoint_uri: str) -> bytes:
-    """Return an operator's metadata with the paths of its schema files below another checkpoint.
+    """Return an operator's metadata with its schema file paths moved to another checkpoint.
 
-    Spark names them by absolute paths: a copy that is left as it is reads the schema of the original, and fails when
-    that one is removed.
+    Spark names the schema files by absolute paths: an unchanged copy reads the schema of the original, and fails when
+    the original is removed.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def relocated(metadata: bytes, operator: int, checkpoint_uri: str) -> bytes:
     operator
         The operator's id.
     checkpoint_uri
-        The checkpoint that the file shall belong to, with its scheme.
+        URI of the target checkpoint, with its scheme.
     """
     version, _, text = metadata.decode().partition("\n")
     content = json.loads(text)
@@ -223,7 +223,7 @@ def _log_entry(path: str) -> int | None:
 
 
 def source_needed(path: str, offsets: BatchOffsets) -> bool:
-    """Tell whether a batch needs a file of its sources' logs, by its path relative to the checkpoint."""
+    """Return whether a batch needs a file of its sources' logs, given by its path relative to the checkpoint."""
     _, number, name = path.split("/", 2)
     index = int(number)
     offset = offsets.sources[index] if index < len(offsets.sources) else None
@@ -233,7 +233,7 @@ def source_needed(path: str, offsets: BatchOffsets) -> bool:
         position = {}
     entry = re.fullmatch(r"(\d+)(\.compact)?", name)
     if entry is None or not isinstance(position, dict) or "logOffset" not in position:
-        # Not a file source's log: its own fixed notes, such as Kafka's first offsets.
+        # Not a file source's log but a source's own fixed file, such as Kafka's initial offsets.
         return True
     return int(entry[1]) <= int(position["logOffset"])
 
@@ -241,9 +241,9 @@ def source_needed(path: str, offsets: BatchOffsets) -> bool:
 def repartitioned(metadata: bytes, partitions: int) -> bytes:
     """Return an operator's metadata with another number of partitions.
 
-    Spark 4.2.0 repartitions the state of operators with metadata of version 1 and leaves the old number there. Whoever
-    reads that state by the metadata, a second repartition included, then sees as many partitions as there were, and
-    loses the rest without a word.
+    Spark 4.2.0 repartitions the state of operators with metadata of version 1 but keeps the old number in it. Readers
+    that use the metadata, including a second repartition, then see only the old number of partitions and silently lose
+    the others.
     """
     version, _, text = metadata.decode().partition("\n")
     content = json.loads(text)
@@ -260,14 +260,14 @@ def _operator(
     below = {path[len(base) + 1 :]: size for path, size in found.items() if path.startswith(f"{base}/")}
     described, info = _metadata(store, checkpoint, base, below, batch)
     stores = info["stateStoreInfo"]
-    # What the batch ran with, over what the metadata say: those of a repartitioned state may tell the old number.
+    # The batch's own number overrides the metadata: after a repartition the metadata may hold the old number.
     declared = max(int(one["numPartitions"]) for one in stores)
     partitions = int(offsets.conf.get("spark.sql.shuffle.partitions", declared))
     others = {str(partition) for partition in range(1, max(partitions, declared))}
     schemas = sorted(path for path in below if _SCHEMA.search(path))
     written = [_read(store, f"{checkpoint}/{base}/{path}") for path in schemas]
-    # An aggregation without keys and a limit have one partition, whatever their metadata say. So has an operator that
-    # was rescaled to one, but with keys, by which its state can be spread again.
+    # An aggregation without keys and a limit have one partition, whatever their metadata contains. An operator that was
+    # rescaled to one partition has keys, and its state can be redistributed by them.
     keyed = partitions == 1 and bool(written) and _has_keys(written[0])
     single = not keyed and not any(path.partition("/")[0] in others for path in below)
     result = OperatorFiles(
@@ -290,14 +290,14 @@ def _operator(
 
 
 def _has_keys(schema: bytes) -> bool:
-    """Tell whether a file of Spark's state schemas declares columns of a key.
+    """Return whether a file of Spark's state schemas declares key columns.
 
     Parameters
     ----------
     schema
-        Strings as Java's ``DataOutput.writeUTF`` writes them, the version first. In version 2 the number of pieces goes
-        before a text that is longer than such a string can be. Version 3 is of operators that can't be without keys.
-        Of versions that are not known yet it says no.
+        Strings as Java's ``DataOutput.writeUTF`` writes them, the version first. In version 2 a text longer than such
+        a string's maximum is preceded by its number of pieces. Version 3 is only used by operators with keys.
+        Unknown versions return False.
     """
     version, rest = _utf(schema)
     if version not in ("v1", "v2"):
@@ -326,7 +326,7 @@ def _metadata(
     if path not in below:
         raise StateFileMissing(f"{base}/{path}")
     text = _read(store, f"{checkpoint}/{base}/{path}").decode()
-    # A version line goes before the JSON.
+    # A version line precedes the JSON.
     return path, json.loads(text.partition("\n")[2])
 
 
@@ -363,7 +363,7 @@ def _store(store: FileStore, base: str, below: dict[str, int], folder: str, vers
 
 
 def _tables_of(store: FileStore, snapshot: str) -> list[str]:
-    """Return the files that a RocksDB snapshot refers to, relative to its store's folder."""
+    """Return the files that a RocksDB snapshot names, relative to its store's folder."""
     try:
         with zipfile.ZipFile(io.BytesIO(_read(store, snapshot))) as content:
             described = json.loads(content.read("metadata").decode().partition("\n")[2])

@@ -1,4 +1,4 @@
-"""What a deploy would do to the columns of a job's tables, before anything is touched."""
+"""Preview how a deploy would change the columns of a job's tables."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ __all__ = ["TableColumns", "compared_columns", "existing_tables"]
 _log = logging.getLogger(__name__)
 
 _IMPORT_S = 120
-"""How long a module may take to be imported. 120 s: two of them are pyspark's, more on a machine under heavy load."""
+"""Seconds for the import of a module. 120 s: two of them are pyspark's, and more on a heavily loaded machine."""
 
 
 @dataclass(frozen=True)
 class TableColumns:
-    """The columns of a table that is there.
+    """The columns of an existing table.
 
     Parameters
     ----------
     columns
-        All of them.
+        All columns.
     record
-        Those that are its job's; see :func:`~streamwarden.formats.output_columns.record_of`.
+        The job's columns; see :func:`~streamwarden.formats.output_columns.record_of`.
     partition_by
-        Those that it is partitioned by.
+        The partition columns.
     """
 
     columns: tuple[Column, ...]
@@ -48,7 +48,7 @@ class TableColumns:
 
 
 def existing_tables(workspace: Workspace, spec: JobSpec) -> dict[str, TableColumns]:
-    """Return the output tables of a job that are there, and that can be read without Spark, by name."""
+    """Return, by name, the job's output tables that exist and are readable without Spark."""
     found = {}
     for sink in spec.sinks:
         if DeltaLog(workspace.files, f"tables/{sink.table}").latest is None:
@@ -63,7 +63,7 @@ def existing_tables(workspace: Workspace, spec: JobSpec) -> dict[str, TableColum
                 tuple(metadata.partition_columns),
             )
         except (DeltaError, OSError) as error:
-            # Then the driver judges it.
+            # The driver checks this table instead.
             _log.info("%s: its columns can't be read here: %s", sink.table, error)
     return found
 
@@ -71,14 +71,14 @@ def existing_tables(workspace: Workspace, spec: JobSpec) -> dict[str, TableColum
 def compared_columns(
     workspace: Workspace, spec: JobSpec, tables: Mapping[str, TableColumns], *, released: bool
 ) -> list[tuple[SinkSpec, Comparison]]:
-    """Compare what a job's module declares with its tables, as its driver will when it starts.
+    """Compare the module's declared columns with the job's tables, as its driver will at its start.
 
-    Imports the module in a process of its own, as a driver would import it.
+    Imports the module in a separate process, as a driver would import it.
 
     Parameters
     ----------
     spec
-        As the job shall run.
+        The job's new spec.
     tables
         See :func:`existing_tables`.
     released
@@ -116,7 +116,7 @@ def _declared(workspace: Workspace, spec: JobSpec) -> dict[str, list[dict[str, A
             capture_output=True,
             text=True,
             timeout=_IMPORT_S,
-            # A driver's.
+            # The working directory of a driver.
             cwd=workspace.config.parent,
             check=False,
         )

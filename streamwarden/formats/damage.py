@@ -1,4 +1,4 @@
-"""The error of a damaged checkpoint, with the command that brings the job back."""
+"""The error of a damaged checkpoint, with the command that recovers the job."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def checkpoint_damaged(storage: Storage, checkpoint: str, what: str) -> Streamwa
     Parameters
     ----------
     storage
-        Where the documents are.
+        The storage of the documents.
     checkpoint
         The checkpoint's folder, ``checkpoints/JOB/gNNNNNN``.
     what
-        The file, and what is wrong with it.
+        The file, and its fault.
     """
     error = StreamwardenError("CHECKPOINT_DAMAGED", f"{checkpoint}: {what}")
     parts = checkpoint.split("/")
     if len(parts) != 3:
-        # A rehearsal's copy, of which there is no savepoint.
+        # A rehearsal's copy has no savepoint.
         return error
     job = parts[1]
     keys = storage.list(f"{JobDocuments(storage, job).base}/savepoints")

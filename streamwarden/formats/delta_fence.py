@@ -1,15 +1,15 @@
-"""Keeping late commits of another generation out of the output tables.
+"""Fence the output tables against late commits of another generation.
 
-A driver checks its lease right before it commits, but it may be paused between the two, by a long garbage collection or
-a frozen machine, and wake when the job runs on. Under the job's own generation that does no harm: the batch that it
-commits has the rows that its successor's has, and Delta takes one of the two. Under another generation it would be a
-batch that nobody else writes, on top of tables that were put back.
+A driver checks its lease right before it commits. A long garbage collection or a frozen machine may pause it between
+the two, and it resumes when the job already runs elsewhere. Within the job's current generation that is harmless: its
+batch has the same rows as its successor's, and Delta accepts only one of the two. A batch of another generation would
+be an extra batch on top of restored tables.
 
-So before a generation's first batch each table gets a commit that changes nothing, and says of every other generation's
-transaction id that the highest batch there can be was written. Delta then passes over whatever begins later under such
-an id, and refuses what began before. Source: the Delta transaction log protocol, "Transaction Identifiers", and Delta's
-conflict check, which fails a transaction whose application id a later commit has (ConcurrentTransactionException). The
-values that stood there before are kept in the commit, for a generation that is taken up again.
+So before a generation's first batch, each table gets a commit that changes no data. For every other generation's
+transaction id it records the highest possible batch as written. Delta then skips later writes under such an id, and
+rejects those that began before. Source: the Delta transaction log protocol, "Transaction Identifiers", and Delta's
+conflict check: a transaction fails if a later commit has its application id (ConcurrentTransactionException).
+The commit keeps the previous values, for a generation that is resumed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from streamwarden.store.workspace import Workspace
 __all__ = ["fence"]
 
 _TRIES = 20
-"""Each lost race is a commit of somebody else: OPTIMIZE, or the very driver that is to be kept out, once."""
+"""Maximum lost races. Each is another commit: by OPTIMIZE, or, once, by the driver that is to be fenced off."""
 
 _SHUT = 2**63 - 1
 
@@ -41,31 +41,31 @@ _SHUT = 2**63 - 1
 def fence(
     workspace: Workspace, table: str, reference: CheckpointRef, *, guard: Callable[[], None] = lambda: None
 ) -> int | None:
-    """Keep commits of a job's other generations out of a table from now on.
+    """Fence a table against commits of a job's other generations from now on.
 
-    Does not undo what such a commit has done already. Whoever it passes over is not told: a driver checks its lease
-    again after each write, so that it does not take the batch for written.
+    Does not undo earlier commits. A skipped writer gets no error: a driver checks its lease again after each write, so
+    that it does not take the batch for written.
 
     Parameters
     ----------
     table
         The table's name.
     reference
-        The checkpoint in force: its generation is the one that is let in.
+        The checkpoint in force: its generation is the one that stays admitted.
     guard
-        Called before the commit, which comes at exactly the version after the one that was read before; raises if this
+        Called before the commit, which creates exactly the version after the one that was read before; raises if this
         driver may not write any more.
 
     Returns
     -------
     int or None
-        The table's version that does it; None where there is no table, no other generation, or nothing left to do.
+        The table's version with the fence; None if there is no table, no other generation, or nothing left to do.
 
     Raises
     ------
     StreamwardenError
-        ``DOCUMENT_CONFLICT`` if others commit all the time; ``RESTORE_OUTPUT_GONE`` if the generation was shut out and
-        the commit that did so is no longer in the log.
+        ``DOCUMENT_CONFLICT`` if others commit all the time; ``RESTORE_OUTPUT_GONE`` if the generation was fenced off
+        and that commit is no longer in the log.
     """
     ours = application_id(reference.job, reference.generation)
     others = [
@@ -113,19 +113,19 @@ def fence(
 
 
 def _write_checksum(workspace: Workspace, table: str, version: int, ids: list[dict[str, Any]]) -> None:
-    """Write a commit's checksum file, which is that of the version before but for the transaction ids.
+    """Write a commit's checksum file: the previous version's with new transaction ids.
 
-    Delta writes one with each commit, from that of the version before. Where one is missing it reads the whole log with
-    Spark jobs, which takes seconds while a job waits for its first batch. Where the version before has none, nor has
-    this. Source: the Delta transaction log protocol, "Version Checksum File".
+    Delta writes a checksum with each commit, based on the previous version's. If it is missing, Delta reads the whole
+    log with Spark jobs, which takes seconds while a job waits for its first batch. If the previous version has no
+    checksum, this writes none. Source: the Delta transaction log protocol, "Version Checksum File".
     """
     folder = f"tables/{table}/_delta_log"
     try:
         known = json.loads(workspace.files.read(f"{folder}/{version - 1:020d}.crc"))
     except (FileNotFoundError, ValueError):
-        # There is none, or it is damaged. It is there to save time alone.
+        # Missing or damaged. The checksum only saves time.
         return
-    # It names the commit, which is another.
+    # This id names the previous commit.
     known.pop("txnId", None)
     if "setTransactions" in known:
         changed = {one["appId"]: one for one in (*known["setTransactions"], *ids)}
@@ -135,7 +135,7 @@ def _write_checksum(workspace: Workspace, table: str, version: int, ids: list[di
 
 
 def _before(log: DeltaLog, application: str) -> int:
-    """Return the batch that an application had written when it was shut out; -1, as Delta has it, for none."""
+    """Return the last batch that an application had written when it was fenced off; -1, as in Delta, for none."""
     for version in reversed(log.versions):
         for action in log.actions(version):
             info = action.get("commitInfo", {})

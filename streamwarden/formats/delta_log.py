@@ -1,4 +1,4 @@
-"""Reading a Delta table's log without Spark: which version holds what a batch wrote.
+"""Read a Delta table's log without Spark: the version that holds a batch's rows.
 
 Source: the Delta transaction log protocol. ``_delta_log/VERSION.json`` has one JSON action a line; ``txn`` carries the
 application id and batch that a writer gave, ``metaData`` the table's id.
@@ -18,7 +18,7 @@ from streamwarden.storage import FileStore
 __all__ = ["FENCE", "ChangeCommit", "DeltaLog", "TableState", "application_id", "start_id"]
 
 FENCE = "FENCE"
-"""The operation of commits that keep other generations out; see :mod:`~streamwarden.formats.delta_fence`."""
+"""The operation of commits that fence off other generations; see :mod:`~streamwarden.formats.delta_fence`."""
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _GENERATION = re.compile(r"(.*/g)(\d+)")
@@ -27,16 +27,16 @@ _GENERATION = re.compile(r"(.*/g)(\d+)")
 def application_id(job: str, generation: int) -> str:
     """Return the application id of the sinks' transactions.
 
-    With the generation, because Delta passes over a batch id that it has seen under the same application id, and after
-    a restore the same batch ids hold other rows.
+    It contains the generation: Delta skips a batch id that it has seen under the same application id, and after a
+    restore the same batch ids hold other rows.
     """
     return f"streamwarden/{job}/g{generation}"
 
 
 def start_id(job: str) -> str:
-    """Return the application id under which a driver gives a table the contents that a generation starts with.
+    """Return the application id under which a driver sets a table's initial contents for a generation.
 
-    One for all generations, so that none does it after a later one has.
+    It is the same for all generations, so that an older one can't do so after a newer one.
     """
     return f"streamwarden/{job}/start"
 
@@ -48,9 +48,9 @@ class TableState:
     Parameters
     ----------
     version
-        Its version; None if it did not exist.
+        The table's version; None if the table did not exist.
     transaction
-        The newest batch that it has of the application; None if there is none.
+        The newest batch of the application in the table; None if there is none.
     """
 
     version: int | None
@@ -59,36 +59,36 @@ class TableState:
 
 @dataclass(frozen=True)
 class ChangeCommit:
-    """A commit that deleted, updated or overwrote rows. One that only rearranged them, as OPTIMIZE does, is none.
+    """A commit that deleted, updated or overwrote rows. A commit that only rearranged rows (OPTIMIZE) is not included.
 
     Parameters
     ----------
     version
-        The table's version that it made.
+        The table's version that the commit created.
     operation
-        What its writer calls it: DELETE, UPDATE, MERGE, WRITE (an overwrite), RESTORE; empty if it does not say.
+        The writer's name for it: DELETE, UPDATE, MERGE, WRITE (an overwrite), RESTORE; empty if it is missing.
     """
 
     version: int
     operation: str
 
     def passed_over(self, table: str) -> str:
-        """Return in words that a job which streams from the table did not read it."""
+        """Return a message that a job which streams from the table did not read this commit."""
         by = f" ({self.operation})" if self.operation else ""
-        # Any other may also bring rows that were never in the table before.
+        # Any other operation may also add new rows to the table.
         new = "" if self.operation == "DELETE" else ", and read none of the rows that came with it"
         return f"version {self.version} of {table} deleted or updated rows{by}; the job passed over it{new}"
 
 
 class DeltaLog:
-    """The log of one table as it is at this moment.
+    """The log of one table at this moment.
 
     Does not read Delta's own checkpoints, so it knows of no version whose JSON file was cleaned up.
 
     Parameters
     ----------
     files
-        Where the table lies.
+        The storage of the table.
     table
         Its folder's key.
     """
@@ -103,8 +103,8 @@ class DeltaLog:
         return self._listed()
 
     def since(self, version: int) -> list[int]:
-        """Return the versions from one on, oldest first. Costs no more for an old table than for a new one."""
-        # The name that sorts right before the version's own.
+        """Return the versions from a given one on, oldest first. The cost does not depend on the table's age."""
+        # The name that sorts directly before this version's file.
         return self._listed(after=f"{version:020d}.")
 
     def _listed(self, after: str = "") -> list[int]:
@@ -122,7 +122,7 @@ class DeltaLog:
         Raises
         ------
         StreamwardenError
-            ``TABLE_DAMAGED`` if it is empty or cut.
+            ``TABLE_DAMAGED`` if the entry is empty or truncated.
         """
         name = f"{self.folder}/{version:020d}.json"
         data = self._files.read(name)
@@ -135,35 +135,35 @@ class DeltaLog:
         return found
 
     def change(self, version: int) -> ChangeCommit | None:
-        """Return what a commit changed of the rows that were there; None if it only added some, or rearranged them."""
+        """Return how a commit changed existing rows; None if it only added rows, or rearranged them."""
         actions = self.actions(version)
-        # As Delta's streaming source has it.
+        # The same rule as in Delta's streaming source.
         if not any(action["remove"].get("dataChange", True) for action in actions if "remove" in action):
             return None
         named = (action["commitInfo"].get("operation") for action in actions if "commitInfo" in action)
         return ChangeCommit(version, str(next(named, None) or ""))
 
     def after(self, application: str, batch: int, *, until: int | None = None) -> TableState:
-        """Return the table as it was when the application's batch was written and the next was not.
+        """Return the table's state after the application's batch was written and before its next batch.
 
-        A batch that had nothing to write has no commit: then it is the version before the first later batch's. Commits
-        that carry no transaction (OPTIMIZE, a person's correction) belong to what stood before them.
+        A batch without rows has no commit: then the version is the one before the first later batch's. Commits without
+        a transaction (OPTIMIZE, a manual correction) belong to the batch before them.
 
         Parameters
         ----------
         application
-            The sink's application id; only one writes the table at a time.
+            The sink's application id; only one application writes the table at a time.
         batch
             The batch.
         until
-            The version that the table is to be put back to: what came later doesn't count. None if it stays.
+            The version that the table will be restored to: later versions are ignored. None if it is not restored.
         """
         state = self.latest if until is None else until
         newest_first = [one for one in reversed(self.versions) if until is None or one <= until]
         for version in newest_first:
             actions = self.actions(version)
             if any(action.get("commitInfo", {}).get("operation") == FENCE for action in actions):
-                # Its transaction ids are no batches.
+                # A fence's transaction ids are not batches.
                 continue
             written = [action["txn"] for action in actions if "txn" in action]
             ours = [int(txn["version"]) for txn in written if txn["appId"] == application]
@@ -172,13 +172,13 @@ class DeltaLog:
             elif ours:
                 return TableState(state, max(ours))
             elif any(_is_older(str(txn["appId"]), application) for txn in written):
-                # All that ours wrote came later. A newer generation's commits end nothing: after a rollback from it
-                # ours goes on behind them.
+                # Our later commits are all behind this one. A newer generation's commits do not end the search: after
+                # a rollback from it, our generation continues behind them.
                 break
         return TableState(state, None)
 
 
 def _is_older(one: str, other: str) -> bool:
-    """Tell whether an application id is of an earlier generation of the same job."""
+    """Return whether an application id belongs to an earlier generation of the same job."""
     mine, its = _GENERATION.fullmatch(one), _GENERATION.fullmatch(other)
     return mine is not None and its is not None and mine[1] == its[1] and int(mine[2]) < int(its[2])

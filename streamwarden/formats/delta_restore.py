@@ -1,7 +1,7 @@
-"""Putting an output table back to an earlier version, without Spark.
+"""Restore an output table to an earlier version, without Spark.
 
-Delta's RESTORE compares the two versions in Spark jobs: fifteen to forty seconds of a restore or a way back in which
-nothing is committed, for a table of a few files. delta-rs does the same from the log alone, in a tenth of a second.
+Delta's RESTORE compares the two versions in Spark jobs. Even for a table of a few files, nothing is
+committed for fifteen to forty seconds of a restore or rollback. From the log alone, delta-rs does the same in 0.1 s.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ _log = logging.getLogger(__name__)
 
 
 _TRIES = 20
-"""Each lost race is a commit of somebody else: OPTIMIZE, or a successor, whom the guard then tells of."""
+"""Maximum lost races. Each is another commit: by OPTIMIZE, or by a successor, for which the guard raises."""
 
 
 def put_back(
     workspace: Workspace, table: str, version: int, *, author: str, guard: Callable[[], None] = lambda: None
 ) -> bool:
-    """Give a table the contents, schema and properties that it had at a version, and tell whether that was done.
+    """Restore a table's contents, schema and properties to a version; return whether this was done.
 
-    By a new commit, unless it is the newest version. It is not done, and Spark's RESTORE is to be asked, where the
-    table's protocol was another then, where delta-rs can't write a table of its kind, and where the version or one of
-    its files is gone or out of reach. Transaction ids stay as they are.
+    Makes a new commit, unless the version is the newest. Returns False if the table's
+    protocol has changed, if delta-rs can't write this kind of table, or if the version or one of its files is missing
+    or unreachable. The caller then uses Spark's RESTORE. Transaction ids stay as they are.
 
     Parameters
     ----------
     table
         The table's name.
     version
-        The version to go back to.
+        The target version.
     author
-        Who does it; ``userMetadata`` of the commit.
+        The author; ``userMetadata`` of the commit.
     guard
-        Called before the commit, which comes only over the version that was the newest before; raises if this driver
-        may not write any more.
+        Called before the commit, which only succeeds on top of the version that was the newest before; raises if this
+        driver may not write any more.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def put_back(
                 return True
             guard()
             now.restore(version, commit_properties=CommitProperties(custom_metadata={"userMetadata": author}))
-            # Seen of the delta-rs that is locked; no word of its documentation says so.
+            # Observed with the locked version of delta-rs; its documentation does not mention it.
             if _shape(now) != _shape(then):
                 _log.warning(
                     "%s: delta-rs left another schema, or other properties, than version %d had", table, version

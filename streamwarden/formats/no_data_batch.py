@@ -1,13 +1,13 @@
-"""The no-data batch that Spark owes after one that moved the watermark, and forgets over a restart.
+"""The no-data batch that Spark owes after a batch that moved the watermark, and forgets on a restart.
 
-In that batch windows become final and late state is removed. A running query plans it by what it remembers of its last
-batch; one that was started anew remembers none, and what should have become final waits for the next input, which may
-never come. So the batch is begun for it: written down with the offsets of the batch before and the watermark that this
-one came to, as a query leaves it that died right after planning it. Spark finishes what was begun.
+In that batch windows become final and late state is removed. A running query plans it from its memory of the last
+batch. A restarted query has no such memory: overdue windows wait for the next input, which may never come. So this
+module begins the batch: it writes the offsets of the batch before and the watermark after it, as if the query had died
+right after planning. Spark finishes a batch that has begun.
 
-Source: Spark 4.2's ``MicroBatchExecution``: ``constructNextBatch`` asks ``lastExecution``, which is null after a start,
-whether another batch should be run; ``populateStartOffsets`` runs one that was begun and not committed with the offsets
-that are written of it.
+Source: Spark 4.2's ``MicroBatchExecution``. ``constructNextBatch`` asks ``lastExecution``, which is null after a start,
+whether another batch should run. ``populateStartOffsets`` runs a batch that was begun and not committed, with its
+recorded offsets.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["begin_no_data_batch"]
 
 
 def begin_no_data_batch(storage: Storage, checkpoint: str) -> int | None:
-    """Begin the batch that is owed in a checkpoint, and return its id; None where none is.
+    """Begin the no-data batch that a checkpoint owes, and return its id; None if it owes none.
 
-    For the holder of the job's lease, while no query runs on the checkpoint. Formats other than Spark 4.2's are left
-    alone: there the batch comes with the next input.
+    For the holder of the job's lease, while no query runs on the checkpoint. Leaves formats other than Spark 4.2's
+    unchanged: there the batch comes with the next input.
 
     Parameters
     ----------
     storage
-        Where the checkpoint lies.
+        The storage of the checkpoint.
     checkpoint
-        Its folder, relative to the storage's root.
+        The checkpoint's folder, relative to the storage's root.
     """
     reader = CheckpointReader(storage, checkpoint)
     last = reader.last_commit()

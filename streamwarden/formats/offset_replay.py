@@ -1,12 +1,12 @@
-"""Keeping a repartitioned copy of a checkpoint up with the original, while the original's query runs on.
+"""Keep a repartitioned copy of a checkpoint up to date while the original's query runs.
 
-Each batch that the original has committed is begun in the copy, with the offsets, the watermark and the clock that it
-had there: its ``offsets/N`` is written into the copy, with the copy's number of partitions, and the query that starts
-on the copy finishes it, as a query does after a crash. So the copy's state is not merely one that could have come
-about; it is the original's.
+Each committed batch of the original is begun in the copy, with the same offsets, watermark and clock. To begin it, this
+module writes its ``offsets/N`` into the copy, with the copy's number of partitions. The query that starts on the copy
+finishes the batch, as a query does after a crash. So the copy's state is exactly the original's, and not merely a
+possible one.
 
-Source: Spark 4.2's ``MicroBatchExecution.populateStartOffsets``, which runs a batch that was begun and not committed
-with the offsets that are written of it.
+Source: Spark 4.2's ``MicroBatchExecution.populateStartOffsets``, which runs a batch that was begun and not committed,
+with its recorded offsets.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ _PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def pays_to_start_ahead(now: float, interval: float, replay: float) -> bool:
-    """Tell whether the query that will be the job's had better replay the last batch, or be started after that.
+    """Return whether the job's next query should replay the last batch itself, instead of starting after it.
 
-    If it does, its start and the load of its state are over when the job is handed over. But a query looks for its
-    second batch only when the clock comes to a whole multiple of the trigger interval (Spark's
-    ``ProcessingTimeExecutor.nextBatchTime``); or when it is woken, which it is as the driver takes it over, but by
-    Spark 4.2 only. One that is started afterwards begins a batch at once; its start takes about what a replay takes,
-    which is one, too.
+    If it replays, its start and the load of its state are over at the handover. But its second batch then
+    waits until the clock reaches a whole multiple of the interval (Spark's ``ProcessingTimeExecutor.nextBatchTime``).
+    On Spark 4.2 only, the driver wakes it at the takeover. A query that is started after the replay begins a batch at
+    once; its start takes about as long as a replay.
 
     Parameters
     ----------
@@ -39,24 +38,24 @@ def pays_to_start_ahead(now: float, interval: float, replay: float) -> bool:
     interval
         The job's trigger interval, seconds.
     replay
-        What a replay takes, seconds; 0 where none was seen.
+        Duration of a replay, seconds; 0 if none was measured.
     """
     return interval - now % interval <= 2 * replay
 
 
 class Follower:
-    """A copy that follows.
+    """A copy that follows the original.
 
     Parameters
     ----------
     workspace
-        Where both lie.
+        The workspace of both checkpoints.
     original, copy
         The checkpoints' folders.
     shift
-        By how much a batch's id is higher in the copy: its repartitioning was a batch.
+        The offset of the copy's batch ids: its repartitioning was a batch.
     partitions
-        The copy's.
+        The copy's number of partitions.
     """
 
     def __init__(self, workspace: Workspace, original: str, copy: str, *, shift: int, partitions: int) -> None:
@@ -69,14 +68,14 @@ class Follower:
 
     @property
     def batch(self) -> int:
-        """The original's batch that the copy stands at."""
+        """The original's batch that the copy has reached."""
         last = self._copy.last_commit()
         assert last is not None
         return last - self._shift
 
     @property
     def behind(self) -> int:
-        """How many batches the original has committed since."""
+        """Number of batches that the original has committed since."""
         last = self._original.last_commit()
         assert last is not None
         return last - self.batch
@@ -87,14 +86,14 @@ class Follower:
         return self._original.offsets(self.batch + 1) is None
 
     def begin(self) -> int:
-        """Write into the copy what the original began its next batch with; return its id in the original.
+        """Begin the original's next batch in the copy; return its id in the original.
 
         Can be repeated.
 
         Raises
         ------
         StreamwardenError
-            ``RESCALE_FAILED`` if the original has removed it already, or writes a format that this does not know.
+            ``RESCALE_FAILED`` if the original has already removed the batch, or writes an unknown format.
         """
         batch = self.batch + 1
         original, copy = self._paths
@@ -113,7 +112,7 @@ class Follower:
             raise StreamwardenError("RESCALE_FAILED", f"{original}/offsets/{batch} has {error}") from error
         assert offsets is not None
         there = {info.key[len(copy) :] for info in files.walk(f"{copy}/sources")}
-        # What a file source has listed: its offsets are numbers of these files.
+        # The files that a file source has listed: its offsets are numbers of these files.
         missing = [
             path
             for info in files.walk(f"{original}/sources")
@@ -126,7 +125,7 @@ class Follower:
         return batch
 
     def check(self, batch: int) -> None:
-        """See that the copy has finished a batch of the original, and come to the same watermark.
+        """Check that the copy has finished a batch of the original and reached the same watermark.
 
         Raises
         ------

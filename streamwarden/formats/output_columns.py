@@ -1,10 +1,10 @@
-"""What of a table's columns is the job's: those that it lacks, those of others, and what stands against writing it.
+"""Compare a table's columns with the job's: missing columns, foreign columns, and reasons against writing.
 
-A table's property, :data:`RECORD`, names the columns that the job wrote last. If the table lacks a column, the property
-tells a new column of the module from a dropped one. If the module lacks a column, it tells a removed one from one that
-somebody added. The property is part of the table's version: a table that is put back has the property of then.
+A table's property, :data:`RECORD`, names the columns that the job wrote last. For a column that the table lacks, the
+property distinguishes a new column of the module from a dropped one. For a column that the module lacks, it
+distinguishes a removed column from a foreign one. A table's version includes the property, so a restore restores it.
 
-Source of the columns' form: Spark's JSON of a schema, which Delta's log uses, too.
+Source of the columns' format: Spark's JSON of a schema, which Delta's log also uses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamwarden.model.spec import SinkSpec
 __all__ = ["IS_FINAL", "RECORD", "Column", "Comparison", "Misfit", "columns_of", "compare", "record_of", "refuse"]
 
 IS_FINAL = "is_final"
-"""Column that says that a row can't change any more; kept by the sink, see ``final_when_passed``."""
+"""Column that marks a row which can't change any more; the sink maintains it, see ``final_when_passed``."""
 
 RECORD = "streamwarden.columns"
 """The table's property: the names of the job's columns, as a JSON list."""
@@ -37,9 +37,9 @@ class Column:
     name
         Its name.
     type
-        Its type as SQL writes it, without what is said of nulls.
+        Its SQL type, without nullability.
     nullable
-        Whether it takes nulls.
+        Whether it accepts nulls.
     """
 
     name: str
@@ -59,11 +59,11 @@ class Misfit:
     column
         The column's name.
     before, after
-        Its type in the table and in the job; None where it is not there.
+        Its type in the table and in the job; None if it does not exist there.
     why
-        What is wrong, in half a sentence.
+        The fault, as half a sentence.
     remedy
-        What to do.
+        The remedy.
     """
 
     column: str
@@ -78,16 +78,16 @@ class Misfit:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a table is to a job.
+    """The result of comparing a table with a job.
 
     Parameters
     ----------
     added
-        Columns of the job that the table lacks, and is to get.
+        Columns of the job that the table lacks, and that will be added.
     foreign
-        Columns of the table that are not the job's, and that it can leave alone.
+        Columns of the table that are not the job's, and that it can ignore.
     misfits
-        What stands against writing it.
+        Reasons why the job can't write it.
     """
 
     added: tuple[Column, ...] = ()
@@ -103,7 +103,7 @@ def columns_of(fields: Iterable[Mapping[str, Any]], sink: SinkSpec | None = None
     fields
         Each with name, type and nullable.
     sink
-        Where they are what a module declares: what the sink makes of them, which keeps ``is_final`` itself.
+        Set if a module declares the fields: applies the sink's changes; the sink adds ``is_final`` itself.
     """
     found = [Column(field["name"], _type(field["type"]), field["nullable"]) for field in fields]
     if sink is None:
@@ -113,7 +113,7 @@ def columns_of(fields: Iterable[Mapping[str, Any]], sink: SinkSpec | None = None
 
 
 def record_of(properties: Mapping[str, str]) -> frozenset[str] | None:
-    """Return the names that a table's properties keep as the job's columns; None where they say nothing."""
+    """Return the names of the job's columns in a table's properties; None if they have no record."""
     text = properties.get(RECORD)
     return None if text is None else frozenset(json.loads(text))
 
@@ -130,10 +130,10 @@ def compare(
     record
         See :func:`record_of`.
     place
-        The table as SQL names it, for remedies.
+        The table's SQL name, for remedies.
     released
-        Whether columns in the record that the job lacks are nobody's: another version of the job added them, and the
-        job went back from it.
+        Whether recorded columns that the job lacks are nobody's: another version of the job added them, and the
+        job was rolled back from it.
     """
     wanted = {column.name: column for column in job}
     there = {column.name: column for column in table}

@@ -1,14 +1,14 @@
-"""The Delta table ``job_progress``: one row a batch of every job, without Spark.
+"""The Delta table ``job_progress``: one row per batch of every job, without Spark.
 
-Only delta-rs writes it, from many drivers at once. Appends don't stand in each other's way: of two that meet, one
-commits behind the other. On S3 that takes conditional PUT, as the control documents do.
+Only delta-rs writes it, from many drivers at once. Appends do not conflict: of two concurrent appends, one commits
+after the other. On S3 this requires conditional PUT, as the control documents do.
 
-Each append carries a Delta transaction (job and incarnation, the newest batch), looked at in the very version that the
-append builds on. So a batch is there once, whoever repeats the append: the driver, after an answer that was lost, or
-its successor, for a driver that was killed. Two that append for one incarnation at the same time conflict, and the
-loser looks again.
+Each append carries a Delta transaction (job and incarnation, the newest batch), which is checked in the same version
+that the append builds on. So each batch is in the table once, even if an append is repeated: by the driver after a lost
+response, or by its successor after a kill. Two concurrent appends for one incarnation conflict, and the loser checks
+again.
 
-Importing this takes a good part of a second (pyarrow, delta-rs): do it where it is used, and not where a DAG is parsed.
+This import takes a good part of a second (pyarrow, delta-rs): import it where it is used, not where a DAG is parsed.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "source_taken": (pa.int64(), "Taken in by the batch."),
     "source_pending": (pa.int64(), "Left after it; null: can't be told."),
 }
-"""Column: (type, meaning). The order is the table's."""
+"""Column: (type, meaning), in the table's order."""
 
 _SCHEMA = pa.schema(
     [pa.field(name, kind, nullable=name != "job", metadata={"comment": text}) for name, (kind, text) in COLUMNS.items()]
 )
 _PROPERTIES = {
-    # Nobody travels in this table's time, and it has thousands of commits a day.
+    # Nobody uses time travel on this table, and it has thousands of commits a day.
     "delta.logRetentionDuration": "interval 1 days",
     "delta.deletedFileRetentionDuration": "interval 1 days",
-    # Else the table would remember every incarnation that there ever was.
+    # Otherwise the table would remember every incarnation forever.
     "delta.setTransactionRetentionDuration": "interval 30 days",
 }
 _UPKEEP = "streamwarden/upkeep"
@@ -85,19 +85,19 @@ T = TypeVar("T")
 
 
 class ProgressTable:
-    """The table of one place to run.
+    """The table of one place.
 
     Parameters
     ----------
     workspace
-        The place.
+        The workspace of the place.
     """
 
     def __init__(self, workspace: Workspace) -> None:
         self._uri, self._options = workspace.delta_rs(PROGRESS_TABLE)
 
     def last_batch(self, job: str, incarnation: str) -> int | None:
-        """Return the newest batch of a job's incarnation that is in the table; None: none is, or it's over 30 days ago.
+        """Return the newest batch of a job's incarnation in the table; None if there is none in the last 30 days.
 
         Raises
         ------
@@ -107,9 +107,9 @@ class ProgressTable:
         return self._tried(lambda: self._last_batch(job, incarnation))
 
     def append(self, job: str, incarnation: str, generation: int, batches: Iterable[BatchProgress]) -> int:
-        """Add those batches of an incarnation that are newer than its newest in the table; return how many.
+        """Append those batches of an incarnation that are newer than its newest in the table; return how many.
 
-        Makes the table if there is none. What this returns or raises says nothing of other incarnations' rows.
+        Creates the table if there is none. The result is independent of other incarnations' rows.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ class ProgressTable:
         Raises
         ------
         StreamwardenError
-            ``PROGRESS_TABLE_FAILED``. It may be repeated, also by another process.
+            ``PROGRESS_TABLE_FAILED``. The call may be repeated, also by another process.
         """
         rows = list(batches)
         return self._tried(lambda: self._append(job, incarnation, generation, rows))
@@ -127,14 +127,14 @@ class ProgressTable:
     def read(self, job: str, last: int | None = None, *, since: datetime | None = None) -> list[dict[str, Any]]:
         """Return a job's batches as the table's columns, oldest first.
 
-        Does not hold what a driver has yet to write: see ``progress_table.every`` of the profile.
+        Does not contain what a driver has yet to write: see ``progress_table.every`` of the profile.
 
         Parameters
         ----------
         last
-            Only so many of the newest.
+            The number of newest batches.
         since
-            And all that were done at this time or after.
+            Also return all batches done at this time or later.
 
         Raises
         ------
@@ -144,16 +144,16 @@ class ProgressTable:
         return self._tried(lambda: self._read(job, last, since))
 
     def upkeep(self, keep: timedelta, *, now: datetime | None = None) -> dict[str, int]:
-        """Delete old rows, join small files and remove those of no use any more; at most once a day (UTC).
+        """Delete old rows, compact small files and remove obsolete ones; at most once a day (UTC).
 
-        Several may call it at once; what one does, another passes over.
+        Concurrent calls are allowed: a call skips what another has done.
 
         Parameters
         ----------
         keep
-            Rows older than this go.
+            Rows older than this are deleted.
         now
-            The time; default the real one.
+            The current time; default the real time.
 
         Returns
         -------
@@ -180,14 +180,14 @@ class ProgressTable:
         raise AssertionError
 
     def _open(self, *, make: bool) -> DeltaTable | None:
-        """Return the table's newest version, or None where there is none and none is to be made."""
-        # Each time anew: one that is kept and brought up to date grows, by megabytes within hours.
+        """Return the table's newest version, or None if there is no table and `make` is false."""
+        # Opened anew each time: an instance that is kept and updated grows by megabytes within hours.
         try:
             return DeltaTable(self._uri, storage_options=self._options)
         except TableNotFoundError:
             if not make:
                 return None
-        # Another driver may make it in this moment; if it is something else, the next line says so.
+        # Another driver may have just created it; if the cause is another, the next line raises it.
         with suppress(DeltaError):
             DeltaTable.create(
                 self._uri,
@@ -217,7 +217,7 @@ class ProgressTable:
             table,
             pa.Table.from_pylist(rows, schema=_SCHEMA),
             mode="append",
-            # A table that an older or newer driver made may have other columns.
+            # A table from an older or newer driver may have other columns.
             schema_mode="merge",
             commit_properties=CommitProperties(app_transactions=[written]),
         )
@@ -230,14 +230,14 @@ class ProgressTable:
         data = table.to_pyarrow_dataset()
         wanted = pc.field("job") == job
         if last is not None:
-            # The times alone first: a quarter's rows with their operators are large, and the newest few are wanted.
+            # Read the times first: a quarter's rows with their operators are large, and only the newest few are needed.
             times = data.to_table(columns=["at"], filter=wanted)["at"]
             if since is not None:
                 last = max(last, pc.sum(pc.greater_equal(times, since)).as_py() or 0)
             newest = pc.select_k_unstable(times, last, [("", "descending")]) if len(times) else []
             if len(newest):
                 wanted &= pc.field("at") >= times[newest[-1].as_py()]
-        # An older driver's table lacks the columns that came later, until one of now appends to it.
+        # An older driver's table lacks newer columns until a current driver appends to it.
         there = [name for name in COLUMNS if name in data.schema.names]
         rows = data.to_table(columns=there, filter=wanted).sort_by([("at", "ascending"), ("batch", "ascending")])
         found = [{**dict.fromkeys(COLUMNS), **row} for row in rows.to_pylist(maps_as_pydicts="strict")]
@@ -252,7 +252,7 @@ class ProgressTable:
         deleted = table.delete(f"at < '{old}'")
         joined = table.optimize.compact()
         removed = table.vacuum(retention_hours=24, enforce_retention_duration=False, dry_run=False, full=True)
-        # Last, so that what is cut off is done again. A commit of nothing else: those of delta-rs take no transaction.
+        # Last, so that interrupted work is repeated. A separate commit: delta-rs's own commits accept no transaction.
         noted = CommitProperties(app_transactions=[Transaction(_UPKEEP, day, _milliseconds(now))])
         table.create_write_transaction([], "append", table.schema(), ["job"], commit_properties=noted)
         done = {

@@ -1,1 +1,1 @@
-"""Landed files: found in a source's folder, planned into batches, opened by jobs."""
+"""Landed files: listed in a source's folder, planned into batches, opened by jobs."""

@@ -1,4 +1,4 @@
-"""One landed file, as a batch's plan names it and as a job opens it."""
+"""A landed file, as named in a batch's plan and as opened by a job."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["LandedFile", "LandedFileChanged", "LandedFileGone", "shown"]
 
 
 class LandedFileGone(Exception):
-    """A planned file is not in its folder any more. The driver reports it as ``SOURCE_DATA_GONE``."""
+    """A planned file is no longer in its folder. The driver reports it as ``SOURCE_DATA_GONE``."""
 
 
 class LandedFileChanged(Exception):
-    """A file was replaced after it was planned: a batch that is repeated would read other rows than the first time."""
+    """A file was replaced after it was planned: a repeated batch would read other rows than the first time."""
 
 
-# Those that steer a terminal, or turn its text around, too.
+# Includes characters that control a terminal or reverse its text direction.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def shown(name: str) -> str:
-    r"""Return a file's name as tables, documents and terminals can have it: always UTF-8, and no two alike.
+    r"""Return a file's name for tables, documents and terminals: always UTF-8, and unique.
 
     Bytes that aren't UTF-8, and control characters, are written as ``\xNN`` or ``\uNNNN``, and ``\`` as ``\\``.
     """
@@ -37,7 +37,7 @@ def shown(name: str) -> str:
 
 
 def _escaped(character: int) -> str:
-    # Those beyond ASCII by \u: a byte that isn't UTF-8 has \x.
+    # Characters beyond ASCII use \u: \x marks a byte that isn't UTF-8.
     return f"\\x{character:02x}" if character < 0x80 else f"\\u{character:04x}"
 
 
@@ -57,11 +57,11 @@ class LandedFile:
     modified_ms
         Modification time, milliseconds since the epoch. Names the version of the file, together with `length`.
     reading
-        1 for the first time that the file is read; more after ``streamwarden landing reread``.
+        1 for the first reading of the file; more after ``streamwarden landing reread``.
     refused
-        Why the file must not be read, such as ``FILE_TOO_LARGE: …``; None if it may be.
+        Why the file must not be read, such as ``FILE_TOO_LARGE: …``; None if it may be read.
     endpoint, region
-        Of the S3 server, where the folder is on S3. Credentials come from the environment.
+        The S3 server, if the folder is on S3. Credentials come from the environment.
     """
 
     name: str
@@ -75,13 +75,13 @@ class LandedFile:
 
     @property
     def label(self) -> str:
-        """What identifies this reading in tables (``source_file``): the name, and ``#2`` behind it for a second one.
+        """The identifier of this reading in tables (``source_file``): the name, with suffix ``#2`` for a second one.
 
         The name is as :func:`shown` writes it. Two readings never share a label.
         """
         name = shown(self.name)
         own = name.rpartition("#")[2]
-        # A file whose own name ends like a second reading's label says its number always.
+        # If a file's own name ends like a second reading's label, its label always has a number.
         return f"{name}#{self.reading}" if self.reading > 1 or (own.isdigit() and "#" in name) else name
 
     def open(self) -> Any:
@@ -90,7 +90,7 @@ class LandedFile:
         Raises
         ------
         LandedFileGone
-            If it is not there.
+            If the file does not exist.
         LandedFileChanged
             If its length or its modification time is not as planned.
         OSError
@@ -109,7 +109,7 @@ class LandedFile:
         except (FileNotFoundError, NotADirectoryError):
             raise LandedFileGone(str(path)) from None
         self._check(found.st_size, found.st_mtime_ns // 1_000_000)
-        # By a Python file: pyarrow's own takes no names that aren't UTF-8.
+        # Through a Python file: pyarrow's own files accept only UTF-8 names.
         return pa.PythonFile(path.open("rb"), mode="r")
 
     def _open_s3(self) -> Any:
@@ -131,25 +131,25 @@ class LandedFile:
             )
 
     def to_json(self) -> str:
-        """Return it as one line of ASCII, which carries any name through Spark."""
+        """Return the file as one line of ASCII, which passes any name through Spark unchanged."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         return json.dumps(given, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> LandedFile:
-        """Read :meth:`to_json`'s line. Fields that a later version has added are left out."""
+        """Parse a line of :meth:`to_json`. Ignores fields that a later version has added."""
         found = json.loads(line)
         return cls(**{field.name: found[field.name] for field in fields(cls) if field.name in found})
 
     @classmethod
     def on_s3(cls, location: S3Location, **given: Any) -> LandedFile:
-        """Make one of a folder on S3."""
+        """Create a file of a folder on S3."""
         return cls(folder=location.uri("s3a"), endpoint=location.endpoint, region=location.region, **given)
 
 
 @lru_cache(maxsize=8)
 def _server(region: str | None, endpoint: str | None) -> Any:
-    """Return pyarrow's client of an S3 server: each has connections of its own."""
+    """Return pyarrow's client of an S3 server: each client has its own connections."""
     from pyarrow import fs
 
     scheme, _, host = (endpoint or "").rpartition("://")

@@ -1,4 +1,4 @@
-"""What lies in a landing folder, on this machine's disk or on S3."""
+"""The contents of a landing folder, on this machine's disk or on S3."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["LandingFolder", "Listing", "landing_folder"]
 
 @dataclass
 class Listing:
-    """One look into a landing folder.
+    """One listing of a landing folder.
 
     Parameters
     ----------
     files
-        What is to be read, by name.
+        The files to read, by name.
     passed_over
-        Names of folders and hidden files that are not read, sorted; of folders with a slash at the end.
+        Sorted names of skipped folders and hidden files; folders end with a slash.
     troubles
-        Folders that should be read and can't be, in words.
+        Messages for folders that should be read and can't be.
     """
 
     files: dict[str, LandedFile] = field(default_factory=dict)
@@ -41,33 +41,33 @@ class Listing:
 class LandingFolder(ABC):
     """A folder in which files land.
 
-    Files whose names begin with ``.`` or ``_``, or end with ``._COPYING_``, are somebody's work in progress and are not
-    read, and neither are links to folders, nor folders, unless they are named ``key=value``.
+    Files whose names begin with ``.`` or ``_``, or end with ``._COPYING_``, are still being written and are not read.
+    Links to folders are not read either, nor folders unless they are named ``key=value``.
     """
 
     atomic: bool
-    """Whether a file is there whole or not at all, as on S3."""
+    """Whether a file appears only when it is complete, as on S3."""
 
     @abstractmethod
     def look(self) -> Listing:
-        """Return what is there.
+        """Return the folder's contents.
 
         Raises
         ------
         StreamwardenError
-            ``LANDING_UNREADABLE`` if the folder is not there, or can't be listed; what the S3 server refuses.
+            ``LANDING_UNREADABLE`` if the folder is missing, or can't be listed; errors of the S3 server.
         """
 
 
 def landing_folder(workspace: Workspace, source: FileSource) -> LandingFolder:
-    """Return a source's folder. Asks nobody yet.
+    """Return a source's folder. Makes no request yet.
 
     Raises
     ------
     StreamwardenError
-        ``CONFIG_INVALID`` if it is neither on disk nor on S3, or on S3 in a profile without it.
+        ``CONFIG_INVALID`` if it is neither on disk nor on S3, or on S3 in a profile without S3.
     """
-    # As Hadoop reads addresses: nothing in them is escaped.
+    # Parsed as in Hadoop: nothing in an address is escaped.
     scheme, is_address, rest = (address := workspace.source_path(source.path)).partition("://")
     if not is_address or scheme == "file":
         return _LocalFolder(Path(rest or address))
@@ -101,7 +101,7 @@ class _LocalFolder(LandingFolder):
         with os.scandir(self._root / inner) as entries:
             for entry in entries:
                 name = f"{inner}{entry.name}"
-                # Not by links: they may lead round in circles.
+                # Do not follow links: they may form a cycle.
                 if entry.is_dir(follow_symlinks=False):
                     if not _is_partition(entry.name):
                         found.passed_over.append(f"{name}/")
@@ -118,21 +118,21 @@ class _LocalFolder(LandingFolder):
                     found.files[name] = file
 
     def _file(self, name: str, entry: os.DirEntry[str]) -> LandedFile | None:
-        """Describe a file; return None for a link to a folder."""
+        """Return a file's description; None for a link to a folder."""
         refused = None
         try:
             status = entry.stat()
             if stat.S_ISDIR(status.st_mode):
                 return None
         except OSError as error:
-            # A link to nowhere, in a circle or into a closed folder; or a file that was removed this moment.
+            # A link that is broken, circular or into an unreadable folder; or a file that was just removed.
             refused = f"FILE_UNREADABLE: {error.strerror}"
             try:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 return None
         if refused is None and not stat.S_ISREG(status.st_mode):
-            # Reading a pipe would wait for ever.
+            # Reading a pipe would block forever.
             refused = "FILE_UNREADABLE: not a regular file"
         return LandedFile(name, str(self._root), status.st_size, status.st_mtime_ns // 1_000_000, refused=refused)
 
@@ -156,7 +156,7 @@ class _S3Folder(LandingFolder):
             elif _is_hidden(name):
                 passed_over.add(item["Key"])
             elif name:
-                # What ends with a slash is the mark of a folder. In whole seconds, as a HEAD says it to who reads it.
+                # A key with a trailing slash marks a folder. Whole seconds, as in the HEAD response that a reader gets.
                 modified_ms = int(item["LastModified"].timestamp()) * 1000
                 found.files[item["Key"]] = LandedFile.on_s3(
                     self._location, name=item["Key"], length=item["Size"], modified_ms=modified_ms

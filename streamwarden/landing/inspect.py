@@ -1,4 +1,4 @@
-"""What became of each landed file, and asking that one be read again: for people."""
+"""The state of each landed file, and requests to read a file again: for people."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["FileState", "Landed", "ask_reread", "landed_files"]
 
 
 class FileState(StrEnum):
-    """What became of a file."""
+    """The state of a landed file."""
 
     NEW = "new"
     WAITING = "waiting"
@@ -36,7 +36,7 @@ class FileState(StrEnum):
 
     @property
     def needs_a_look(self) -> bool:
-        """Whether a person should do something about it."""
+        """Whether a person should act on it."""
         return self in (FileState.REPLACED, FileState.QUARANTINED, FileState.GONE)
 
 
@@ -49,15 +49,15 @@ class Landed:
     name
         As :func:`~streamwarden.landing.file.shown` writes it.
     state
-        ``new``: the next look plans it. ``waiting``: planned, and in no committed batch. ``read``. ``replaced``: it is
-        not as it was when it was read, or planned. ``quarantined``: as a whole. ``gone``: planned, and not there.
+        ``new``: the next listing plans it. ``waiting``: planned, and in no committed batch. ``read``. ``replaced``:
+        changed since it was read or planned. ``quarantined``: as a whole. ``gone``: planned, and missing.
         ``not read``: a hidden file, or a folder.
     length, modified
-        As it lies there: bytes, and UTC; None where that was not asked for.
+        Its current length in bytes, and its modification time in UTC; None if not requested.
     batch
-        The number that the source's log gives the batch that took it; None: none yet, or an older version did.
+        The batch's number in the source's log; None if no batch has read the file, or an older version did.
     reading
-        How often it was planned.
+        How often the file was planned.
     detail
         Why it was quarantined.
     """
@@ -72,7 +72,7 @@ class Landed:
 
 
 def landed_files(workspace: Workspace, spec: JobSpec) -> list[Landed]:
-    """Return what is in a job's landing folder, and what was planned and is gone, sorted by name.
+    """Return the files in a job's landing folder, and planned files that are missing, sorted by name.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def landed_files(workspace: Workspace, spec: JobSpec) -> list[Landed]:
     def of(name: str) -> Landed:
         found, planned = listing.files.get(name), known.get(name)
         batch = taken.get((name, planned.reading)) if planned is not None else None
-        # What is in no plan of this folder was read by another: before there were plans, or before the job was cloned.
+        # A file in no plan of this folder was read otherwise: before plans existed, or before the job was cloned.
         waits = planned is not None and batch is None and (name, planned.reading) in taken
         detail = refused.get(planned.label, "") if planned is not None else ""
         if planned is None:
@@ -118,8 +118,8 @@ def landed_files(workspace: Workspace, spec: JobSpec) -> list[Landed]:
             detail if state is FileState.QUARANTINED else "",
         )
 
-    # A file that was read and is gone is nobody's trouble: folders are tidied up.
-    # What was planned since `known` was read is new yet.
+    # A file that was read and is missing is no fault: folders are cleaned up.
+    # A file that was planned since `known` was read still counts as new.
     newest = {(file.name, file.reading) for file in known.values()}
     waiting = {name for (name, reading), batch in taken.items() if batch is None and (name, reading) in newest}
     found = [of(name) for name in {*listing.files, *waiting}]
@@ -128,14 +128,14 @@ def landed_files(workspace: Workspace, spec: JobSpec) -> list[Landed]:
 
 
 def ask_reread(workspace: Workspace, spec: JobSpec, names: Sequence[str], *, by: str, doubling: bool = False) -> Reread:
-    """Ask that files be read once more; the job's driver plans them at its next look, or when it starts.
+    """Request that files be read again; the job's driver plans them at its next listing, or when it starts.
 
     Parameters
     ----------
     names
         As :func:`~streamwarden.landing.file.shown` writes them.
     doubling
-        Whether to do so where rows that were read before would be there twice.
+        Whether to allow it if previously read rows would be duplicated.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def ask_reread(workspace: Workspace, spec: JobSpec, names: Sequence[str], *, by:
 
 
 def _doubled(workspace: Workspace, spec: JobSpec) -> Iterator[str]:
-    """Yield why a row that is read again would count twice."""
+    """Yield the reasons why a row that is read again would count twice."""
     for sink in spec.sinks:
         if not sink.keys:
             yield f"the rows of {sink.table} have no keys"
@@ -181,12 +181,12 @@ def _moment(file: LandedFile) -> datetime | None:
     try:
         return datetime.fromtimestamp(file.modified_ms / 1000, UTC)
     except (OverflowError, ValueError):
-        # Beyond the year 9999.
+        # After the year 9999.
         return None
 
 
 def _committed(workspace: Workspace, job: str) -> int:
-    """Return up to which entry of the source's log batches are committed; -1 before the first."""
+    """Return the last entry of the source's log with a committed batch; -1 if there is none."""
     reference = JobDocuments(workspace.storage, job).checkpoint.read()
     reader = CheckpointReader(workspace.storage, reference.path) if reference is not None else None
     batch = reader.last_commit() if reader is not None else None

@@ -1,4 +1,4 @@
-"""Planning what a job reads next: each landed file once, whatever its name, its age or its size."""
+"""Plan what a job reads next: each landed file once, independent of its name, age and size."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ __all__ = ["Planner", "is_same", "newest_readings"]
 _log = logging.getLogger(__name__)
 
 _SETTLED_MS = 2_000
-"""A file on disk that was changed in the last 2 s may be half written: it is left for the next look, unless it has not
-changed since the one before. S3 has no half-written objects."""
+"""A file on disk that changed in the last 2 s may be incomplete. It waits for the next listing, unless it is unchanged
+since the previous one. S3 has no incomplete objects."""
 
 _TOLD = 20
-"""Files that a heartbeat names; `streamwarden landing list` has all."""
+"""Number of files that a heartbeat names; `streamwarden landing list` shows all."""
 
 
 def newest_readings(workspace: Workspace, plans: Plans, reads: Iterable[Read], folder: str) -> dict[str, LandedFile]:
-    """Return the newest reading of each file that a job has planned or read, by name.
+    """Return, by name, the newest reading of each file that a job has planned or read.
 
     Parameters
     ----------
     plans
-        Those that the job goes on with.
+        The plans that the job continues with.
     reads
-        What its checkpoint has read; of a clone these are plans of the other job.
+        What its checkpoint has read; for a clone these are plans of the other job.
     folder
         The landing folder's address, for files that a version without plans has read: their length is -1, unknown.
     """
@@ -58,7 +58,7 @@ def newest_readings(workspace: Workspace, plans: Plans, reads: Iterable[Read], f
 
 
 def is_same(planned: LandedFile, found: LandedFile | None) -> bool:
-    """Tell whether a file is there as it was when it was planned."""
+    """Return whether a file is unchanged since it was planned."""
     return found is not None and planned.modified_ms == found.modified_ms and planned.length in (-1, found.length)
 
 
@@ -70,19 +70,19 @@ def _name_below(folder: str, path: str) -> str:
 
 
 class Planner:
-    """Finds landed files, and plans them into batches, for the driver that holds the job's lease.
+    """Lists landed files and plans them into batches, for the driver that holds the job's lease.
 
-    It is a thread's work: :meth:`look` may take as long as the folder is large. Also a
+    Runs in a thread: in a large folder :meth:`look` may take long. Also a
     :class:`~streamwarden.driver.backlog.Backlog`.
 
     Parameters
     ----------
     workspace, job, source
-        Whose files.
+        The job and its file source.
     reference
         The checkpoint in force.
     guard
-        Called before a plan is written; raises if this driver may not.
+        Called before a plan is written; raises if this driver may not write.
     """
 
     def __init__(
@@ -111,15 +111,15 @@ class Planner:
         self._troubles: list[str] = []
         self._trouble = ""
         self.unsettled = False
-        """Whether the last look left files that may be half written: another look soon is worth it."""
+        """Whether the last listing left files that may be incomplete: another listing soon is worthwhile."""
 
     @property
     def looks_often(self) -> bool:
-        """Whether a look costs nothing but time."""
+        """Whether a listing is free of charge."""
         return not self._folder.atomic
 
     def open(self) -> None:
-        """Read what was planned and read until now. Before the first look, and again after a lost race."""
+        """Load previous plans and reads. Call it before the first listing, and again after a lost race."""
         with self._lock:
             self._plans.make_folder()
             reads = list(read_plans(self._workspace, self._checkpoint))
@@ -129,7 +129,7 @@ class Planner:
             self._waiting = {
                 number: len(self._plans.read(number)) for number in numbers if (self._plans.folder, number) not in taken
             }
-            # Also behind plans that somebody removed: Spark reads no second file of a name.
+            # Also count plans that were deleted: Spark never reads a second file with the same name.
             read = [number for folder, number in taken if folder == self._plans.folder]
             self._next = max([*numbers, *read], default=-1) + 1
             self._refused = self._plans.refused()
@@ -139,17 +139,17 @@ class Planner:
         return self._workspace.source_path(self._source.path).removeprefix("file://")
 
     def look(self, *, rest: bool = True) -> int:
-        """Look into the folder, plan full batches, and return how many plans were written.
+        """List the folder, plan full batches, and return how many plans were written.
 
         Parameters
         ----------
         rest
-            Whether what does not fill a batch is planned, too, where no plan waits.
+            Whether to also plan files that do not fill a batch, if no plan waits.
 
         Raises
         ------
         OSError, StreamwardenError
-            If the folder can't be read or a plan not be written: look again later.
+            If the folder can't be read or a plan can't be written: retry later.
         """
         try:
             listing = self._folder.look()
@@ -179,13 +179,13 @@ class Planner:
         return written
 
     def _fresh(self, listing: Listing, now_ms: int) -> Iterator[LandedFile]:
-        # Oldest first, as far as times tell.
+        # Oldest first, by modification time.
         for file in sorted(listing.files.values(), key=lambda file: (file.modified_ms, file.name)):
             if file.name not in self._known and self._is_settled(file, now_ms):
                 yield file
 
     def _rereads(self, listing: Listing, now_ms: int) -> Iterator[LandedFile]:
-        """Yield what is to be read again, and remove requests of which nothing is left."""
+        """Yield files to read again, and remove requests that are done."""
         requests = self._documents.rereads()
         names = {shown(name): name for name in self._known} if requests else {}
         chosen: set[str] = set()
@@ -194,7 +194,7 @@ class Planner:
             for written, reading in request.files.items():
                 name = names.get(written)
                 found = listing.files.get(name) if name is not None else None
-                # One that was removed meanwhile has nothing to read; when it lands again it counts as replaced.
+                # A file that was removed meanwhile can't be read; when it lands again it counts as replaced.
                 if found is None or self._known[found.name].reading >= reading:
                     continue
                 left += 1
@@ -205,19 +205,19 @@ class Planner:
                 self._documents.reread(request.id).delete()
 
     def _is_settled(self, file: LandedFile, now_ms: int) -> bool:
-        """Tell whether a file is whole, as far as its time tells; one that may not be is looked at again."""
+        """Return whether a file is complete by its modification time; if it may not be, it is listed again."""
         if self._folder.atomic or file.modified_ms <= now_ms - _SETTLED_MS or self._before.get(file.name) == file:
             return True
         self._moving[file.name] = file
         return False
 
     def _write(self, files: list[LandedFile]) -> bool:
-        """Write a plan; return whether the others may follow."""
+        """Write a plan; return whether the next plans may follow."""
         self._guard()
         try:
             self._plans.create(self._next, files)
         except Conflict:
-            # Of this driver, whose earlier try had no answer, or of one that has lost its lease: either way it counts.
+            # By this driver, whose earlier try had no answer, or by one that has lost its lease: both plans are valid.
             _log.info("plan %d was there already", self._next)
             self.open()
             return False
@@ -228,7 +228,7 @@ class Planner:
         return True
 
     def _told(self, listing: Listing) -> Iterator[str]:
-        """Yield what a person should look at, in words."""
+        """Yield messages about what a person should check."""
         yield from listing.troubles
         for name, found in listing.files.items():
             known = self._known.get(name)
@@ -240,7 +240,7 @@ class Planner:
                 yield f"{known.label} was quarantined whole: {self._refused[known.label]}"
 
     def state(self) -> LandingState:
-        """Return what the heartbeat says of the folder."""
+        """Return the folder's state for the heartbeat."""
         with self._lock:
             told = [self._trouble] if self._trouble else self._troubles
             return LandingState(
@@ -248,13 +248,13 @@ class Planner:
             )
 
     def refused(self, reasons: Mapping[str, str]) -> None:
-        """Note files that the job has quarantined whole: why, by label."""
+        """Record files that the job has quarantined as a whole: the reason by label."""
         with self._lock:
             self._plans.add_refused(dict(reasons))
             self._refused |= reasons
 
     def after(self, start: str | None, end: str | None, *_: object) -> SourceProgress | None:
-        """Return how many files a batch took, and how many wait; see :class:`~streamwarden.driver.backlog.Backlog`."""
+        """Return how many files a batch read, and how many wait; see :class:`~streamwarden.driver.backlog.Backlog`."""
         last = _log_offset(end)
         if last is None:
             return None
@@ -266,10 +266,10 @@ class Planner:
                 plan = read.plan_of()
                 if read.batch <= last and plan is not None:
                     own = self._waiting.pop(plan[1], 0) if plan[0] == self._plans.folder else 0
-                    # One that an earlier driver has begun is not among those that wait.
+                    # A batch that an earlier driver has begun does not count as waiting.
                     taken += own or len(Plans(self._workspace.storage, plan[0]).read(plan[1]))
             pending = sum(self._waiting.values()) + self._unplanned
-            # A plan is a batch: where another one waits, this one took what it could.
+            # A plan is a batch: if another plan waits, this batch read as much as it could.
             return SourceProgress(unit="files", taken=taken, pending=pending, cut=bool(self._waiting))
 
 
@@ -289,7 +289,7 @@ def _judged(file: LandedFile, most_bytes: int) -> LandedFile:
 def _batches(files: Iterable[LandedFile], source: FileSource) -> Iterator[list[LandedFile]]:
     batch: list[LandedFile] = []
     for file in files:
-        # One file is a batch, however large it is.
+        # A single file always forms a batch, however large it is.
         if batch and (_is_full(batch, source) or _size([*batch, file]) > source.max_batch_bytes):
             yield batch
             batch = []
@@ -303,5 +303,5 @@ def _is_full(files: list[LandedFile], source: FileSource) -> bool:
 
 
 def _size(files: list[LandedFile]) -> int:
-    # What is refused is not read.
+    # Refused files are not read.
     return sum(file.length for file in files if file.refused is None)

@@ -1,12 +1,12 @@
-"""Plans of batches: which landed files a job reads together.
+"""Plans of batches: the landed files that a job reads together.
 
-Spark's own file source remembers files by their paths and takes them by their modification times: a file with an old
-time is never read, one with a time in the future hides all others, a replaced one is not noticed, and some names are
-patterns to it. So the driver writes the names down, one file of JSON lines a batch, and Spark streams over those.
+Spark's own file source remembers files by path and selects them by modification time. It never reads a file with an old
+time; a file with a future time hides all others; it misses replaced files; and it takes some names for patterns. So the
+driver writes the names into plans, one file of JSON lines per batch, and Spark streams over the plans.
 
-``arrivals/JOB/gNNNNNN/NUMBER.jsonl`` is a plan, written once and never changed. The generation is that in which the job
-began to have plans there, and all later ones go on in that folder: which plans a checkpoint has read is in its own log
-(``sources/0``), so a restored or copied checkpoint reads exactly those again that it has not read.
+``arrivals/JOB/gNNNNNN/NUMBER.jsonl`` is a plan, written once and never changed. The generation is the first in which
+the job had plans there; all later ones continue in that folder. A checkpoint's own log (``sources/0``) records which
+plans it has read, so a restored or copied checkpoint reads exactly the plans that it has not read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Plans", "Read", "plans_of", "read_plans"]
 _ROOT = "arrivals"
 _KNOWN = "_known.jsonl"
 _REFUSED = "_refused.json"
-# Of so many plans the next start reads a summary.
+# Number of plans after which the next start reads a summary of them.
 _SUMMARISED = 64
 _REMEDY = (
     "Remove this file, and deploy the job: the landed files that it named are planned again. Rows that a table has"
@@ -38,14 +38,14 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Read:
-    """An entry of a checkpoint's log of what it has read.
+    """An entry of a checkpoint's log of its reads.
 
     Parameters
     ----------
     batch
-        The log's number of the batch.
+        The batch's number in the log.
     path
-        The file that Spark read, as Spark writes it, its escapes resolved.
+        The file that Spark read, in Spark's notation, unescaped.
     modified_ms
         That file's modification time.
     """
@@ -55,7 +55,7 @@ class Read:
     modified_ms: int
 
     def plan_of(self) -> tuple[str, int] | None:
-        """Return the folder and the number of the plan, or None: a landed file that an older version read itself."""
+        """Return the plan's folder and number, or None: an older version read the landed file itself."""
         *_, root, job, generation, name = ["", "", "", *self.path.split("/")]
         number = name.removesuffix(".jsonl")
         if root != _ROOT or not number.isdigit():
@@ -64,14 +64,14 @@ class Read:
 
 
 def read_plans(workspace: Workspace, checkpoint: str, *, first: int = 0) -> Iterator[Read]:
-    """Yield what a checkpoint has read, or has begun to, oldest first.
+    """Yield what a checkpoint has read, or has begun to read, oldest first.
 
     Parameters
     ----------
     checkpoint
-        Its folder, relative to the root.
+        The checkpoint's folder, relative to the root.
     first
-        The number of the log to begin with.
+        The log's number to start with.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def read_plans(workspace: Workspace, checkpoint: str, *, first: int = 0) -> Iter
     """
     folder = f"{checkpoint}/sources/0"
     names = {key.rsplit("/", 1)[1] for key in workspace.storage.list(folder)}
-    # A compacted one repeats those before it.
+    # A compact entry repeats the entries before it.
     compacted = max((int(name.split(".")[0]) for name in names if name.endswith(".compact")), default=-1)
     later = sorted(int(name) for name in names if name.isdigit() and int(name) > max(compacted, first - 1))
     chosen = [f"{compacted}.compact"] if compacted >= first else []
@@ -98,7 +98,7 @@ def read_plans(workspace: Workspace, checkpoint: str, *, first: int = 0) -> Iter
 
 
 def plans_of(workspace: Workspace, job: str) -> Plans:
-    """Return the plans that a job's checkpoint goes on with; those of a first generation where there is none."""
+    """Return the plans that a job's checkpoint continues with; the first generation's if it has none."""
     reference = JobDocuments(workspace.storage, job).checkpoint.read()
     return Plans(workspace.storage, _folder(workspace, job, reference))
 
@@ -110,7 +110,7 @@ def _folder(workspace: Workspace, job: str, reference: CheckpointRef | None) -> 
     plan = newest.plan_of() if newest is not None else None
     if plan is not None and plan[0].startswith(f"{_ROOT}/{job}/"):
         return plan[0]
-    # A clone's checkpoint has read the other job's plans, and one from before there were plans the files themselves.
+    # A clone's checkpoint has read the other job's plans; a checkpoint from before plans has read the files themselves.
     return f"{_ROOT}/{job}/g{reference.generation:06}"
 
 
@@ -120,9 +120,9 @@ class Plans:
     Parameters
     ----------
     storage
-        Where.
+        The storage of the plans.
     folder
-        Their key's beginning; see :func:`plans_of`.
+        The prefix of their keys; see :func:`plans_of`.
     """
 
     def __init__(self, storage: Storage, folder: str) -> None:
@@ -135,7 +135,7 @@ class Plans:
         return sorted(int(name) for name in names if name.isdigit())
 
     def read(self, number: int) -> list[LandedFile]:
-        """Return a plan's files; none if the plan is not there any more.
+        """Return a plan's files; empty if the plan no longer exists.
 
         Raises
         ------
@@ -154,22 +154,22 @@ class Plans:
         Raises
         ------
         streamwarden.storage.Conflict
-            If it is there.
+            If it exists.
         """
         self._storage.create(f"{self.folder}/{number:010}.jsonl", _encoded(files))
 
     def make_folder(self) -> None:
-        """See that the folder is there: Spark refuses to stream from one that is not."""
+        """Ensure that the folder exists: Spark refuses to stream from a missing folder."""
         if self._storage.read(f"{self.folder}/{_REFUSED}") is None:
             self._write_refused({})
 
     def known(self, taken: Collection[int]) -> tuple[dict[str, LandedFile], list[int]]:
-        """Return the newest reading of each file that was planned, by name; and the numbers of the plans.
+        """Return, by name, the newest reading of each planned file, and the numbers of the plans.
 
         Parameters
         ----------
         taken
-            Plans that were read. What was planned in others counts for as long as its plan is there.
+            Plans that were read. Files of other plans count as long as their plan exists.
         """
         numbers = self.numbers()
         through, summary = self._summary()
@@ -188,21 +188,21 @@ class Plans:
             entries = [line.split(" ", 1) for line in lines]
             return int(head), [(int(number), LandedFile.from_json(text)) for number, text in entries]
         except (ValueError, TypeError, KeyError, StreamwardenError):
-            # Damaged: it only says again what the plans say.
+            # Damaged: it only repeats the plans.
             return -1, []
 
     def refused(self) -> dict[str, str]:
-        """Return why files were quarantined whole, by the label of the reading."""
+        """Return why files were quarantined as a whole, by the label of the reading."""
         entry = self._storage.read(f"{self.folder}/{_REFUSED}")
         try:
             found = json.loads(entry.data) if entry is not None else {}
         except ValueError:
             found = None
-        # A damaged one is for people only, and is made anew by what is refused next.
+        # A damaged document only informs people; the next refusal writes it anew.
         return {str(label): str(why) for label, why in found.items()} if isinstance(found, dict) else {}
 
     def add_refused(self, reasons: dict[str, str]) -> None:
-        """Write down that files were quarantined whole."""
+        """Record that files were quarantined as a whole."""
         self._write_refused({**self.refused(), **reasons})
 
     def _write_refused(self, reasons: dict[str, str]) -> None:

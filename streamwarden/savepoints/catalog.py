@@ -1,4 +1,4 @@
-"""The savepoints that there are: list, find, label, delete; retention, and what interrupted work left."""
+"""The catalogue of savepoints: list, find, label, delete, apply retention, and finish interrupted work."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ __all__ = [
 ]
 
 LATEST = "latest"
-"""Stands for the newest verified savepoint of a job."""
+"""Selects the newest verified savepoint of a job."""
 
 _log = logging.getLogger(__name__)
 
 _LOST = "record lost"
-"""The label of a savepoint whose record is damaged: it may have had one, which kept it from retention."""
+"""The label shown for a savepoint with a damaged record: its lost label may have protected it from retention."""
 
 _WORDS = (LATEST, "all")
-"""What a label can't be: commands read it as something else."""
+"""Invalid labels: commands give these words another meaning."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Savepoint:
 
 
 def savepoints(workspace: Workspace, job: str) -> list[Savepoint]:
-    """Return a job's savepoints, newest first: those that have a manifest and aren't being deleted."""
+    """Return a job's savepoints, newest first: those with a manifest that are not being deleted."""
     found = []
     for name in workspace.files.folders(f"savepoints/{job}"):
         try:
@@ -64,7 +64,7 @@ def savepoints(workspace: Workspace, job: str) -> list[Savepoint]:
         except StreamwardenError as error:
             if error.code != "SAVEPOINT_DAMAGED":
                 raise
-            # One is no reason not to show the others.
+            # A damaged savepoint does not hide the others.
             _log.warning("%s", error)
             continue
         if one is not None:
@@ -73,7 +73,7 @@ def savepoints(workspace: Workspace, job: str) -> list[Savepoint]:
 
 
 def find(workspace: Workspace, job: str, savepoint: str) -> Savepoint:
-    """Return one savepoint: by its id, by its label, or the newest verified one (``latest``).
+    """Return a savepoint: by its id, by its label, or the newest verified one (``latest``).
 
     Raises
     ------
@@ -85,13 +85,13 @@ def find(workspace: Workspace, job: str, savepoint: str) -> Savepoint:
         for one in there:
             if one.verdict == "verified":
                 return one
-        # Such as a rescale takes: the job is not kept waiting until they are looked through.
+        # For example a rescale's savepoints: the job does not wait until they are verified.
         unseen = sum(one.verdict == "unverified" for one in there)
         words = f"`streamwarden savepoints verify {job} all` looks through the {unseen} that nobody has."
         raise StreamwardenError(
             "SAVEPOINT_NOT_FOUND", f"{job} has no verified savepoint", remedy=words if unseen else None
         )
-    # Looked up and not made a path of: what a person typed may be anything.
+    # Look the name up instead of making a path of it: the user's input may be anything.
     known = savepoint in workspace.files.folders(f"savepoints/{job}")
     direct = _load(workspace, job, savepoint) if known else None
     if direct is not None:
@@ -103,12 +103,12 @@ def find(workspace: Workspace, job: str, savepoint: str) -> Savepoint:
 
 
 def label(workspace: Workspace, job: str, savepoint: str, text: str) -> Record:
-    """Give a savepoint a label, which protects it from retention; an empty one takes the label away.
+    """Label a savepoint, which protects it from retention; an empty label removes the label.
 
     Raises
     ------
     StreamwardenError
-        ``SAVEPOINT_NOT_FOUND``, or ``SAVEPOINT_LABEL_INVALID`` for one that would name another savepoint, too.
+        ``SAVEPOINT_NOT_FOUND``, or ``SAVEPOINT_LABEL_INVALID`` for a label that also selects another savepoint.
     """
     found = find(workspace, job, savepoint)
     if text in _WORDS or (text and text != text.strip()):
@@ -120,7 +120,7 @@ def label(workspace: Workspace, job: str, savepoint: str, text: str) -> Record:
 
 
 def use(workspace: Workspace, found: Savepoint, operation: str) -> None:
-    """Say that an operation starts from a savepoint: until :func:`release` it can't be deleted.
+    """Record that an operation uses a savepoint: it can't be deleted until :func:`release`.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def use(workspace: Workspace, found: Savepoint, operation: str) -> None:
 
 
 def release(workspace: Workspace, found: Savepoint, operation: str) -> None:
-    """Take back :func:`use`."""
+    """Undo :func:`use`."""
 
     def remove(record: Record) -> Record:
         return record.model_copy(update={"in_use_by": [one for one in record.in_use_by if one != operation]})
@@ -143,18 +143,18 @@ def release(workspace: Workspace, found: Savepoint, operation: str) -> None:
     try:
         _update(workspace, found, remove)
     except StreamwardenError as error:
-        # One that is gone is in nobody's use.
+        # A deleted savepoint is not in use.
         if error.code != "SAVEPOINT_NOT_FOUND":
             raise
 
 
 def delete(workspace: Workspace, job: str, savepoint: str, *, force: bool = False) -> None:
-    """Delete a savepoint: first its manifest, so that half a savepoint is never one, then its files.
+    """Delete a savepoint: its manifest first, so that a partial savepoint never counts as one, then its files.
 
     Parameters
     ----------
     force
-        Also one with a label, or the newest verified one. One in use is never deleted.
+        Also delete a labelled savepoint, or the newest verified one. A savepoint in use is never deleted.
 
     Raises
     ------
@@ -172,7 +172,7 @@ def delete(workspace: Workspace, job: str, savepoint: str, *, force: bool = Fals
             users = ", ".join(record.in_use_by)
             raise StreamwardenError("SAVEPOINT_IN_USE", f"{job} {record.id}: in use by operation {users}")
         if record.label and not force:
-            # Given since the check above.
+            # The label was set after the check above.
             raise StreamwardenError("SAVEPOINT_IN_USE", f"{job} {record.id}: has the label {record.label!r}")
         return record.model_copy(update={"state": "deleting"})
 
@@ -180,7 +180,7 @@ def delete(workspace: Workspace, job: str, savepoint: str, *, force: bool = Fals
 
 
 def drop(workspace: Workspace, job: str, savepoint: str) -> None:
-    """Remove a savepoint, whatever is left of it, its manifest first; asks nothing: see :func:`delete`."""
+    """Remove all that is left of a savepoint, its manifest first. Checks nothing: see :func:`delete`."""
     workspace.storage.delete(manifest_document(workspace, job, savepoint).key)
     workspace.files.delete_tree(folder_key(job, savepoint))
     workspace.storage.delete(record_document(workspace, job, savepoint).key)
@@ -189,13 +189,13 @@ def drop(workspace: Workspace, job: str, savepoint: str) -> None:
 def housekeeping(
     workspace: Workspace, job: str, retention: RetentionSpec, *, now: datetime | None = None
 ) -> dict[str, list[str]]:
-    """Finish what was interrupted, and delete what retention lets go.
+    """Finish interrupted work, and delete what retention no longer keeps.
 
     Returns
     -------
     dict
-        What was removed, by why: savepoints under ``removed_interrupted``, ``finished_deletes`` and ``expired``;
-        folders of checkpoints that are no longer in force under ``old_checkpoints``.
+        What was removed, by reason: savepoints under ``removed_interrupted``, ``finished_deletes`` and ``expired``;
+        folders of superseded checkpoints under ``old_checkpoints``.
     """
     now = now or utc_now()
     _release_ended(workspace, job)
@@ -203,7 +203,7 @@ def housekeeping(
     for record in _records(workspace, job):
         if is_interrupted(record):
             if _is_whole(workspace, job, record.id):
-                # Killed after the manifest: the savepoint exists.
+                # The take was killed after it wrote the manifest: the savepoint exists.
                 done: dict[str, Any] = {"state": "complete", "process": None, "done": {}}
                 record_document(workspace, job, record.id).write(record.model_copy(update=done))
                 continue
@@ -217,7 +217,7 @@ def housekeeping(
         try:
             delete(workspace, job, one.manifest.id)
         except StreamwardenError as error:
-            # Somebody began to use it, gave it a label or deleted it in this moment.
+            # Another process has just used, labelled or deleted it.
             if error.code not in ("SAVEPOINT_IN_USE", "SAVEPOINT_NOT_FOUND"):
                 raise
             continue
@@ -233,8 +233,8 @@ def housekeeping(
 def describe(workspace: Workspace, found: Savepoint) -> dict[str, Any]:
     """Return a savepoint as plain JSON values, for lists.
 
-    ``bytes`` is what it needs in all; ``own_bytes`` is what deleting it would free, ``shared_bytes`` the rest, which
-    has other names too: hard links of the checkpoint or of other savepoints.
+    ``bytes`` is its total size; ``own_bytes`` is what deleting it would free; ``shared_bytes`` is the rest, which is
+    also hard-linked from the checkpoint or from other savepoints.
     """
     manifest, record = found.manifest, found.record
     shared = sum(info.size for info in workspace.files.walk(folder_key(manifest.job, manifest.id)) if info.links > 1)
@@ -262,19 +262,19 @@ def describe(workspace: Workspace, found: Savepoint) -> dict[str, Any]:
 
 
 def _release_ended(workspace: Workspace, job: str) -> None:
-    """Free the savepoints of operations that ended, or were replaced, without saying so: their process was killed."""
+    """Release savepoints of operations that ended or were replaced without a release: their process was killed."""
     used = [one for one in savepoints(workspace, job) if one.record.in_use_by]
     if not used:
         return
     unfinished = set()
-    # The operation may be that of a clone.
+    # The operation may belong to a clone.
     for other in workspace.files.folders("control"):
         try:
             operation = JobDocuments(workspace.storage, other).operation.read()
         except StreamwardenError as error:
             if error.code != "DOCUMENT_INVALID":
                 raise
-            # Of a job whose document is damaged: whatever is in use may be in its use.
+            # A job's document is damaged: it may use any savepoint that is in use.
             return
         if operation is not None and operation.state == "running":
             unfinished.add(operation.id)
@@ -285,10 +285,10 @@ def _release_ended(workspace: Workspace, job: str) -> None:
 
 def _remove_old_checkpoints(workspace: Workspace, job: str) -> list[str]:
     documents = JobDocuments(workspace.storage, job)
-    # Listed first: the folder of an operation that begins after this is not among them.
+    # List first: this omits the folder of an operation that begins later.
     old = [f"checkpoints/{job}/{name}" for name in workspace.files.folders(f"checkpoints/{job}")]
     operation, reference = documents.operation.read(), documents.checkpoint.read()
-    # An operation that is not at its end may go back to one of them, also after its process died.
+    # An unfinished operation may roll back to an old checkpoint, even after its process died.
     if reference is None or (operation is not None and operation.state == "running"):
         return []
     removed = [path for path in old if path != reference.path]
@@ -322,7 +322,7 @@ def _load(workspace: Workspace, job: str, name: str) -> Savepoint | None:
     if record is not None and record.state == "deleting":
         return None
     if record is None:
-        # Brought here from another root, or damaged: the manifest is what makes a savepoint.
+        # Copied from another root, or its record is damaged: the manifest defines the savepoint.
         lost = workspace.storage.read(document.key) is not None
         record = Record(
             id=name,
@@ -337,7 +337,7 @@ def _load(workspace: Workspace, job: str, name: str) -> Savepoint | None:
 
 
 def _is_whole(workspace: Workspace, job: str, name: str) -> bool:
-    """Tell whether there is a manifest that can be read: whoever wrote it may have died with the machine."""
+    """Return whether the manifest is readable: its writer may have died with the machine."""
     try:
         return manifest_document(workspace, job, name).read() is not None
     except StreamwardenError as error:
@@ -355,7 +355,7 @@ def _records(workspace: Workspace, job: str) -> Iterable[Record]:
 
 def _update(workspace: Workspace, found: Savepoint, change: Callable[[Record], Record]) -> Record:
     def apply(record: Record | None) -> Record:
-        # Without a record it was brought here from another root, or is deleted by now: then it must not get a new one.
+        # Without a record it was copied from another root, or is deleted by now; then it must not get a new record.
         gone = record is None and manifest_document(workspace, found.manifest.job, found.manifest.id).read() is None
         record = record or found.record
         if gone or record.state == "deleting":
@@ -370,7 +370,7 @@ def _finish_delete(workspace: Workspace, record: Record) -> None:
 
 
 def _protected(found: list[Savepoint]) -> dict[str, str]:
-    """Return why each protected savepoint is, by id."""
+    """Return, by id, why each protected savepoint is protected."""
     why = {one.manifest.id: f"has the label {one.record.label!r}" for one in found if one.record.label}
     why.update({one.manifest.id: "is in use" for one in found if one.record.in_use_by})
     newest = next((one for one in found if one.verdict == "verified"), None)
@@ -380,13 +380,13 @@ def _protected(found: list[Savepoint]) -> dict[str, str]:
 
 
 def _expired(found: list[Savepoint], retention: RetentionSpec, now: datetime) -> list[Savepoint]:
-    """Return those that are beyond count or age, per origin, oldest first; `found` is newest first."""
+    """Return savepoints beyond count or age, per origin, oldest first; `found` is newest first."""
     protected = _protected(found)
     expired = []
     for origin in Origin:
         policy = retention.of(origin.value)
         mine = [one for one in found if one.manifest.origin is origin]
-        # Counted apart: damaged ones must not push good ones out.
+        # Count damaged savepoints separately: they must not push out good ones.
         damaged = [one for one in mine if one.verdict == "damaged"]
         for group in ([one for one in mine if one not in damaged], damaged):
             for number, one in enumerate(group):

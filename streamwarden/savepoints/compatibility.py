@@ -1,4 +1,4 @@
-"""Whether a job can start from a savepoint, or go on as another spec: asked before anything stops."""
+"""Compatibility of a job with a savepoint, or with a changed spec; checked before anything stops."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SHOWN = 5
 
 
 class Written(Protocol):
-    """What is known of how a checkpoint, or a savepoint of it, was written."""
+    """What is known about the writer of a checkpoint or of its savepoint."""
 
     @property
     def spec(self) -> JobSpec:
@@ -52,7 +52,7 @@ class Written(Protocol):
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Of spark and of the job's module, where a driver said them."""
+        """The versions of Spark and of the job's module, if a driver reported them."""
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -64,9 +64,9 @@ class Written(Protocol):
 
 
 def misfits(written: Written, spec: JobSpec) -> list[StreamwardenError]:
-    """Return what of a job as it shall run contradicts what was written: code, settings, and which source is read.
+    """Return how a job's new spec contradicts what was written: code, settings, and the source's identity.
 
-    Reads no checkpoint, and of the source nothing but its name; see :func:`incompatibilities` for the rest.
+    Reads no checkpoint, and only the source's name; :func:`incompatibilities` checks the rest.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def misfits(written: Written, spec: JobSpec) -> list[StreamwardenError]:
 
 
 def stored_backend(settings: Mapping[str, str]) -> str | None:
-    """Return the state backend, as a spec names it, that a checkpoint's settings are of; None for an unknown one."""
+    """Return the spec's name of the state backend in a checkpoint's settings; None for an unknown backend."""
     provider = settings.get(_PROVIDER, "")
     return next((name for name, ending in _BACKENDS.items() if provider.endswith(ending)), None)
 
@@ -90,16 +90,16 @@ def incompatibilities(
     Parameters
     ----------
     manifest
-        The savepoint's.
+        The savepoint's manifest.
     spec
-        The job as it shall run.
+        The job's new spec.
     current
-        The checkpoint that the job runs on now, if any: what its query's operators and schema are is read from there.
+        The job's current checkpoint, if any: the operators and schema of the query are read from it.
 
     Notes
     -----
-    Does not run the query: what its plan would be is known only from the module's VERSION and the current checkpoint.
-    Spark itself checks the schema once more when the query starts.
+    Does not run the query: its plan is inferred from the module's VERSION and the current checkpoint. Spark itself
+    checks the schema again when the query starts.
     """
     return [
         *_code(manifest, spec),
@@ -110,17 +110,17 @@ def incompatibilities(
 
 
 def job_version(module: str) -> int | None:
-    """Return a job module's ``VERSION`` without importing it, or None where it isn't a plain number.
+    """Return a job module's ``VERSION`` without importing it, or None if it is not a plain number.
 
     Raises
     ------
     StreamwardenError
-        ``JOB_MODULE_INVALID`` for a module that isn't Python: a driver would only find that once the job was stopped.
+        ``JOB_MODULE_INVALID`` for a module that isn't Python: otherwise a driver would find it after the stop.
     """
     try:
         found = find_spec(module)
     except ModuleNotFoundError:
-        # Nor is there the package that it should be in. The driver says so.
+        # The module's package does not exist either. The driver reports it.
         return None
     if found is None or found.origin is None or not found.has_location:
         return None
@@ -143,7 +143,7 @@ def readers_of(workspace: Workspace, tables: Iterable[str], *, but: str) -> dict
     Parameters
     ----------
     but
-        A job that is left out.
+        A job to leave out.
     """
     chosen = set(tables)
     found: dict[str, list[str]] = {}
@@ -156,7 +156,7 @@ def readers_of(workspace: Workspace, tables: Iterable[str], *, but: str) -> dict
 
 
 def taken_outputs(workspace: Workspace, spec: JobSpec, *, ran_before: bool) -> list[StreamwardenError]:
-    """Return why a clone can't have its output tables, which are written over; none if it can.
+    """Return why a clone can't use its output tables, which it overwrites; empty if it can.
 
     Parameters
     ----------
@@ -177,12 +177,12 @@ def taken_outputs(workspace: Workspace, spec: JobSpec, *, ran_before: bool) -> l
 
 
 def missing_outputs(workspace: Workspace, outputs: Iterable[OutputStart]) -> list[StreamwardenError]:
-    """Return why tables can't be put to the versions that a generation shall start with; none if they all can.
+    """Return why tables can't be restored to the versions that a generation starts with; empty if all can.
 
     Parameters
     ----------
     outputs
-        What the tables shall start with.
+        The tables' initial contents.
     """
     found = []
     for output in outputs:
@@ -247,7 +247,7 @@ def _operators(workspace: Workspace, manifest: Manifest, current: CheckpointRef 
             return
         now = closure(workspace.files, current.path, offsets).operators
     except (StateFileMissing, StreamwardenError) as error:
-        # A damaged checkpoint is what one restores from; Spark checks when the query starts.
+        # A damaged checkpoint is a reason to restore; Spark checks when the query starts.
         if isinstance(error, StreamwardenError) and error.code != "CHECKPOINT_DAMAGED":
             raise
         return
@@ -289,7 +289,7 @@ def _source(
         if manifest.sources and manifest.sources[0]:
             yield from _delta_source(workspace, spec.source.table, manifest.sources[0])
     elif isinstance(spec.source, KafkaSource):
-        # Whether the topic has its records still, only its servers know: Spark tells when it reads them.
+        # Only Kafka's servers know whether the topic still has its records: Spark fails when it reads them.
         return
     elif current is not None and manifest.sources and manifest.sources[0]:
         position = json.loads(manifest.sources[0])
@@ -321,7 +321,7 @@ def _delta_source(workspace: Workspace, table: str, offset: str) -> Iterator[Str
 
 
 def _table_id(workspace: Workspace, table: str) -> str | None:
-    """Return Delta's own id of a table; None where its log cannot be read, which its job will say."""
+    """Return Delta's id of a table; None if its log is unreadable, which its job will report."""
     uri, options = workspace.delta_rs(table)
     try:
         return str(DeltaTable(uri, storage_options=options).metadata().id)
@@ -330,13 +330,13 @@ def _table_id(workspace: Workspace, table: str) -> str | None:
 
 
 def _gone_after(workspace: Workspace, source: FileSource, current: CheckpointRef, position: int) -> list[str]:
-    """Return what the job has read after a position of its source's log, and could not read again as it was."""
+    """Return what the job has read after a position in its source's log and could not read again unchanged."""
     try:
         reads = list(read_plans(workspace, current.path, first=position + 1))
         there = landing_folder(workspace, source).look().files if reads else {}
     except StreamwardenError as error:
         if error.code == "CHECKPOINT_DAMAGED":
-            # That is what one restores from.
+            # A damaged checkpoint is a reason to restore.
             return []
         if error.code != "LANDING_UNREADABLE":
             raise
@@ -349,13 +349,13 @@ def _gone_after(workspace: Workspace, source: FileSource, current: CheckpointRef
         else:
             files = [file for file in Plans(workspace.storage, plan[0]).read(plan[1]) if file.refused is None]
             changed = [file for file in files if not is_same(file, there.get(file.name))]
-            # One that was read again in its new version will be so once more.
+            # A file that was read again in its new version will be read again that way.
             newest = Plans(workspace.storage, plan[0]).known({plan[1]})[0] if changed else {}
             gone |= {file.label for file in changed if not is_same(newest[file.name], there.get(file.name))}
     return sorted(gone)
 
 
 def _exists(path: str) -> bool:
-    # Files elsewhere than on this machine are taken on trust: nobody else cleans them up under a job's feet unseen.
+    # Files on other machines are assumed to exist: nothing else deletes them unnoticed while a job reads them.
     scheme, is_address, rest = path.partition("://")
     return (is_address != "" and scheme != "file") or Path(rest or path).exists()

@@ -1,4 +1,4 @@
-"""Where a savepoint's manifest (written last, never changed) and its record (which may change) lie."""
+"""The keys of a savepoint's documents: the manifest (written last, immutable) and the record (mutable)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamwarden.store.workspace import Workspace
 __all__ = ["checkpoint_key", "folder_key", "is_interrupted", "manifest_document", "record_document"]
 
 _STALE = timedelta(seconds=60)
-"""After which a take or delete of another machine that says nothing counts as interrupted. It speaks every 5 s."""
+"""Without a sign of life for this long, another machine's take or delete counts as interrupted. It writes every 5 s."""
 
 
 def folder_key(job: str, savepoint: str) -> str:
@@ -27,7 +27,7 @@ def checkpoint_key(job: str, savepoint: str) -> str:
 
 
 def manifest_document(workspace: Workspace, job: str, savepoint: str) -> Document[Manifest]:
-    """Return a savepoint's manifest document. The savepoint exists when this does."""
+    """Return a savepoint's manifest document. The savepoint exists if and only if this document does."""
     return Document(workspace.storage, f"{folder_key(job, savepoint)}/manifest.json", Manifest)
 
 
@@ -38,7 +38,7 @@ def record_document(workspace: Workspace, job: str, savepoint: str) -> Document[
 
 
 def is_interrupted(record: Record) -> bool:
-    """Tell whether the process that takes this savepoint is gone."""
+    """Return whether the process that takes this savepoint is gone."""
     if record.state != "taking":
         return False
     alive = is_alive(record.process) if record.process else False

@@ -1,4 +1,4 @@
-"""Making a fresh checkpoint of a savepoint's files, under a new generation."""
+"""Create a fresh checkpoint from a savepoint's files, under a new generation."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def fresh_checkpoint(
     check: Callable[[], None],
     report: Report | None = None,
 ) -> CheckpointRef:
-    """Make a checkpoint under a generation of its own; return what puts it in force, which this does not.
+    """Create a checkpoint under its own generation; return the reference that the caller puts in force.
 
     Parameters
     ----------
     manifest
-        The savepoint; None begins with no state and no offsets, as a first start does.
+        The savepoint; None starts with no state and no offsets, as a first start does.
     generation
-        One that was never used, and that no other try of an operation can have been given.
+        A generation that was never used, and that no other try of an operation can have been given.
     outputs
-        What the output tables shall start with.
+        The output tables' initial contents.
     operation, reason
-        By which operation it is made, and why.
+        The operation that creates the checkpoint, and why.
     check
         Called before its folder is emptied; raises if another process performs the operation by now. A clone's first
-        generation is the same for all.
+        generation is the same for all processes.
     report
-        Told how far it is.
+        Called with the progress.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def fresh_checkpoint(
     """
     path = checkpoint_path(job, generation)
     check()
-    # A killed try may have left some of it.
+    # A killed try may have left a part of it.
     workspace.files.delete_tree(path)
     if manifest is not None:
         _fill(workspace, manifest, path, report)
@@ -78,7 +78,7 @@ def fresh_checkpoint(
 
 
 def _fill(workspace: Workspace, manifest: Manifest, path: str, report: Report | None) -> None:
-    """Make a checkpoint of a savepoint's files, and see that it is whole.
+    """Create a checkpoint from a savepoint's files, and verify that it is complete.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def _fill(workspace: Workspace, manifest: Manifest, path: str, report: Report | 
     problems = check_files(workspace, manifest, path, report=report)
     if problems:
         raise StreamwardenError("SAVEPOINT_DAMAGED", f"{manifest.id}: {'; '.join(problems[:3])}")
-    # Only now: the savepoint's own metadata names its own schema files.
+    # Rewritten only after the check: the savepoint's own metadata names its own schema files.
     for operator in manifest.operators:
         marker = f"state/{operator.id}/_metadata/v2/"
         for entry in manifest.files:

@@ -1,4 +1,4 @@
-"""Whether a job's periodic savepoint is to be taken now."""
+"""Whether a job's periodic savepoint is due."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from streamwarden.supervision.observe import Phase, observe
 __all__ = ["reason_to_skip", "schedule_text"]
 
 _EARLY = 0.1
-"""How much of an interval may be missing: a scheduler's runs don't start at the second."""
+"""Fraction of an interval that may be missing: a scheduler's runs don't start at the exact second."""
 
 
 def schedule_text(spec: SavepointSpec) -> str:
-    """Return when savepoints are taken by themselves, in a few words; empty if they are not."""
+    """Return a short description of the schedule of periodic savepoints; empty if there is none."""
     if spec.every is not None:
         return f"every {format_duration(spec.every)}"
     return f"cron {spec.cron}" if spec.cron is not None else ""
@@ -33,17 +33,17 @@ def schedule_text(spec: SavepointSpec) -> str:
 def reason_to_skip(
     workspace: Workspace, job: str, *, planned: str | None = None, now: datetime | None = None
 ) -> str | None:
-    """Return why no periodic savepoint of a job is to be taken now, or None if one is.
+    """Return why no periodic savepoint of a job is due now, or None if it is due.
 
-    What the deployed spec says counts, and not the YAML: a changed YAML is not in force before it is deployed.
+    Uses the deployed spec and not the YAML: a changed YAML is not in force before it is deployed.
 
     Parameters
     ----------
     planned
-        What whoever asks goes by, as :func:`schedule_text` writes it. If the deployed spec says otherwise, a savepoint
-        is taken once its time has come by the deployed spec. None asks whatever the time: a person did.
+        The caller's schedule, as :func:`schedule_text` writes it. If the deployed spec has another schedule, a
+        savepoint is due by the deployed spec. None ignores the schedule: a person requests the savepoint.
     now
-        The time; default the real one.
+        The current time; default the real time.
     """
     seen = observe(workspace, job)
     desired = seen.desired
@@ -65,7 +65,7 @@ def reason_to_skip(
     if reference is None or batch is None:
         return f"{job} has not committed a batch yet"
     for one in found:
-        # An idle job's savepoints are all alike, and would push older, different ones out of retention.
+        # An idle job's savepoints are identical, and would push older, different savepoints out of retention.
         if (one.manifest.generation, one.manifest.batch) == (reference.generation, batch) and one.verdict != "damaged":
             return f"{job} has no new batch since savepoint {one.manifest.id} (batch {batch})"
     return None
@@ -84,7 +84,7 @@ def _early(spec: SavepointSpec, planned: str, found: list[Savepoint], now: datet
         due: datetime = last + spec.every * (1 - _EARLY)
     else:
         assert spec.cron is not None
-        # A savepoint is dated by its end, a little after the moment that it was taken for.
+        # A savepoint's time is that of its end, shortly after its scheduled time.
         due = croniter(spec.cron, last + timedelta(seconds=1)).get_next(datetime)
     if now >= due:
         return None

@@ -1,8 +1,8 @@
-"""Damaged entries of a Delta table's log: found before a job writes on top of them, and cut off by a restore.
+"""Damaged entries of a Delta table's log: detected before a job writes on top of them, and cut off by a restore.
 
-Delta takes an empty ``N.json`` for a commit without actions: what a batch wrote is gone from the table in silence, and
-the batch counts as written. A newest commit that is missing is a table one version younger, as silently. All other
-damage Delta names itself, at each try anew, and in its own words.
+Delta treats an empty ``N.json`` as a commit without actions: a batch's rows silently disappear from the table, and the
+batch counts as written. If the newest commit is missing, the table is silently one version older. Delta reports all
+other damage itself, on each try, with its own error.
 
 Source: the Delta transaction log protocol; each ``N.json`` has an action a line, and a writer may add ``N.crc``.
 """
@@ -35,11 +35,11 @@ __all__ = [
 _ENTRY = re.compile(r"(\d{20})\.(json|crc|checkpoint(?:\..*)?\.parquet)")
 
 _READ = 3
-"""How many of the newest entries are read: an empty one shows without. 3: what a disk had not yet written is new."""
+"""Newest entries that are read; an empty entry shows by its size. 3: only recent entries may be missing on the disk."""
 
 
 def damaged_version(workspace: Workspace, table: str) -> tuple[int, str] | None:
-    """Return the first version of a table whose entry of the log is damaged, with what is wrong; None if none is."""
+    """Return the first damaged version in a table's log and its fault, or None."""
     folder = f"tables/{table}/_delta_log"
     sizes: dict[str, dict[int, int]] = {"json": {}, "crc": {}, "parquet": {}}
     for info in workspace.files.walk(folder):
@@ -47,13 +47,13 @@ def damaged_version(workspace: Workspace, table: str) -> tuple[int, str] | None:
         if found is not None:
             sizes[found[2].rsplit(".", 1)[-1]][int(found[1])] = info.size
     commits = sizes["json"]
-    # What Delta's own newest checkpoint holds is not read from the entries before it.
+    # Entries that Delta's own newest checkpoint covers are not read.
     begin = max((version for version, size in sizes["parquet"].items() if size), default=min(commits, default=0))
     newest = max([*commits, *(version for version in sizes["crc"] if version > begin)], default=-1)
     for version in range(begin, newest + 1):
         name = f"{folder}/{version:020d}.json"
         if version not in commits:
-            # Asked once more: a listing in which a writer adds files may have the later ones only.
+            # Check again: during writes, a listing may contain only the later files.
             if version > begin and not _is_there(workspace, name):
                 return version, f"{name} is missing"
         elif not commits[version]:
@@ -64,9 +64,9 @@ def damaged_version(workspace: Workspace, table: str) -> tuple[int, str] | None:
 
 
 def forget_damaged_checkpoints(workspace: Workspace, table: str) -> None:
-    """Remove Delta's own newest checkpoint of a table if it is empty or cut, with the hint that names it.
+    """Remove Delta's own newest checkpoint of a table, and the hint that names it, if it is empty or truncated.
 
-    It holds nothing that the commits don't, and delta-rs can't open a table with such a one. Delta makes another.
+    It only repeats the commits, and delta-rs can't open a table with such a checkpoint. Delta creates a new one.
     """
     folder = f"tables/{table}/_delta_log"
     keys = [info.key for info in workspace.files.walk(folder)]
@@ -83,12 +83,12 @@ def forget_damaged_checkpoints(workspace: Workspace, table: str) -> None:
 
 
 def check_output(workspace: Workspace, job: str, table: str) -> None:
-    """Raise if a job must not write to a table, since its log is damaged.
+    """Raise if a job must not write to a table because its log is damaged.
 
     Raises
     ------
     StreamwardenError
-        ``TABLE_DAMAGED``, whose remedy names the newest verified savepoint of before.
+        ``TABLE_DAMAGED``, whose remedy names the newest verified savepoint before the damage.
     """
     found = damaged_version(workspace, table)
     if found is None:
@@ -103,7 +103,7 @@ def check_output(workspace: Workspace, job: str, table: str) -> None:
 
 
 def check_source(workspace: Workspace, table: str) -> None:
-    """Raise if a job must not read from a table, since its log is damaged: it would pass over rows in silence.
+    """Raise if a job must not read from a table because its log is damaged: it would silently skip rows.
 
     Raises
     ------
@@ -117,18 +117,18 @@ def check_source(workspace: Workspace, table: str) -> None:
 
 
 def damaged_outputs(workspace: Workspace, spec: JobSpec) -> dict[str, int]:
-    """Return the first damaged version of each output table that has one."""
+    """Return the first damaged version of each damaged output table."""
     found = {sink.table: damaged_version(workspace, sink.table) for sink in spec.sinks}
     return {table: damage[0] for table, damage in found.items() if damage is not None}
 
 
 def unfit(workspace: Workspace, job: str, manifest: Manifest, cut: dict[str, int]) -> Iterator[StreamwardenError]:
-    """Return why tables whose logs are cut off can't go on from a savepoint; nothing if they all can.
+    """Return why tables whose logs are cut off can't continue from a savepoint; empty if all can.
 
     Parameters
     ----------
     cut
-        The first version of each that goes.
+        The first removed version of each table.
     """
     for table, version in cut.items():
         if _at(manifest, table) >= version:
@@ -148,16 +148,16 @@ def unfit(workspace: Workspace, job: str, manifest: Manifest, cut: dict[str, int
 
 
 def cut_off(workspace: Workspace, table: str, version: int) -> None:
-    """Remove a table's log from a damaged entry on, newest first: as if those commits had never been.
+    """Remove a table's log from a damaged entry on, newest first, as if those commits had never existed.
 
-    Does nothing where the entry is not damaged any more: whoever repeats it may come after new commits. The files of
-    data that only these commits named are left to VACUUM.
+    Does nothing if the entry is no longer damaged: a repeated call may come after new commits. VACUUM removes the data
+    files that only these commits named.
     """
     found = damaged_version(workspace, table)
     if found is None or found[0] != version:
         return
     folder = f"tables/{table}/_delta_log"
-    # A hint only, and it may name a checkpoint that goes.
+    # Only a hint, and it may name a checkpoint that is removed.
     workspace.files.delete(f"{folder}/_last_checkpoint")
     entries = [info.key for info in workspace.files.walk(folder) if _ENTRY.fullmatch(info.key.rsplit("/", 1)[1])]
     for key in sorted(entries, reverse=True):
@@ -166,13 +166,13 @@ def cut_off(workspace: Workspace, table: str, version: int) -> None:
 
 
 def _at(manifest: Manifest, table: str) -> int:
-    """Return a table's version at a savepoint; -1 if it did not exist."""
+    """Return a table's version at a savepoint; -1 if the table did not exist."""
     version = next((sink.version for sink in manifest.sinks if sink.table == table), None)
     return -1 if version is None else version
 
 
 def _has_read(workspace: Workspace, job: str, version: int) -> bool:
-    """Tell whether a job that streams from a Delta table has taken in a version of it, or may have."""
+    """Return whether a job that streams from a Delta table has read a version of it, or may have."""
     reference = JobDocuments(workspace.storage, job).checkpoint.read()
     reader = CheckpointReader(workspace.storage, reference.path) if reference is not None else None
     last = reader.last_offset() if reader is not None else None
@@ -180,7 +180,7 @@ def _has_read(workspace: Workspace, job: str, version: int) -> bool:
     if offsets is None or not offsets.sources or offsets.sources[0] is None:
         return False
     position = json.loads(offsets.sources[0])
-    # Index -1 stands before a version's first row.
+    # Index -1 is the position before a version's first row.
     return (int(position["reservoirVersion"]), int(position["index"])) > (version, -1)
 
 

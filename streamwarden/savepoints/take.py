@@ -1,4 +1,4 @@
-"""Taking a savepoint: of a running job at its newest committed batch, of a stopped one, or together with a stop."""
+"""Take a savepoint: of a running job at its newest committed batch, of a stopped job, or together with a stop."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from streamwarden.supervision.observe import Phase, observe
 __all__ = ["Report", "savepoint_and_stop", "take", "writer_versions"]
 
 _ATTEMPTS = 5
-"""How often a take begins again at a newer batch when state files are removed under it. 5: each try is a whole copy."""
+"""Tries at a newer batch when state files are removed during the copy. 5: each try is a whole copy."""
 
 _SPEAK_S = 5.0
-"""Seconds between a taker's signs of life."""
+"""Seconds between the signs of life that a take writes."""
 
 _TRACKED = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
-"""Where it is off, Spark reports 0 rows, whatever there is: to be compared with nothing."""
+"""If this is off, Spark always reports 0 rows, which can't be compared."""
 
 _PROGRESS_WAIT_S = 3.0
-"""How long to wait for a live driver's report of the batch. A report follows its commit by some milliseconds."""
+"""Seconds to wait for a live driver's report of the batch. A report follows its commit by some milliseconds."""
 
 
 class Report(Protocol):
-    """What is told how far the work is: a step's name, how much of it is done, and how much there is."""
+    """A callback for progress: the step's name, the amount done, and the total."""
 
     def __call__(self, step: str, done: int, total: int) -> None:
-        """Report."""
+        """Report the progress."""
 
 
 def take(
@@ -50,18 +50,18 @@ def take(
 ) -> Manifest:
     """Take a savepoint of a job at its newest committed batch, without stopping it.
 
-    The job may be running: batches go on, and Spark removes old state files, while files are copied. Should it remove
-    one that is still to be copied, the take begins again at the then newest batch. Nothing is left of a take that
-    fails. One that is killed leaves files without a manifest, which :func:`~.catalogue.housekeeping` removes.
+    The job may be running: during the copy, batches continue and Spark removes old state files. If Spark removes a file
+    before it is copied, the take starts again at the then newest batch. A failed take leaves nothing. A killed take
+    leaves files without a manifest, which :func:`~.catalogue.housekeeping` removes.
 
     Parameters
     ----------
     workspace, job
         The job.
     origin, by, note
-        Why and by whom; kept in the manifest and the record.
+        Why, who and a note; kept in the manifest and the record.
     report
-        Told how far it is.
+        Called with the progress.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def take(
     if reference is None or CheckpointReader(workspace.storage, reference.path).last_commit() is None:
         raise StreamwardenError("SAVEPOINT_NOTHING", f"{job}: no batch is committed yet")
     if any(output.source is not None for output in reference.outputs):
-        # A clone that never started: no version of its own tables is what its state stands for.
+        # A clone that never started: its state corresponds to no version of its own tables.
         raise StreamwardenError("SAVEPOINT_NOTHING", f"{job}: its tables are not in place yet")
     now = utc_now()
     record = Record(
@@ -120,22 +120,22 @@ def savepoint_and_stop(
 ) -> Manifest:
     """Suspend a job and take a savepoint of where it stopped: no row is processed after it.
 
-    A job that is suspended and down already is left so, also with the time of its stop. Should the savepoint fail, the
-    job is started again, as Flink's stop-with-savepoint leaves a job running; but not one that somebody else has
-    stopped by then. A supervisor that has seen the stop has ended: does not see to it that there is another one.
+    If the job is already suspended and down, it is left unchanged, including its stop time. If the savepoint fails, the
+    job is started again, as Flink's stop-with-savepoint leaves a job running, unless another stop was requested since.
+    A supervisor that saw the stop has ended; this does not ensure a new one.
 
     Parameters
     ----------
     timeout
-        Seconds that the driver may take to stop.
+        Seconds that the driver has to stop.
 
     Raises
     ------
     StreamwardenError
-        As :func:`take`, or ``STOP_TIMED_OUT``: then the job is suspended, without a savepoint yet.
+        As :func:`take`, or ``STOP_TIMED_OUT``: then the job is suspended, still without a savepoint.
     """
     was, reason = observe(workspace, job), note or f"savepoint ({origin})"
-    # Or an earlier try of the same has stopped it, and was killed before it could start it again.
+    # Or an earlier try of this take stopped it, and was killed before it could start it again.
     ran = was.desired is not None and (
         (was.desired.state == "running" and was.phase.alive) or _is_stop(was.desired, by=by, reason=reason)
     )
@@ -153,7 +153,7 @@ def savepoint_and_stop(
 
 
 def _is_stop(desired: Desired, *, by: str, reason: str) -> bool:
-    """Tell whether what is wanted of a job is the stop for this savepoint, and nobody's since."""
+    """Return whether the desired state is the stop for this savepoint, and not a later request."""
     return (desired.state, desired.updated_by, desired.note) == ("suspended", by, reason)
 
 
@@ -169,7 +169,7 @@ def _stop(workspace: Workspace, job: str, *, by: str, reason: str, timeout: floa
 
 
 def writer_versions(documents: JobDocuments) -> dict[str, str]:
-    """Return the versions of what writes a job's checkpoint, as its newest driver that said them did; else none."""
+    """Return the versions of the checkpoint's writer, from the newest driver that reported them; else empty."""
     for incarnation in reversed(documents.incarnations()[-5:]):
         heartbeat = documents.heartbeat(incarnation).read()
         if heartbeat is not None and heartbeat.versions:
@@ -257,7 +257,7 @@ class _Take:
             except (StateFileMissing, FileNotFoundError) as error:
                 path = str(error.filename if isinstance(error, FileNotFoundError) else error)
                 if (batch, path) in missing:
-                    # Missing again, though no newer batch came that could have made it superfluous.
+                    # Missing again, although no newer batch could have made it obsolete.
                     raise checkpoint_damaged(
                         self._workspace.storage, self._reference.path, f"batch {batch} needs {path}"
                     ) from None
@@ -270,7 +270,7 @@ class _Take:
         )
 
     def _link(self, needed: Closure) -> None:
-        # The metadata that is written anew is not copied.
+        # Metadata that is rewritten is not copied.
         pairs = [
             (f"{self._reference.path}/{path}", f"{self._target}/{path}")
             for path in needed.files
@@ -284,7 +284,7 @@ class _Take:
                 raise StateFileMissing(path) from None
             moved = relocated(original, int(path.split("/")[1]), self._workspace.schemed_uri(self._target))
             self._files.write(f"{self._target}/{path}", moved)
-        # Of tries at older batches that did not get to their end.
+        # Leftovers of unfinished tries at older batches.
         for info in list(self._files.walk(self._target)):
             if info.key[len(self._target) + 1 :] not in needed.files:
                 self._files.delete(info.key)
@@ -300,7 +300,7 @@ class _Take:
             elif (until := pending[sink.table]) is None:
                 state = TableState(None, None)
             else:
-                # Later versions hold rows of a generation that was undone.
+                # Later versions hold rows of a generation that was rolled back.
                 state = log.after(application, batch, until=until)
             found.append(
                 SinkState(
@@ -314,7 +314,7 @@ class _Take:
         return found
 
     def _pending(self) -> list[OutputStart]:
-        """Return the tables that the checkpoint's driver has yet to put back, of which it may have come to since."""
+        """Return tables that the checkpoint's driver still had to restore; it may have restored them since."""
         now = JobDocuments(self._workspace.storage, self._job).checkpoint.read()
         same = now is not None and now.generation == self._reference.generation
         return now.outputs if now is not None and same else self._reference.outputs
@@ -326,7 +326,7 @@ class _Take:
             for incarnation in reversed(documents.incarnations()[-3:]):
                 heartbeat = documents.heartbeat(incarnation).read()
                 if heartbeat is not None and heartbeat.generation != self._reference.generation:
-                    # Generations repeat batch ids: that one's batch was another.
+                    # Batch ids repeat across generations: that generation's batch was a different one.
                     continue
                 progress = documents.progress(incarnation).read()
                 for done in reversed(progress.recent if progress else []):
@@ -352,7 +352,7 @@ class _Take:
                 try:
                     self._change(lambda record: record.model_copy(update={"seen_at": utc_now(), "done": said}))
                 except StreamwardenError as error:
-                    # Files are patient with a store that is away for a while; a sign of life must not be less so.
+                    # File access tolerates a short store outage; a sign of life must tolerate it, too.
                     if error.code not in ("S3_UNREACHABLE", "S3_THROTTLED"):
                         raise
 
@@ -368,7 +368,7 @@ class _Take:
 
 
 def _remove(workspace: Workspace, record: Record) -> None:
-    """Leave nothing of a failed take, as far as that is possible now; housekeeping does the rest."""
+    """Remove a failed take as far as possible now; housekeeping removes the rest."""
     try:
         workspace.files.delete_tree(folder_key(record.job, record.id))
         workspace.storage.delete(record_document(workspace, record.job, record.id).key)

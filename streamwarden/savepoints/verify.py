@@ -1,4 +1,4 @@
-"""Looking through a savepoint: every file's bytes, and the state read back by Spark."""
+"""Verify a savepoint: every file's bytes, and the state, which Spark reads back."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from streamwarden.store.workspace import Workspace
 __all__ = ["check_files", "verify"]
 
 _SHOWN = 20
-"""How many findings of one savepoint are kept: a lost folder would fill the record."""
+"""Number of findings kept for a savepoint: a lost folder would flood the record."""
 
 
 def check_files(workspace: Workspace, manifest: Manifest, folder: str, *, report: Report | None = None) -> list[str]:
-    """Compare a folder with a manifest's files: missing, extra, size, SHA-256. Return what is wrong, naming each file.
+    """Compare a folder with a manifest's files: missing, extra, size, SHA-256. Return the faults, naming each file.
 
     Parameters
     ----------
     folder
-        The savepoint's own checkpoint, or one made of it.
+        The savepoint's own checkpoint, or one created from it.
     """
     expected = {entry.path: entry for entry in manifest.files}
     found = {info.key[len(folder) + 1 :]: info.size for info in workspace.files.walk(folder)}
@@ -64,30 +64,30 @@ def verify(
     state: bool = True,
     report: Report | None = None,
 ) -> dict[str, Verification]:
-    """Look through savepoints and record what was found.
+    """Verify savepoints and record the results.
 
     Parameters
     ----------
     chosen
-        Which; of any jobs. One JVM reads the state of all of them.
+        The savepoints; of any jobs. One JVM reads the state of all of them.
     by
-        Who asks.
+        Who requests it.
     state
-        Also read the state back and compare its rows with the manifest's. It needs a JVM of its own. Without it, a
-        whole savepoint still counts as verified, but by its files only.
+        Also read the state back and compare its rows with the manifest's. This needs a separate JVM. Without it, an
+        intact savepoint still counts as verified, but by its files only.
     report
-        Told how far it is.
+        Called with the progress.
 
     Returns
     -------
     dict
-        What was found, by savepoint id. A damaged one is marked as such and not raised for. One that was deleted
-        meanwhile is not in it.
+        The result by savepoint id. A damaged savepoint is marked as such and not raised for. A savepoint that was
+        deleted meanwhile is omitted.
 
     Raises
     ------
     StreamwardenError
-        ``SAVEPOINT_VERIFY_FAILED`` if the state could not be looked at; nothing is then said of those savepoints.
+        ``SAVEPOINT_VERIFY_FAILED`` if the state could not be read; these savepoints then get no result.
     """
     started = time.monotonic()
     problems = {one.manifest.id: _files(workspace, one.manifest, report) for one in chosen}
@@ -105,7 +105,7 @@ def verify(
     for one in chosen:
         manifest = one.manifest
         if manifest_document(workspace, manifest.job, manifest.id).read() is None:
-            # Its files are gone because somebody deleted it, and a record of it would be one of nothing.
+            # Its files are missing because it was deleted: do not write a record without a savepoint.
             continue
         answer = read.get(manifest.id)
         rows = None
@@ -150,6 +150,6 @@ def _record(workspace: Workspace, one: Savepoint, verification: Verification) ->
     def apply(record: Record | None) -> Record:
         return (record or one.record).model_copy(update={"verification": verification})
 
-    # Deleted while it was looked through, it must not get a record again.
+    # If it was deleted during the verification, it must not get a new record.
     if manifest_document(workspace, one.manifest.job, one.manifest.id).read() is not None:
         record_document(workspace, one.manifest.job, one.manifest.id).update(apply)

@@ -1,1 +1,1 @@
-"""Operators: one file a verb."""
+"""Operators, grouped by verb."""

@@ -1,4 +1,4 @@
-"""An operator: recommend how wide a job should run."""
+"""An operator that recommends a job's parallelism."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from streamwarden.store.workspace import Workspace
 __all__ = ["AdviseOperator"]
 
 _RUNS = 100
-"""Advised runs that are told apart between two operations of a job. 100: only such as did nothing leave none."""
+"""Distinct ids of advised runs between two operations of a job. 100: only runs without an operation use them up."""
 
 
 class AdviseOperator(JobOperator):
     """Recommends state partitions and cores for a job, and triggers DAG ``rescale`` where the job allows it.
 
-    Logs what is recommended, why, and what stands against doing it; pushes all of that to XCom as ``advice``. Nothing
-    is triggered while the DAG is paused, or an advised run of it for this job has not ended: such runs would heap up,
-    and do late what was right once. Does not wait for the rescale. A job that is not deployed is skipped.
+    Logs the recommendation, its reasons and what blocks it, and pushes all three to XCom as ``advice``. Triggers
+    nothing while the DAG is paused, or while an earlier advised run for this job has not ended: such runs would queue
+    up and apply outdated advice. Does not wait for the rescale. If the job is not deployed, the task is skipped.
 
     Parameters
     ----------
     job
         The job. (templated)
     rescale_dag_id
-        What is triggered.
+        The DAG to trigger.
     profile, config, root
         The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
     """
@@ -45,7 +45,7 @@ class AdviseOperator(JobOperator):
         self.rescale_dag_id = rescale_dag_id
 
     def execute(self, context: Context) -> None:
-        """Look, say, and perhaps trigger."""
+        """Recommend, log, and trigger if allowed."""
         ti = context["ti"]
         workspace = self.open()
         try:
@@ -71,15 +71,15 @@ class AdviseOperator(JobOperator):
         )
 
     def _runs(self, workspace: Workspace) -> list[str]:
-        """Return the ids of the runs that advice triggers between the job's last operation and its next, in turn.
+        """Return, in order, the ids of the advised runs that can be triggered between two operations of the job.
 
-        Airflow counts runs by their ids and by nothing that would tell the job, so the ids are such as can be guessed.
+        Airflow counts runs by id and not by job, so the ids must be predictable.
         """
         last = JobDocuments(workspace.storage, self.job).operation.read()
         return [f"advised__{self.job}__{last.id if last is not None else 'first'}__{one}" for one in range(_RUNS)]
 
     def _unanswered(self, ti: Any, runs: list[str]) -> tuple[str, ...]:
-        """Say why another run would only wait, or do again what one that was triggered before does."""
+        """Return the reasons why another run would only wait, or would repeat an earlier run."""
         if ti.get_dag(self.rescale_dag_id).is_paused:
             return (f"DAG {self.rescale_dag_id} is paused",)
         if ti.get_dr_count(dag_id=self.rescale_dag_id, run_ids=runs, states=["queued", "running"]):

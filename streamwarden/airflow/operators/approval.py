@@ -1,4 +1,4 @@
-"""An operator: ask a person before a rescale."""
+"""An operator that asks for approval before a rescale."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["RescaleApprovalOperator"]
 
 
 class RescaleApprovalOperator(JobOperator, ApprovalOperator):
-    """Looks whether a rescale can be done and, where that is wanted, asks a person before it is.
+    """Checks whether a rescale is possible and, if wanted, asks a person to approve it.
 
-    Airflow's own approval: the run waits, without a worker, under *Required Actions*. Rejected, the tasks that follow
-    are skipped; approved, XCom ``approved_by`` has the person's name, for the operation's record, and ``asked`` what
-    they were asked, so that nothing else is done in its place. What can't be done
-    fails here, while the job runs, and nobody is asked. What was advised and is held back by now is skipped, with the
+    Uses Airflow's own approval: the run waits under *Required Actions* without a worker. If the rescale is rejected,
+    the downstream tasks are skipped. If it is approved, XCom ``approved_by`` holds the person's name, for the record of
+    the operation, and ``asked`` holds the question, so that nothing else is performed. An impossible rescale fails
+    here, while the job runs, and nobody is asked. If advice is held back by now, the task is skipped and gives the
     reason.
 
     Parameters
@@ -35,7 +35,7 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
     job, partitions, cores, memory, advised
         As for :class:`~.rescale_operator.RescaleOperator`. (templated)
     wanted
-        Whether to ask; else the run goes on. (templated)
+        Whether to ask; if false, the run continues without approval. (templated)
     profile, config, root
         The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
     """
@@ -54,7 +54,7 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("subject", "Rescale a job?")
-        # For a store that is out of reach.
+        # Retries for a store that is unreachable.
         kwargs.setdefault("retries", 3)
         kwargs.setdefault("retry_delay", timedelta(seconds=15))
         super().__init__(**kwargs)
@@ -65,7 +65,7 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
         self.advised = advised
 
     def execute(self, context: Context) -> None:
-        """Look, and ask."""
+        """Check the rescale, and ask."""
         workspace = self.open()
         try:
             if is_true(self.advised):
@@ -78,7 +78,7 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
                 memory=self.memory or None,
             )
         except StreamwardenError as error:
-            # A second operation is refused, and not begun once the first has ended.
+            # A concurrent operation is a refusal: the rescale does not wait for its end.
             passing = error.code in OUTAGES
             raise (AirflowException if passing else AirflowFailException)(str(error)) from error
         self.subject = f"Rescale {self.job}: {planned.words}?"
@@ -89,7 +89,7 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
             super().execute(context)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Go on once somebody has answered; push who approved, as ``approved_by``."""
+        """Continue once a person has answered; push the person as ``approved_by``."""
         answer = super().execute_complete(context, event)
         if answer["chosen_options"] == [self.APPROVE] and answer["responded_by_user"] is not None:
             context["ti"].xcom_push(key="approved_by", value=answer["responded_by_user"]["name"])
@@ -97,7 +97,7 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
 
 
 def summary(workspace: Workspace, planned: RescalePlan) -> str:
-    """Return what a rescale would do, in Markdown."""
+    """Return a description of the rescale, in Markdown."""
     lines = [f"**{planned.job}**: {planned.words}", ""]
     if planned.repartitions:
         lines.append(

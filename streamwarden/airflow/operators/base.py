@@ -1,4 +1,4 @@
-"""What the operators share: the place, Airflow's words for an error, and an end from outside."""
+"""The base of the operators: the place, Airflow exceptions, and termination from outside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 ALL_JOBS = "all"
-"""What to give an operator as job for every one."""
+"""The value of an operator's `job` that selects all jobs."""
 
 _PROGRESS_EVERY_S = 5.0
 
@@ -50,19 +50,19 @@ class PlaceOperator(BaseOperator):
         self.root = root
 
     def open(self) -> Workspace:
-        """Open the place; what is not given comes from the worker's environment."""
+        """Open the place; parameters that are not given come from the worker's environment."""
         try:
             return open_workspace(self.profile, config=Path(self.config) if self.config else None, root=self.root)
         except StreamwardenError as error:
             raise self.fail(error) from error
 
     def fail(self, error: StreamwardenError) -> AirflowException:
-        """Return the exception to raise: a final one if starting again can't help."""
+        """Return the exception to raise: a final one if a retry can't help."""
         return AirflowException(str(error)) if error.retryable else AirflowFailException(str(error))
 
 
 class JobOperator(PlaceOperator):
-    """An operator that does something with one job.
+    """An operator that works on one job.
 
     Parameters
     ----------
@@ -78,21 +78,21 @@ class JobOperator(PlaceOperator):
 
 
 class InterruptibleOperator(PlaceOperator):
-    """An operator whose work tidies up after itself when its task is ended from outside.
+    """An operator whose work cleans up when its task is terminated from outside.
 
-    Airflow sends a task that is marked failed, or whose worker shuts down, SIGTERM and five seconds later SIGKILL. Its
-    own answer to SIGTERM is to call :meth:`on_kill` and go on, so without this the work would be cut off in its midst.
-    Here it ends by an exception, and whatever it holds is let go: half a savepoint, a JVM, an operation.
+    If a task is marked failed, or its worker shuts down, Airflow sends SIGTERM, and SIGKILL five seconds later. Its own
+    SIGTERM handler calls :meth:`on_kill` and returns, so the work would be cut off halfway. Here the work ends by an
+    exception and releases what it holds: a partial savepoint, a JVM, an operation.
 
-    Does not decide about retries: if it was a person, Airflow knows the task's state already and drops what it says; if
-    it was a shutdown, the task is tried again.
+    Does not decide about retries. If a person marked the task, Airflow has set its state and ignores this result; if
+    the worker shut down, Airflow retries the task.
     """
 
     _interruptible = False
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Do this work so that it can be ended from outside. Not for what talks to Airflow: half a message hangs it."""
+        """Run the body so that SIGTERM can end it. Not for calls to Airflow: a partial message blocks it forever."""
         self._interruptible = True
         try:
             yield
@@ -103,15 +103,15 @@ class InterruptibleOperator(PlaceOperator):
             self._interruptible = False
 
     def on_kill(self) -> None:
-        """End the work, from within the signal's handler: this runs in the midst of it."""
+        """End the work. The signal handler calls this while the work runs."""
         if self._interruptible:
-            # Once: a second signal must not cut off the tidying up.
+            # Once only: a second signal must not interrupt the cleanup.
             self._interruptible = False
             raise Interrupted
 
 
 class ProgressLog:
-    """Logs how far work is: each new step at once, then a line every five seconds. Made to be called very often.
+    """Logs progress: each new step at once, then a line every five seconds. May be called very often.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class ProgressLog:
         self._at = 0.0
 
     def __call__(self, step: str, done: int, total: int) -> None:
-        """Take a report; `total` is 0 for words without a measure."""
+        """Log a report; `total` is 0 if the step has no measure."""
         now = time.monotonic()
         if step == self._said and (total == 0 or now - self._at < _PROGRESS_EVERY_S):
             return
@@ -137,17 +137,17 @@ class ProgressLog:
 
 
 def holder_of(context: Context) -> str:
-    """Return what names a DAG run, the same in each try of its tasks."""
+    """Return the id of a DAG run; it is the same in each try of its tasks."""
     ti = context["ti"]
     return f"{ti.dag_id}/{ti.run_id}"
 
 
 def person_of(context: Context) -> str:
-    """Return who has triggered the run, in words; nothing where it was no person, or Airflow does not say."""
+    """Return a description of the person who triggered the run; empty if there is none or Airflow does not name it."""
     name = getattr(context.get("dag_run"), "triggering_user_name", None)
     return f", for {name}" if name else ""
 
 
 def is_true(value: object) -> bool:
-    """Read a flag, which is a text once Airflow has filled in a template."""
+    """Parse a flag; Airflow renders a template to text."""
     return value if isinstance(value, bool) else str(value).strip().lower() in ("true", "1", "yes")

@@ -35,17 +35,17 @@ __all__ = ["DeployOperator"]
 
 
 class DeployOperator(JobOperator, InterruptibleOperator):
-    """Makes a job run as its YAML says now; leaves a driver alone that does so already.
+    """Makes a job run as its YAML specifies; leaves a driver alone that already does so.
 
-    Where a driver runs and the YAML has changed, this is a rollout: it waits until the job is healthy, and goes back to
-    what ran before if that does not come. A rollout whose try was killed is gone on with by the next one; one that went
-    back is final and fails the task, while the job runs as it did. A change that the job's state stands against fails
-    the task with nothing touched.
+    If a driver runs and the YAML has changed, this is a rollout: it waits until the job is healthy, and rolls back if
+    the job does not become healthy. If a try is killed, the next one resumes its rollout. A rollout that rolled back is
+    final and fails the task; the job then runs as before. If the job's state is incompatible with a change, the task
+    fails and nothing is changed.
 
-    Waits a moment for the driver to say that it runs, so that an error of the configuration fails this task, with the
-    driver's words. A driver that ends of what may pass by itself is the supervisor's matter. Does not supervise, and
-    does not launch if the job was stopped after this run was asked for. In a run that relieves another
-    (:mod:`streamwarden.airflow.run_handover`) it deploys nothing: nobody has asked for a change.
+    Waits a moment for the driver to report that it runs, so that a configuration error fails this task with the
+    driver's message. The supervisor handles a driver that ends with a transient error. Does not supervise, and does
+    not launch if the job was stopped after this run was requested. In a run that relieves another
+    (:mod:`streamwarden.airflow.run_handover`) it deploys nothing: nobody has requested a change.
 
     Pushes ``incarnation`` to XCom, and ``error`` if it fails: code, what happened, what to do.
 
@@ -54,9 +54,9 @@ class DeployOperator(JobOperator, InterruptibleOperator):
     job
         The job. (templated)
     wait
-        Seconds to wait for the driver to run. 60: a JVM on a busy machine. One that takes longer is not at fault.
+        Seconds to wait for the driver to run. 60: a JVM on a busy machine. A slower driver is not an error.
     stop_timeout
-        Seconds that a driver with an older spec may take to stop.
+        Seconds that a driver with an older spec has to stop.
     health_timeout
         Seconds until a rolled-out job that commits no batch counts as unhealthy. 300: a first batch may be as large as
         its limits allow.
@@ -80,11 +80,11 @@ class DeployOperator(JobOperator, InterruptibleOperator):
         """Deploy."""
         workspace = self.open()
         holder = holder_of(context)
-        # The same in every try of this run, and in no other run: by it a rollout is known as one's own.
+        # The same in every try of this run, and different in every other run: it identifies this run's rollout.
         by = f"airflow:{holder}"
         try:
             self._respect_stop(workspace, context)
-            # Now, not when the supervise task starts: an ended run's late trigger must find that the job is ours.
+            # Claim now, before the supervise task starts: a late trigger of an ended run must see the new owner.
             claim(workspace, self.job, Claim(holder=holder, attempt=0, at=utc_now()), over_own=False)
             if (relieved := relieved_by(context)) is not None:
                 return self._attach(context, workspace, relieved)
@@ -124,7 +124,7 @@ class DeployOperator(JobOperator, InterruptibleOperator):
         return {"job": self.job, "incarnation": seen.incarnation, "launched": False, "relieves": relieved}
 
     def _respect_earlier_end(self, context: Context, workspace: Workspace, by: str) -> None:
-        """Fail if an earlier try went back, and was lost before it could say so: the same would stop the job again."""
+        """Fail if an earlier try rolled back without reporting it: a new try would stop the job again."""
         found = ended_operation(context, workspace, self.job, by, retries=self.retries or 0)
         if found is None or found.state != "rolled back" or found.error is None:
             return
@@ -142,8 +142,8 @@ class DeployOperator(JobOperator, InterruptibleOperator):
             self.log.error("driver %s:\n%s", started.split()[0], log_tail(workspace, self.job, started.split()[0]))
 
     def _respect_stop(self, workspace: Workspace, context: Context) -> None:
-        # A run that waited behind another one of the same job begins when that one is stopped. Whoever stopped the job
-        # did so later than this run was asked for, and means it. A clear is a new wish.
+        # A run that waited behind another run of the same job starts when the other is stopped. If the stop came after
+        # this run was requested, the stop takes precedence. A clear is a new request.
         run, ti = context["dag_run"], context["ti"]
         desired = JobDocuments(workspace.storage, self.job).desired.read()
         cleared = ti.max_tries > (self.retries or 0)

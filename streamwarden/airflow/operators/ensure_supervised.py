@@ -1,4 +1,4 @@
-"""Operators: see that a job is supervised after an operation on it, or after a savepoint."""
+"""Operators that ensure that a job is supervised after an operation or a savepoint."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["EnsureSupervisedAfterSavepointOperator", "EnsureSupervisedOperator"]
 
 
 class EnsureSupervisedOperator(JobOperator):
-    """Triggers a job's own DAG after a restore or a rescale, if no run of it is there to supervise the job.
+    """Triggers a job's own DAG after a restore or a rescale, unless a run of it supervises the job.
 
-    Normally there is one, and nothing to do. To be used as a teardown after the operation, so that it also runs after
-    one that was ended by hand: if that left the job wanted but down, its DAG brings it up. Leaves a job alone whose
-    operation failed: it is where it was. Does not wait for the triggered run.
+    Normally a run does, and nothing is to do. Use it as a teardown after the operation: it then also runs if a person
+    ended the operation. If the job is wanted but down, its DAG starts it. If the operation failed, the job is
+    left alone: it is unchanged. Does not wait for the triggered run.
 
     Returns the id of the DAG that supervises the job, or None. The triggered run's id is its XCom ``trigger_run_id``.
 
@@ -34,7 +34,7 @@ class EnsureSupervisedOperator(JobOperator):
     job
         The job. (templated)
     operation_task_id
-        The task that has worked on the job.
+        The task that performed the operation.
     profile, config, root
         The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
     """
@@ -48,7 +48,7 @@ class EnsureSupervisedOperator(JobOperator):
         self.operation_task_id = operation_task_id
 
     def execute(self, context: Context) -> str | None:
-        """Look, and trigger."""
+        """Check, and trigger a run if needed."""
         seen, operation = self.look()
         if not self.succeeded(context):
             interrupted = operation is not None and operation.state == "running" and seen.operation is None
@@ -60,13 +60,13 @@ class EnsureSupervisedOperator(JobOperator):
         return self.ensure(context, seen)
 
     def succeeded(self, context: Context) -> bool:
-        """Tell whether the task before has."""
+        """Return whether the operation's task succeeded."""
         ti, task = context["ti"], self.operation_task_id
         states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[task])
         return bool(states.get(ti.run_id, {}).get(task) == "success")
 
     def look(self) -> tuple[Observation, Operation | None]:
-        """Return the job, and the newest operation on it."""
+        """Return an observation of the job, and the newest operation on it."""
         workspace = self.open()
         try:
             return observe(workspace, self.job), JobDocuments(workspace.storage, self.job).operation.read()
@@ -74,7 +74,7 @@ class EnsureSupervisedOperator(JobOperator):
             raise self.fail(error) from error
 
     def ensure(self, context: Context, seen: Observation) -> str | None:
-        """Trigger a run of the job's DAG, unless one supervises the job or it is not to run."""
+        """Trigger a run of the job's DAG, unless a run supervises the job or the job is not wanted."""
         ti = context["ti"]
         if seen.desired is None or seen.desired.state != "running":
             self.log.info("%s is not to run: nothing to supervise", self.job)
@@ -86,23 +86,23 @@ class EnsureSupervisedOperator(JobOperator):
         if ti.get_dag(dag_id).is_paused:
             self.log.warning("%s is paused: nobody supervises %s until it is unpaused", dag_id, self.job)
         self.log.info("%s has no run: triggering one, which leaves a driver that runs alone and supervises it", dag_id)
-        # Of each try its own: a clear means it again.
+        # A separate id for each try: a clear requests a new run.
         run_id = f"{ti.dag_id}__{ti.run_id}__{ti.try_number}"
         raise run_to_trigger(dag_id, run_id, note=f"after {ti.dag_id} {ti.run_id}")
 
 
 class EnsureSupervisedAfterSavepointOperator(EnsureSupervisedOperator):
-    """Triggers a job's own DAG after a savepoint with a stop that has failed, if no run is there to supervise the job.
+    """Triggers a job's own DAG after a failed savepoint with a stop, unless a run supervises the job.
 
-    Such a savepoint has started the job again, and the run that supervised it may have seen the stop, and ended. One
-    that succeeded has stopped the job, and one without a stop took nothing away: then there is nothing to do.
+    Such a savepoint has restarted the job, and the supervising run may have seen the stop and ended. Nothing is to do
+    after a savepoint that succeeded, which stopped the job, or after one without a stop, which changed nothing.
 
     Parameters
     ----------
     job
         The job. (templated)
     operation_task_id
-        The task that has taken the savepoint.
+        The task that took the savepoint.
     stopped
         Whether the savepoint was to stop the job. (templated)
     profile, config, root
@@ -116,7 +116,7 @@ class EnsureSupervisedAfterSavepointOperator(EnsureSupervisedOperator):
         self.stopped = stopped
 
     def execute(self, context: Context) -> str | None:
-        """Look, and trigger."""
+        """Check, and trigger a run if needed."""
         if not is_true(self.stopped) or self.succeeded(context):
             self.log.info("%s is as it was to be", self.job)
             return None

@@ -1,4 +1,4 @@
-"""Remove what retention lets go."""
+"""Remove what retention no longer keeps."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["HousekeepingOperator"]
 
 
 class HousekeepingOperator(InterruptibleOperator):
-    """Removes the savepoints that retention lets go, what interrupted work left, and checkpoints no longer in force.
+    """Removes savepoints that retention no longer keeps, leftovers of interrupted work, and superseded checkpoints.
 
-    On this worker's machine, also what killed drivers have left on the disk.
+    On this worker's machine, also removes files that killed drivers left on the disk.
 
-    For every job that is deployed or has savepoints, by the ``savepoints.keep`` of its deployed spec; of a job that is
-    not deployed, by its YAML, and by the defaults where there is none. Never removes the newest verified one, one with
-    a label, or one in use. Once a day it looks after the table of batches as well, as the profile says.
+    Covers every job that is deployed or has savepoints. A deployed job uses the ``savepoints.keep`` of its deployed
+    spec. Any other job uses its YAML, or the defaults if it has none. Never removes the newest verified savepoint, a
+    labelled one, or one in use. Once a day it also maintains the table of batches, as the profile specifies.
 
-    Returns what was removed, by job; jobs without are left out. What was done to the table of batches is under its
-    name.
+    Returns what was removed, by job; jobs without removals are omitted. The maintenance of the table of batches is
+    under the table's name.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class HousekeepingOperator(InterruptibleOperator):
     ui_color = "#eeeeee"
 
     def execute(self, context: Context) -> dict[str, dict[str, Any]]:
-        """Go through all jobs; one's trouble is not another's."""
+        """Process all jobs; an error in a job does not affect the others."""
         del context
         workspace = self.open()
         removed: dict[str, dict[str, Any]] = {}
@@ -91,7 +91,7 @@ def _look_after_batches(workspace: Workspace) -> dict[str, int]:
     spec = workspace.profile.progress_table
     if not spec.enabled:
         return {}
-    # Here, since a DAG's parsing would load delta-rs otherwise.
+    # Imported here: at module level, parsing a DAG would load delta-rs.
     from streamwarden.formats.progress_table import ProgressTable
 
     return ProgressTable(workspace).upkeep(spec.keep)

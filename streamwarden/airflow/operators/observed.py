@@ -1,4 +1,4 @@
-"""What operators say of a job's state."""
+"""A job's state as operators report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operators have in common that perform an operation of several steps on a job."""
+"""The base of operators that perform an operation of several steps on a job."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ __all__ = ["OperationOperator"]
 
 
 class OperationOperator(JobOperator, InterruptibleOperator):
-    """Performs an operation on a job, waits until the job is healthy, and tells of each step in the task's log.
+    """Performs an operation on a job, waits until the job is healthy, and logs each step in the task's log.
 
-    The job's own DAG run goes on meanwhile: a supervisor waits while an operation works on its job. A try that was
-    killed is resumed by the next one, where it was; meanwhile a supervisor starts whichever checkpoint is in force. One
-    that has failed, or gone back, is final and fails the task with the error's code and remedy: the same again would
-    stop the job again. Does not supervise: see :class:`~.ensure_supervised.EnsureSupervisedOperator`.
+    The job's own DAG run continues: its supervisor waits while an operation works on the job. If a try is killed, the
+    next try resumes the operation where it was; meanwhile a supervisor starts the checkpoint in force. An operation
+    that failed or rolled back is final: it fails the task with the error's code and remedy, because a retry would stop
+    the job again. Does not supervise: see :class:`~.ensure_supervised.EnsureSupervisedOperator`.
 
-    Pushes ``error`` to XCom if it fails: code, what happened, what to do; and as ``summary``, of an operation that was
-    begun, what one that succeeds returns.
+    On failure pushes ``error`` to XCom: code, what happened, what to do. If the operation had begun, ``summary`` holds
+    what a successful operation returns.
 
     Parameters
     ----------
     reason
-        Why, for the record. (templated)
+        The reason, for the record. (templated)
     health_timeout
         Seconds until a job that is not healthy yet counts as unhealthy. 300: a first batch after a start may be as
         large as its limits allow. (templated)
     stop_timeout
-        Seconds that the driver may take to stop. 300: a batch in flight is finished first.
+        Seconds that the driver has to stop. 300: the batch in flight finishes first.
     profile, config, root
         The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
     """
@@ -49,7 +49,7 @@ class OperationOperator(JobOperator, InterruptibleOperator):
     ui_color = "#f5ecd0"
 
     unhealthy = ""
-    """The code of the error that an operation which has gone back ends with."""
+    """The error code of an operation that has rolled back."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class OperationOperator(JobOperator, InterruptibleOperator):
         stop_timeout: float = 300.0,
         **kwargs: Any,
     ) -> None:
-        # For tries that were killed, with their worker: only those are resumed.
+        # Retries for tries that were killed together with their worker: only those are resumed.
         kwargs.setdefault("retries", 3)
         kwargs.setdefault("retry_delay", timedelta(seconds=15))
         super().__init__(**kwargs)
@@ -68,11 +68,11 @@ class OperationOperator(JobOperator, InterruptibleOperator):
         self.stop_timeout = stop_timeout
 
     def perform(self, workspace: Workspace, by: str) -> Operation:
-        """Perform it, or go on with what an earlier try began."""
+        """Perform the operation, or resume it if an earlier try began it."""
         raise NotImplementedError
 
     def told(self, workspace: Workspace, operation: Operation) -> dict[str, Any]:
-        """Return what is told of one that has ended: who, why, its checkpoint, savepoint, the seconds of each step."""
+        """Return the summary of an ended operation: who, why, its checkpoint, savepoint, the seconds of each step."""
         reference = JobDocuments(workspace.storage, operation.job).checkpoint.read()
         mine = reference if reference is not None and reference.operation == operation.id else None
         return {
@@ -88,9 +88,9 @@ class OperationOperator(JobOperator, InterruptibleOperator):
         }
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Perform the operation, or go on with what an earlier try began."""
+        """Perform the operation, or resume it if an earlier try began it."""
         workspace = self.open()
-        # The same in every try of this run, and in no other run: by it an operation is known as one's own.
+        # The same in every try of this run, and different in every other run: it identifies this run's operation.
         by = f"airflow:{holder_of(context)}{person_of(context)}"
         try:
             operation = self._ended_already(context, workspace, by)
@@ -115,7 +115,7 @@ class OperationOperator(JobOperator, InterruptibleOperator):
         raise found.error.to_exception()
 
     def _push_summary(self, context: Context, workspace: Workspace, by: str) -> None:
-        # What can't be read now is no reason to lose the error.
+        # If the documents can't be read now, the error is still reported.
         with suppress(OSError, StreamwardenError):
             found = JobDocuments(workspace.storage, self.job).operation.read()
             if found is not None and found.by == by:
@@ -128,10 +128,10 @@ class OperationOperator(JobOperator, InterruptibleOperator):
             return AirflowException(str(error))
         ours = found if found is not None and found.by == by else None
         if ours is not None and ours.state == "running":
-            # Not ended: there is something to resume. Or an earlier try that Airflow gave up still works on it.
+            # Not ended: a retry resumes it. Or an earlier try that Airflow gave up still works on it.
             return AirflowException(str(error))
         if ours is None and error.retryable and error.code != "OPERATION_RUNNING":
-            # Not even begun: the documents could not be reached.
+            # Not begun: the documents were unreachable.
             return AirflowException(str(error))
         if ours is not None:
             started = next((step.detail for step in reversed(ours.steps) if step.name == "start"), "")

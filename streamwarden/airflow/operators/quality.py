@@ -1,4 +1,4 @@
-"""Check tables by their expectations."""
+"""An operator that checks tables against their expectations."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["CheckOperator"]
 
 
 class CheckOperator(BaseOperator):
-    """Checks tables against their expectations, in a process of its own: no Spark inside Airflow's.
+    """Checks tables against their expectations, in a separate process: Spark does not run inside Airflow's.
 
-    Streams that process's log into the task's. Fails, naming each table and expectation, if the check
-    says that they are not met. Does not repair or hold back anything.
+    Streams that process's log into the task's log. If expectations are not met, fails and names each table and
+    expectation. Does not repair or hold back anything.
 
     Parameters
     ----------
     tables
-        Names; all that have a suite if empty. (templated, or set by `tables_param`)
+        Table names; if empty, all tables that have a suite. (templated, or set by `tables_param`)
     tables_param
         A DAG param that holds the list of names, and replaces `tables`.
     profile, config, root
@@ -61,7 +61,7 @@ class CheckOperator(BaseOperator):
         self._process: subprocess.Popen[str] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Run the check and judge its result."""
+        """Run the check and evaluate its result."""
         tables = context["params"][self.tables_param] if self.tables_param else self.tables
         command = [sys.executable, "-m", "streamwarden.cli", "check", "--json"]
         for table in tables or ():
@@ -78,12 +78,12 @@ class CheckOperator(BaseOperator):
             self.log.error(line)
         self.log.info("report: %s", result.get("report"))
         if code or not result.get("success"):
-            # Final: the same data fails again.
+            # Final: the same data would fail again.
             raise AirflowFailException("expectations not met: " + ("; ".join(failures) or "see the report"))
         return {key: result.get(key) for key in ("run", "success", "report")}
 
     def on_kill(self) -> None:
-        """End the check with its JVM."""
+        """Stop the check and its JVM."""
         if self._process is not None and self._process.poll() is None:
             kill(process_of(self._process.pid))
 
@@ -115,7 +115,7 @@ class CheckOperator(BaseOperator):
             reader.join(timeout=5)
             return code, output, "\n".join(last[-20:])
         finally:
-            # Also when the task's timeout breaks in.
+            # Also on the task's timeout.
             self.on_kill()
 
     def _relay(self, stream: IO[str], last: list[str]) -> None:

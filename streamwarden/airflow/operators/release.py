@@ -1,4 +1,4 @@
-"""End what a job's run holds, when its supervise task has ended."""
+"""Release a job after its run's supervise task has ended."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ __all__ = ["ReleaseOperator"]
 _FIRST = "first_try"
 
 _TELL_S = 300.0
-"""How long a notifier that fails is asked again when nobody supervises the job any more: as often as it is its turn,
-and once more at the end. 5 minutes: a worker slot is held, and the DAG `watch` asks it later."""
+"""Seconds for retries of a failing notifier when no task supervises the job any more. Each is called when it is due,
+and once more at the end. 5 minutes: this holds a worker slot, and the DAG `watch` retries later."""
 
 
 class ReleaseOperator(JobOperator):
-    """Sees to it that no driver of a run goes on unwatched once the run's supervise task has ended.
+    """Ensures that no driver of a run continues unsupervised once the run's supervise task has ended.
 
-    Normally there is nothing to do: a supervised job ends by its own stop, or because a person marked the task failed
-    and the trigger stopped the driver. But a trigger hears of that only if a triggerer runs it at that moment. A job
-    that was down just then is suspended: nobody starts it again. To be used as a teardown, after the supervise task.
-    Does not wait for the driver's end. What it can't read, or may not stop because an operation works on the job, it
-    tries again, for hours.
+    Normally nothing is to do: a supervised job ends by its own stop, or a person marks the task failed and the trigger
+    stops the driver. But a trigger only notices the mark if a triggerer runs it at that moment. If the job was down
+    just then, it is suspended: nothing starts it again. Use it as a teardown after the supervise task. Does not wait
+    for the driver's end. It retries for hours if documents can't be read, or if an operation on the job forbids the
+    stop.
 
-    A driver is stopped for a person's hand only. One of a run that is relieved, or whose supervise task has used up its
-    tries, goes on, and a fresh run supervises it; tries that died before they began are told from a hand by the time
-    that they take. So does one that somebody has deployed since, whom this would undo.
+    Only a manual mark stops a driver. If the run is relieved, or its supervise task has exhausted its retries, the
+    driver continues and a fresh run supervises it. Retries that failed to start are distinguished from a manual mark by
+    elapsed time. A driver that was deployed in the meantime is left running.
 
-    A notifier that could not be told of the job's end is asked again for some minutes, unless a next run waits, which
-    will do so; after that the DAG `watch` asks it.
+    If a notifier could not be called at the job's end, it is retried for some minutes. If a next run waits, that run
+    retries instead; afterwards the DAG `watch` does.
 
     Parameters
     ----------
@@ -75,11 +75,11 @@ class ReleaseOperator(JobOperator):
         self.supervise_task_id = supervise_task_id
 
     def execute(self, context: Context) -> None:
-        """Stop what is left."""
+        """Stop the run's driver if it must not continue."""
         ti = context["ti"]
         states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[self.supervise_task_id])
         state = states.get(ti.run_id, {}).get(self.supervise_task_id)
-        # Skipped where a person has marked the whole run while the task waited for a worker.
+        # "skipped": a person has marked the whole run while the task waited for a worker.
         if state not in ("failed", "success", "skipped"):
             self.log.info("%s is %s: nothing to release", self.supervise_task_id, state)
             return
@@ -92,7 +92,7 @@ class ReleaseOperator(JobOperator):
         except DagRunTriggerException:
             raise
         except (StreamwardenError, AirflowException, OSError) as error:
-            # What can't be read keeps nobody from being relieved: the fresh run waits for the end of this one.
+            # If the documents can't be read, the run is still relieved: the fresh run waits for the end of this one.
             if relieved:
                 self.log.warning("run %s takes over, which finds for itself: %s", relief_of(ti), error)
                 return
@@ -102,12 +102,12 @@ class ReleaseOperator(JobOperator):
             raise (self.fail(error) if isinstance(error, StreamwardenError) else error) from error
 
     def fail(self, error: StreamwardenError) -> AirflowException:
-        """Return the exception to raise: never a final one, as somebody's wish stands behind this."""
+        """Return the exception to raise: never a final one, because a person's request must be carried out."""
         return AirflowException(str(error))
 
     def _since(self, context: Context) -> datetime:
-        """Return when this was first tried, which is right after the end of the supervise task."""
-        # Of each clear its own: the granted tries grow by it, and this store outlives it.
+        """Return the time of this task's first try, which follows directly after the end of the supervise task."""
+        # A separate key for each clear: a clear raises the granted tries, and this store survives it.
         store, key, now = context.get("task_state_store"), f"{_FIRST}_{context['ti'].max_tries}", utc_now()
         if store is None:
             return now
@@ -116,17 +116,17 @@ class ReleaseOperator(JobOperator):
                 return datetime.fromisoformat(str(found))
             store.set(key, now.isoformat())
         except Exception:
-            # Whatever it is: then a later wish is told by this try's beginning.
+            # Any exception: then only what came after this try's start counts as a later request.
             self.log.warning("can't keep when this began", exc_info=True)
         return now
 
     def _used_up(self, context: Context) -> bool:
-        """Tell whether the supervise task's last try was the last that it had: Airflow failed it, and nobody's hand."""
+        """Return whether Airflow failed the supervise task's last granted try, and not a person."""
         found = context["ti"].xcom_pull(task_ids=self.supervise_task_id, key=TRY)
         return isinstance(found, dict) and found["attempt"] > found["granted"]
 
     def _never_began(self, holder: Claim | None, since: datetime) -> bool:
-        """Tell whether the supervise task's last tries may have died before they could say anything."""
+        """Return whether the supervise task's last tries may have died before they left a trace."""
         dag = self.get_dag()
         if holder is None or dag is None:
             return False
@@ -140,7 +140,7 @@ class ReleaseOperator(JobOperator):
         if relieved:
             self.log.info("run %s takes over: left alone", relief_of(ti))
             if ours:
-                # It could not be said when that run was asked for; a late trigger of ours must find it.
+                # The supervise task could not write this claim when it requested that run; our late trigger needs it.
                 fresh = Claim(holder=f"{ti.dag_id}/{relief_of(ti)}", attempt=0, at=utc_now())
                 claim(workspace, self.job, fresh)
             return
@@ -149,7 +149,7 @@ class ReleaseOperator(JobOperator):
             self.log.warning("the tries of supervise are used up: run %s goes on", relief_of(ti))
             raise relief(ti)
         if state != "success" and holder is not None and holder.holder == f"{ti.dag_id}/{relief_of(ti)}":
-            # Its last try was lost between the claim for that run and the asking for it.
+            # The supervise task's last try was lost between the claim for the fresh run and the request for it.
             raise relief(ti)
         if holder is None or holder.holder != holder_of(context):
             self.log.info("supervised by %s now: left alone", holder.holder if holder else "nobody")
@@ -160,8 +160,8 @@ class ReleaseOperator(JobOperator):
                 "%s was deployed since, by %s: left alone; its DAG supervises it once triggered", self.job, wish
             )
         else:
-            # Also of a driver that is down: the trigger may say the same much later, after the next run was asked
-            # for, and would undo that.
+            # Also if the driver is down: otherwise the trigger may request the stop much later, after the next run was
+            # requested, and undo that run.
             reason = f"its supervise task has ended ({state})"
             by = f"airflow:{holder_of(context)}"
             driver_control.stop(workspace, self.job, by=by, reason=reason, incarnation=seen.incarnation, timeout=None)
@@ -191,13 +191,13 @@ class ReleaseOperator(JobOperator):
             time.sleep(1)
 
     def _later_wish(self, context: Context, workspace: Workspace, seen: Observation, since: datetime) -> str | None:
-        """Return who made the job run after a time, if that was neither this run nor an operation begun before."""
+        """Return who made the job run after a time, unless that was this run or an operation begun before."""
         mine = f"airflow:{holder_of(context)}"
         if seen.desired is None or seen.desired.state != "running":
             return None
         finished = context["ti"].xcom_pull(task_ids=self.supervise_task_id, key=FINISHED)
         if finished is not None and finished != seen.incarnation and seen.launch is not None:
-            # Between the end that supervise has seen and this task's first try, which may be minutes.
+            # Between the end that supervise saw and this task's first try, which may take minutes.
             return seen.launch.by
         wishes = [(seen.desired.updated_at, seen.desired.updated_by)]
         if seen.launch is not None:
@@ -210,12 +210,12 @@ class ReleaseOperator(JobOperator):
         return None
 
     def _is_unfinished(self, workspace: Workspace, seen: Observation) -> bool:
-        """Tell whether the job needs a supervisor yet: it runs, or is to, and there is no verdict that ends it."""
+        """Return whether the job still needs a supervisor: it runs or is wanted, and no verdict ends it."""
         memory = JobDocuments(workspace.storage, self.job).supervision.read() or Supervision()
         action = decide(seen, memory).action
         return action is Action.SUSPEND or (action in GOING_ON and not is_suspended(seen))
 
     def _awaits_restart(self, workspace: Workspace, seen: Observation) -> bool:
-        """Tell whether a supervisor would start it again, as it won't a job that failed for good or is suspended."""
+        """Return whether a supervisor would restart the job; false for a job that failed for good or is suspended."""
         memory = JobDocuments(workspace.storage, self.job).supervision.read() or Supervision()
         return decide(seen, memory).action is Action.RESTART

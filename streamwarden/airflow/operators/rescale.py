@@ -1,4 +1,4 @@
-"""Operators: change a running job's parallelism, and call that off."""
+"""Operators that change a running job's parallelism, and that cancel such a change."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ __all__ = ["CancelRescaleOperator", "RescaleOperator", "number_of", "skip_if_hel
 
 
 _EMPTY = (None, "", "None")
-"""What becomes of a form's empty field."""
+"""The values that an empty form field is rendered to."""
 
 
 class RescaleOperator(OperationOperator):
-    """Changes a job's state partitions, cores or memory, keeping its state, and goes back if it is not healthy.
+    """Changes a job's state partitions, cores or memory, keeps its state, and rolls back if the job is not healthy.
 
-    Returns operation, savepoint, batch, generation, what it was and is, the downtime in seconds and the time of each
-    step.
+    Returns operation, savepoint, batch, generation, the parallelism before and after, the downtime in seconds and the
+    seconds of each step.
 
     Parameters
     ----------
     partitions, cores, memory
-        What to change; an empty text, or None, leaves it. (templated)
+        The new values; an empty text, or None, keeps the current value. (templated)
     on_timeout
-        ``roll back`` or ``hold``, for a job that only is not caught up in time. (templated)
+        ``roll back`` or ``hold``, for a job whose only fault is that it is not caught up in time. (templated)
     way
         ``fast`` or ``plain``. (templated)
     health_timeout
-        Seconds; an empty text, or None: as :func:`~streamwarden.operations.rescale.rescale` says. (templated)
+        Seconds; an empty text, or None: the default of :func:`~streamwarden.operations.rescale.rescale`. (templated)
     advised
-        Whether advice and nobody else asks for it: then the task is skipped where the job's ``advisor`` settings stand
-        against it by now. (templated)
+        Whether only advice requests it. Then the task is skipped if the job's ``advisor`` settings forbid the rescale
+        by now. (templated)
     approved_by
-        Who has approved it, for the record; empty where nobody was asked. (templated)
+        The person who approved it, for the record; empty if nobody was asked. (templated)
     approved
-        What they have approved; one that would change anything else by now fails. (templated)
+        The approved change; the task fails if the rescale would change anything else by now. (templated)
     """
 
     template_fields: Sequence[str] = (
@@ -80,11 +80,11 @@ class RescaleOperator(OperationOperator):
         self.approved = approved
 
     def perform(self, workspace: Workspace, by: str) -> Operation:
-        """Rescale, or go on with what an earlier try began."""
+        """Rescale, or resume the rescale of an earlier try."""
         if is_true(self.advised):
             found = JobDocuments(workspace.storage, self.job).operation.read()
             if found is None or found.by != by:
-                # Not begun by this run: what was advised may have waited for hours.
+                # This run has not begun it: the advice may have waited for hours.
                 skip_if_held_back(workspace, self.job, partitions=self.partitions, cores=self.cores)
         return rescale(
             workspace,
@@ -104,15 +104,15 @@ class RescaleOperator(OperationOperator):
         )
 
     def told(self, workspace: Workspace, operation: Operation) -> dict[str, Any]:
-        """Return what was done."""
+        """Return the summary of the rescale."""
         told = {name: operation.plan.get(name) for name in ("approved_by", "was", "to", "state_rows", "downtime_s")}
         return {**super().told(workspace, operation), **told}
 
 
 class CancelRescaleOperator(JobOperator):
-    """Asks the rescale that works on a job to go back, and does not wait for that: its own task tells.
+    """Requests the rollback of the rescale that works on a job. Does not wait: the rescale's own task reports the end.
 
-    Fails where none works on the job or waits to be resumed (``OPERATION_NONE``), and once its new driver was started
+    Fails if no rescale works on the job or waits to be resumed (``OPERATION_NONE``), or if its new driver has started
     (``OPERATION_TOO_LATE``): then the job's health decides. Returns the operation, who began it, and its step.
 
     Parameters
@@ -122,7 +122,7 @@ class CancelRescaleOperator(JobOperator):
     """
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Ask."""
+        """Request the rollback."""
         workspace = self.open()
         try:
             asked = cancel(workspace, self.job, by=f"airflow:{holder_of(context)}{person_of(context)}")
@@ -134,12 +134,12 @@ class CancelRescaleOperator(JobOperator):
 
 
 def skip_if_held_back(workspace: Workspace, job: str, *, partitions: int | str | None, cores: int | str | None) -> None:
-    """Skip the task if the job's ``advisor`` settings, or its state, stand against a rescale that was advised.
+    """Skip the task if the job's ``advisor`` settings, or its state, forbid an advised rescale.
 
     Raises
     ------
     AirflowSkipException
-        With what holds it back.
+        With the reason.
     """
     asked = {"partitions": number_of(partitions), "cores": number_of(cores)}
     held = holds_back(workspace, job, {name: value for name, value in asked.items() if value is not None})
@@ -148,5 +148,5 @@ def skip_if_held_back(workspace: Workspace, job: str, *, partitions: int | str |
 
 
 def number_of(value: int | str | None) -> int | None:
-    """Read a number, which is a text once Airflow has filled in a template."""
+    """Parse a number; Airflow renders a template to text."""
     return None if value in _EMPTY else int(cast(str, value))

@@ -1,4 +1,4 @@
-"""Operator: start a job from a savepoint."""
+"""An operator that starts a job from a savepoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["RestoreOperator"]
 
 
 class RestoreOperator(OperationOperator):
-    """Starts a job from a savepoint, waits until it is healthy, and goes back to where it was if it is not.
+    """Starts a job from a savepoint, waits until it is healthy, and rolls back if it is not.
 
     Returns operation, savepoint, batch, generation and the time of each step.
 
@@ -26,8 +26,8 @@ class RestoreOperator(OperationOperator):
     savepoint
         An id, a label, or ``latest`` for the newest verified one. (templated)
     outputs
-        ``default`` does with each output table what its ``on_restore`` says, ``rewind`` puts them back, ``leave``
-        leaves them. (templated)
+        ``default`` applies each output table's ``on_restore``, ``rewind`` restores the tables, ``leave`` leaves them
+        unchanged. (templated)
     """
 
     template_fields: Sequence[str] = (*OperationOperator.template_fields, "savepoint", "outputs")
@@ -39,7 +39,7 @@ class RestoreOperator(OperationOperator):
         self.outputs = outputs
 
     def perform(self, workspace: Workspace, by: str) -> Operation:
-        """Restore, or go on with what an earlier try began."""
+        """Restore, or resume the restore of an earlier try."""
         return restore(
             workspace,
             self.job,

@@ -1,4 +1,4 @@
-"""Operators: take savepoints, look through them, remove old ones."""
+"""Operators that take savepoints, on demand and periodically."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from streamwarden.store.workspace import Workspace
 __all__ = ["ALL_SAVEPOINTS", "PeriodicSavepointOperator", "SavepointOperator"]
 
 ALL_SAVEPOINTS = "all"
-"""What to give :class:`VerifyOperator` as savepoint for every one."""
+"""The value of :class:`VerifyOperator`'s `savepoint` that selects all savepoints."""
 
 
 class SavepointOperator(JobOperator, InterruptibleOperator):
-    """Takes a savepoint of a job, of a running one without stopping it, or together with a stop.
+    """Takes a savepoint of a job: of a running job without stopping it, or together with a stop.
 
-    Nothing is left of a take that fails or is ended from outside; a job that was stopped for it is then started again.
-    Does not verify: see :class:`VerifyOperator`. Holds its slot while it works.
+    A take that fails or is terminated leaves nothing; a job that it stopped is started again. Does not verify: see
+    :class:`VerifyOperator`. Holds its worker slot while it works.
 
     Returns id, batch, bytes, rows and time taken.
 
@@ -43,11 +43,11 @@ class SavepointOperator(JobOperator, InterruptibleOperator):
     job
         The job. (templated)
     stop
-        Suspend the job first, so that nothing is processed after the savepoint. (templated)
+        Whether to suspend the job first, so that nothing is processed after the savepoint. (templated)
     note
-        Why, for the record. (templated)
+        The reason, for the record. (templated)
     stop_timeout
-        Seconds that the driver may take to stop. 300: a batch in flight is finished first.
+        Seconds that the driver has to stop. 300: the batch in flight finishes first.
     profile, config, root
         The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
     """
@@ -56,7 +56,7 @@ class SavepointOperator(JobOperator, InterruptibleOperator):
     ui_color = "#e3ecd5"
 
     def __init__(self, *, stop: bool | str = False, note: str = "", stop_timeout: float = 300.0, **kwargs: Any) -> None:
-        # What can't pass by itself is final at once; a file removed under the copy is no reason to call a person.
+        # A permanent error is final at once. A file that was removed during the copy is worth a retry, not a call.
         kwargs.setdefault("retries", 2)
         kwargs.setdefault("retry_delay", timedelta(seconds=30))
         super().__init__(**kwargs)
@@ -65,7 +65,7 @@ class SavepointOperator(JobOperator, InterruptibleOperator):
         self.stop_timeout = stop_timeout
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Take it."""
+        """Take the savepoint."""
         workspace = self.open()
         by, report = f"airflow:{holder_of(context)}", ProgressLog(self.log)
         try:
@@ -83,14 +83,14 @@ class SavepointOperator(JobOperator, InterruptibleOperator):
 
 
 class PeriodicSavepointOperator(JobOperator, InterruptibleOperator):
-    """Takes a periodic savepoint of a running job; is skipped, with the reason, where there is nothing to take.
+    """Takes a periodic savepoint of a running job; is skipped, with the reason, if there is nothing to take.
 
-    That is: the job is not deployed, suspended, down, in the hands of an operation such as a restore, or has no batch
-    that the newest savepoint lacks. What the *deployed* spec says of ``savepoints`` counts: a DAG's schedule follows
-    the YAML, which may have been changed since. A run that a person triggered doesn't ask what time it is. Does not
-    wait for the job, and does not make up for missed ones.
+    Reasons: the job is not deployed, suspended, down, owned by an operation such as a restore, or the newest savepoint
+    covers its last batch. The *deployed* spec's ``savepoints`` count: a DAG's schedule follows the YAML, which may have
+    changed since. A run that a person triggered ignores the schedule. Does not wait for the job, and does not make up
+    for missed savepoints.
 
-    Returns id, batch, bytes, rows and time taken, and ``verify``: what the deployed spec says of that.
+    Returns id, batch, bytes, rows and time taken, and ``verify`` from the deployed spec.
 
     Parameters
     ----------
@@ -111,9 +111,9 @@ class PeriodicSavepointOperator(JobOperator, InterruptibleOperator):
         self.planned = planned
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Take it, if there is something to take."""
+        """Take the savepoint, if there is something to take."""
         workspace = self.open()
-        # What the scheduler made; a manual run is a person's wish for one now.
+        # True for the scheduler's runs; with a manual run, a person requests a savepoint now.
         by_clock = str(getattr(context["dag_run"], "run_type", "scheduled")).endswith("scheduled")
         try:
             spec = self._deployed(workspace)

@@ -1,4 +1,4 @@
-"""Stop a job, or all of them."""
+"""An operator that stops a job, or all jobs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["StopOperator"]
 class StopOperator(JobOperator):
     """Suspends a job, or all of them: each driver finishes its batch in flight and ends.
 
-    Holds its slot while it waits: a stop takes a batch's time. Does not delete anything: a deploy goes on where the
-    job stopped.
+    Holds its worker slot while it waits; a stop takes as long as a batch. Does not delete anything: a deploy continues
+    where the job stopped.
 
     Parameters
     ----------
     job
         The job, or ``all`` for every deployed one. (templated)
     timeout
-        Seconds to wait for the end. (templated)
+        Seconds to wait for the drivers to end. (templated)
     reason
-        Why, for the record. (templated)
+        The reason, for the record. (templated)
     profile, config, root
         The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
     """
@@ -47,7 +47,7 @@ class StopOperator(JobOperator):
         self.reason = reason
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Ask all, then wait for each."""
+        """Request all stops, then wait for each."""
         workspace = self.open()
         by, timeout = f"airflow:{holder_of(context)}", float(self.timeout)
         try:

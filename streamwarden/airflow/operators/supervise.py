@@ -1,4 +1,4 @@
-"""Operators: deploy, supervise and stop a job; check tables."""
+"""An operator that supervises a job."""
 
 from __future__ import annotations
 
@@ -41,36 +41,35 @@ __all__ = ["SuperviseOperator"]
 GOING_ON = (Action.WAIT, Action.RESTART)
 
 TRY = "try"
-"""The XCom by which `release` knows which try of supervise was the last, though it can read nothing else."""
+"""XCom key: `release` reads from it which try of supervise was the last, even if it can read nothing else."""
 
 FINISHED = "finished"
-"""The XCom by which `release` knows the driver whose wanted end supervise has seen: one that came later is not its."""
+"""XCom key: the driver whose wanted end supervise has seen. `release` leaves a later driver alone."""
 
 
 class SuperviseOperator(JobOperator):
-    """Keeps a deployed job running for as long as it is wanted, holding no worker slot while there is nothing to do.
+    """Keeps a deployed job running as long as it is wanted, and holds no worker slot while there is nothing to do.
 
     Restarts a dead, silent or failed driver from its checkpoint, with back-off, within the spec's failure budget
-    (``restarts``). Succeeds once the job was stopped; fails with the driver's last error once the budget is spent or
-    the error can't pass by itself. After any restart of Airflow's parts, and at a retry, it re-attaches to the driver
-    that runs, which never notices. Marking the task failed (or successful) stops the driver; clearing it does not, and
-    deploys a job anew that is down. Has no timeout, and must be given none.
+    (``restarts``). Succeeds once the job was stopped. Fails with the driver's last error once the budget is spent or
+    the error is permanent. After a restart of Airflow's components, and on a retry, it re-attaches to the running
+    driver, which is not affected. Marking the task failed (or successful) stops the driver. Clearing it does not, and
+    deploys a job again that is down. Has no timeout, and must be given none.
 
-    Also runs where the task before it has failed: a deploy that went back has a driver that must not be left alone. It
-    then fails only if there is nothing to supervise. Where that task was skipped, it is skipped, too.
+    Also runs if its upstream task has failed: the driver of a deploy that rolled back must not run unsupervised. It
+    then fails only if there is nothing to supervise. If the upstream task was skipped, this task is skipped, too.
 
-    The task's retries are not the job's failure budget: they cover Airflow's own faults over weeks (a trigger lost, a
-    triggerer upgraded, a database restarted), each of which uses one up, and what this task itself can't read (a
-    profile with a slip, a bucket whose credentials have gone): the driver goes on meanwhile. Hence many, with a short
-    delay. Where half of them are used up, a fresh run of the DAG takes over, and the task succeeds. It is final only by
-    a verdict on the job.
+    The task's retries are not the job's failure budget. They cover Airflow's own faults over weeks: a trigger lost, a
+    triggerer upgraded, a database restarted. They also cover what this task can't read, such as an invalid profile or
+    a bucket with expired credentials; meanwhile the driver continues. Hence many retries, with a short delay. Once half
+    of them are used, a fresh run of the DAG takes over, and the task succeeds. Only a verdict on the job is final.
 
     Parameters
     ----------
     job
         The job. (templated)
     poll_interval
-        Seconds between looks at the job's documents; see :class:`~streamwarden.airflow.triggers.SuperviseTrigger`.
+        Seconds between polls of the job's documents; see :class:`~streamwarden.airflow.triggers.SuperviseTrigger`.
     profile, config, root
         The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
     """
@@ -85,7 +84,7 @@ class SuperviseOperator(JobOperator):
         self.poll_interval = poll_interval
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Attach to the job, deploying it if a person cleared the task of one that is down; then watch."""
+        """Attach to the job, or deploy it if a person cleared the task and the job is down; then supervise."""
         ti = context["ti"]
         ti.xcom_push(key=TRY, value={"attempt": ti.try_number, "granted": ti.max_tries})
         due = is_due(ti.try_number, ti.max_tries, self.retries or 0)
@@ -108,7 +107,7 @@ class SuperviseOperator(JobOperator):
         self._respect_upstream(context, workspace)
         ours = Claim(holder=holder, attempt=ti.try_number, granted=ti.max_tries, at=utc_now())
         before = claim(workspace, self.job, ours)
-        # Only a clear raises a task's granted tries: that tells a person's wish from a retry of Airflow's.
+        # Only a clear raises a task's granted tries: this distinguishes a person's request from Airflow's retry.
         granted = before.granted if before and before.holder == holder else 0
         cleared = ti.max_tries > (granted or self.retries or 0)
         seen, verdict = self._look(workspace)
@@ -124,11 +123,11 @@ class SuperviseOperator(JobOperator):
         return self._act(context, workspace, seen, verdict)
 
     def fail(self, error: StreamwardenError) -> AirflowException:
-        """Return the exception to raise: never a final one, as it is not the job's."""
+        """Return the exception to raise: never a final one, because the error is not the job's."""
         return AirflowException(str(error))
 
     def _relieved_unread(self, context: Context, error: Exception) -> DagRunTriggerException:
-        """Return what hands over where the documents can't be read or written, so that nothing is said there."""
+        """Return the handover exception for documents that can't be read or written; no claim is written then."""
         ti = context["ti"]
         fresh = relief_of(ti)
         self.log.warning("try %d of %d: run %s takes over, for: %s", ti.try_number, ti.max_tries + 1, fresh, error)
@@ -140,16 +139,16 @@ class SuperviseOperator(JobOperator):
         except StreamwardenError as error:
             desired = JobDocuments(workspace.storage, self.job).desired.read()
             if not error.retryable and desired is not None and desired.state == "running":
-                # As where the deploy task fails: a slip in the YAML is no reason to give up what is deployed.
+                # As if the deploy task had failed: an error in the YAML is no reason to abandon what is deployed.
                 self.log.error("not deployed anew, and supervised as it was deployed before: %s", error)
                 return
-            # A deploy's failure is the job's: what is not retryable is final.
+            # A failed deploy is the job's failure: if it is not retryable, it is final.
             raise super().fail(error) from error
 
     def _hand_over(self, context: Context, workspace: Workspace) -> NoReturn:
         ti = context["ti"]
         fresh = relief_of(ti)
-        # Before the run is there: `release`, which comes next, leaves the driver of another run alone.
+        # Claim before the run exists: `release`, the next task, leaves the driver of another run alone.
         claim(workspace, self.job, Claim(holder=f"{ti.dag_id}/{fresh}", attempt=0, at=utc_now()))
         self.log.info("try %d of %d: run %s takes over", ti.try_number, ti.max_tries + 1, fresh)
         record_decision(workspace, self.job, "hand over", f"to run {fresh}: the tries of {ti.run_id} run out")
@@ -174,7 +173,7 @@ class SuperviseOperator(JobOperator):
             self.log.warning("%s failed; %s is supervised as it was deployed before", task, self.job)
 
     def resume(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Go on when the trigger fired. What it saw may be past: look again."""
+        """Resume after the trigger fired. Its observation may be outdated: observe again."""
         if event:
             self.log.info("woken for %s: %s", event.get("action"), event.get("why"))
         workspace = self.open()
@@ -183,10 +182,10 @@ class SuperviseOperator(JobOperator):
             event = event or {}
             if event.get("action") == ALERT:
                 self._tell(context, workspace, seen, verdict, rules=event.get("rules", ()), lasted=event.get("lasted"))
-                # Each notifier may have taken a minute: a driver may be back, or another one.
+                # Each notifier may have taken a minute: the driver may have recovered or been replaced.
                 seen, verdict = self._look(workspace)
-            # The trigger has looked for long enough where it was woken for this driver's end, and for this reason: one
-            # that was silent, and speaks again, is not stuck for that its newest batch is old.
+            # If the trigger fired for this driver's end, and for this reason, it has observed for long enough. A driver
+            # that was silent and recovered is not stuck just because its newest batch is old.
             ended = event.get("action") in (Action.RESTART.value, Action.FAIL.value)
             sure = ended and (event.get("incarnation"), event.get("phase")) == (seen.incarnation, seen.phase.value)
             return self._act(context, workspace, seen, verdict, event.get("differing", ()), sure=sure)
@@ -230,8 +229,8 @@ class SuperviseOperator(JobOperator):
         sure: bool = False,
     ) -> dict[str, Any]:
         if verdict.action is Action.SUSPEND:
-            # Before the stop, which may take long and is tried again: by then the job is one that is suspended, of
-            # which it would be told that all is well.
+            # Alert before the stop, which may take long and is retried. After it the job counts as suspended, and the
+            # alert would report a healthy job.
             self._tell(context, workspace, seen, verdict, rules=() if is_suspended(seen) else None)
             seen, verdict = self._look(workspace)
         if verdict.action is Action.FINISH:
@@ -242,17 +241,17 @@ class SuperviseOperator(JobOperator):
             return summary_of(workspace, seen)
         silent = seen.phase is Phase.SILENT and verdict.action in (Action.FAIL, Action.RESTART)
         if (silent or is_to_be_ended(seen, verdict)) and not sure:
-            # Nobody is killed for one look: the store, or this machine, may have been away. The trigger looks again.
+            # One observation kills no driver: the store or this machine may have been away. The trigger observes again.
             self.log.info("%s: looked at again before it is ended: %s", seen.incarnation, verdict.why)
             self._stop_if_ended(context, workspace, seen.incarnation)
             self._defer(context, workspace, seen.incarnation, differing)
         if verdict.action in (Action.FAIL, Action.SUSPEND):
             error = put_down(workspace, seen, verdict, by=f"airflow:{holder_of(context)}")
             if verdict.action is Action.FAIL:
-                # A stuck one was alive, and has an end and a diagnosis only now.
+                # A stuck driver was alive; only now does it have an end and a diagnosis.
                 seen = observe(workspace, self.job)
             self.log.error("%s: %s\n%s", verdict.action, verdict.why, self._last_words(workspace, seen, error))
-            # Nobody looks again: what there is to tell is told now.
+            # This is the last observation: send all pending alerts now.
             self._tell(context, workspace, seen, verdict, rules=() if is_suspended(seen) else None)
             raise AirflowFailException(str(error.to_exception()))
         incarnation = seen.incarnation
@@ -287,7 +286,7 @@ class SuperviseOperator(JobOperator):
         return text
 
     def _stop_if_ended(self, context: Context, workspace: Workspace, incarnation: str | None) -> None:
-        # Marked failed while the task held a slot: there was no trigger whose on_kill would have stopped the driver.
+        # Marked failed while the task held a slot: no trigger existed whose on_kill would have stopped the driver.
         ti = context["ti"]
         try:
             states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[ti.task_id])

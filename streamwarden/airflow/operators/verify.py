@@ -29,17 +29,17 @@ __all__ = ["VerifyOperator"]
 
 
 class VerifyOperator(JobOperator, InterruptibleOperator):
-    """Looks through savepoints: every file's bytes, and the state read back by Spark in a process of its own.
+    """Verifies savepoints: every file's bytes, and the state, which Spark reads back in a separate process.
 
-    Records for each what it found, and fails, naming each damaged one with its files. Does not repair or delete. One
-    JVM serves all; a stateless job's savepoints need none.
+    Records the result for each savepoint. Fails if any is damaged, and names each with its files. Does not repair or
+    delete. One JVM serves all; savepoints of a stateless job need none.
 
-    Returns the ids of those verified.
+    Returns the ids of the verified savepoints.
 
     Parameters
     ----------
     job
-        The job, or ``all`` for every one that has savepoints. (templated)
+        The job, or ``all`` for every job that has savepoints. (templated)
     savepoint
         An id, a label, ``latest`` for the newest verified one, or ``all``. (templated)
     wanted
@@ -52,7 +52,7 @@ class VerifyOperator(JobOperator, InterruptibleOperator):
     ui_color = "#e8e3f2"
 
     def __init__(self, *, savepoint: str = ALL_SAVEPOINTS, wanted: bool | str = True, **kwargs: Any) -> None:
-        # For the JVM that did not start. A savepoint that is damaged stays so, and is final.
+        # A retry for a JVM that did not start. A damaged savepoint stays damaged: that error is final.
         kwargs.setdefault("retries", 1)
         kwargs.setdefault("retry_delay", timedelta(seconds=30))
         super().__init__(**kwargs)
@@ -60,7 +60,7 @@ class VerifyOperator(JobOperator, InterruptibleOperator):
         self.wanted = wanted
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Verify, and judge."""
+        """Verify, and fail if any savepoint is damaged."""
         if not is_true(self.wanted):
             raise AirflowSkipException("not asked for")
         workspace = self.open()
@@ -86,7 +86,7 @@ class VerifyOperator(JobOperator, InterruptibleOperator):
                 rows = "" if not result.rows else f", {sum(result.rows.values())} rows of state read back"
                 self.log.info("%s is whole: %d files, %d bytes%s", name, result.files, result.bytes, rows)
         if damaged:
-            # Final: it stays so. The words of the catalogue, as for one that a restore finds damaged.
+            # Final: it stays damaged. The catalogue's text, as when a restore finds a damaged savepoint.
             raise AirflowFailException(str(StreamwardenError("SAVEPOINT_DAMAGED", "\n".join(damaged))))
         return {"verified": [one.manifest.id for one in chosen if one.manifest.id in found]}
 

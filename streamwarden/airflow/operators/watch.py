@@ -1,4 +1,4 @@
-"""Seeing to it that each job is watched: what a job's own DAG can't tell of itself."""
+"""An operator that checks that each job is supervised, which a job's own DAG can't report."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from streamwarden.supervision.observe import observe
 __all__ = ["WatchOperator", "is_supervised"]
 
 _SUPERVISE = "supervise"
-"""The task of a job's DAG that watches the job."""
+"""The task of a job's DAG that supervises the job."""
 
 _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
 
 def is_supervised(ti: Any, job: str) -> bool:
-    """Tell whether a run of a job's DAG supervises it, or is to: one may have but its teardown left to do.
+    """Return whether a run of a job's DAG supervises it, or will; false if only its teardown is left to run.
 
     Parameters
     ----------
     ti
-        The running task, which asks Airflow.
+        The running task, which queries Airflow.
     job
         The job.
     """
@@ -47,17 +47,17 @@ def is_supervised(ti: Any, job: str) -> bool:
 
 
 class WatchOperator(PlaceOperator):
-    """Raises an alarm for each job that is to run and that no run of its DAG watches, and for one whose DAG is paused.
+    """Raises an alert for each wanted job that no run of its DAG supervises, and for each whose DAG is paused.
 
-    So it does for a job whose YAML was removed, which has no DAG any more.
+    This includes a job whose YAML was removed: it no longer has a DAG.
 
-    Nobody else would: a driver that dies then stays down, and what goes wrong with the job is told to nobody. It alarms
-    only what its last try still finds, since a run may be relieved by another just now, and then fails; its retries are
-    the time that takes. A job that a supervisor has given up is told of by that one; but a notifier that was away then,
-    and for as long as the run's `release` has asked it again, is asked by this. Starts and stops nothing: a job may be
-    run by hand for good reasons. Does not see a triggerer that is dead, nor that Airflow itself stands still.
+    Nothing else reports such a job: a driver that dies stays down, and changes of health reach nobody. A run may just
+    be relieved by another, so it alerts only on what its last try still finds, and then fails; its retries cover that
+    time. If a supervisor has given up a job, that supervisor alerts. If a notifier failed then, and as long as the
+    run's `release` retried it, this task retries it. Starts and stops nothing: a job may be run manually for good
+    reasons. Does not detect a dead triggerer, or that Airflow itself has stopped.
 
-    Returns the jobs that were looked at.
+    Returns the checked jobs.
 
     Parameters
     ----------
@@ -68,13 +68,13 @@ class WatchOperator(PlaceOperator):
     ui_color = "#eeeeee"
 
     def __init__(self, **kwargs: Any) -> None:
-        # Longer than a run takes to be followed by another, a person's included.
+        # Longer than it takes until another run follows, including one that a person triggers.
         kwargs.setdefault("retries", 2)
         kwargs.setdefault("retry_delay", timedelta(minutes=1))
         super().__init__(**kwargs)
 
     def execute(self, context: Context) -> list[str]:
-        """Look at every deployed job; one's trouble is not another's."""
+        """Check every deployed job; an error in a job does not affect the others."""
         ti, workspace = context["ti"], self.open()
         looked: dict[str, tuple[str, bool]] = {}
         asking: set[str] = set()
@@ -94,7 +94,7 @@ class WatchOperator(PlaceOperator):
         found = "; ".join(lines)
         if any(why and not told for why, told in looked.values()) and ti.try_number <= ti.max_tries:
             raise AirflowException(f"to be looked at once more before anybody is told: {found}")
-        # Alarms first: a notifier that hangs may take a minute for each that is only asked again.
+        # Alerts first: if a notifier hangs, each job with only a pending retry may take a minute.
         for job, (why, told) in sorted(looked.items(), key=lambda one: not any(one[1])):
             if why or told or job in asking:
                 findings = (Finding(UNWATCHED, Level.CRITICAL, why, 0.0, 1.0),) if why else ()
@@ -116,7 +116,7 @@ class WatchOperator(PlaceOperator):
 
 
 def _is_to_ask(workspace: Workspace, health: HealthRecord, job: str, ti: Any) -> bool:
-    """Tell whether a notifier is to be asked again that nobody else asks."""
+    """Return whether a notifier is due for a retry that no other task makes."""
     if not unsent_due(health):
         return False
     ours = any(change.rule == UNWATCHED for queue in health.unsent.values() for change in queue)
@@ -126,7 +126,7 @@ def _is_to_ask(workspace: Workspace, health: HealthRecord, job: str, ti: Any) ->
 
 
 def _unwatched(workspace: Workspace, job: str, ti: Any) -> str:
-    """Return why nobody looks after a job that is to run; nothing if somebody does, or has given it up."""
+    """Return why a wanted job is not supervised; empty if it is, or if a supervisor has given it up."""
     seen = observe(workspace, job)
     if seen.desired is None or seen.desired.state != "running":
         return ""
@@ -134,7 +134,7 @@ def _unwatched(workspace: Workspace, job: str, ti: Any) -> str:
     if memory.ending is not None and memory.ending.incarnation == seen.incarnation and not seen.phase.alive:
         return ""
     if not is_described(workspace, job):
-        # A run of its DAG may be there yet, and its trigger look at the job; but no task of it can start any more.
+        # A run of its DAG may still exist, and its trigger may observe the job; but no task of it can start any more.
         return f"it is {seen.phase}, and {undescribed(job)}"
     if not is_supervised(ti, job):
         return f"it is {seen.phase}, and no run of {dag_id_of(job)} supervises it"

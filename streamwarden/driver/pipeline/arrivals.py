@@ -1,4 +1,4 @@
-"""Keeping a file source supplied: a thread that looks into the landing folder in time for each batch."""
+"""A thread that lists the landing folder and plans files in time for each batch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Arrivals"]
 _log = logging.getLogger(__name__)
 
 _LEAD_S = 1.5
-"""How long before a trigger the files that don't fill a batch are planned: a listing takes less, as a rule."""
+"""Seconds before a trigger at which a partial batch is planned: a listing usually takes less."""
 
 _LOOK_S = 1.0
 _SHARE = 20
-"""A folder on disk is looked at every second, or as seldom as makes looking a twentieth of the time. On S3, where each
-look is paid for, it is looked at once a batch."""
+"""A folder on disk is listed every second, or less often if listings would take more than a twentieth of the time. On
+S3, where each listing is charged, it is listed once per batch."""
 
 _SETTLE_S = 1.0
 
@@ -32,11 +32,11 @@ class Arrivals:
     Parameters
     ----------
     planner
-        Of the job.
+        The job's planner.
     interval_s
-        The trigger's interval, seconds. Spark starts batches at its multiples, by the clock on the wall.
+        The trigger's interval, seconds. Spark starts batches at its multiples, by wall-clock time.
     wake
-        Lets the query look for input now, and not at its next trigger.
+        Makes the query look for input now, instead of at its next trigger.
     """
 
     def __init__(self, planner: Planner, interval_s: float, wake: Callable[[], None]) -> None:
@@ -49,22 +49,22 @@ class Arrivals:
         self._trouble = ""
 
     def start(self) -> None:
-        """Plan what is there, then go on in a thread."""
+        """Plan the current files, then continue in a thread."""
         self._planner.open()
         self._look(rest=True)
         if self._planner.unsettled:
-            # Just landed, as a rule: the first batch need not wait for the next trigger.
+            # These files have usually just landed: the first batch need not wait for the next trigger.
             time.sleep(_SETTLE_S)
             self._look(rest=True)
         threading.Thread(target=self._run, name="arrivals", daemon=True).start()
 
     def close(self) -> None:
-        """End the thread, after the look that it is at."""
+        """Stop the thread after its current listing."""
         self._ended.set()
         self._hurry.set()
 
     def batch_ended(self, done: BatchProgress) -> None:
-        """Plan at once what came during a batch that overran the interval: its trigger is over, and found nothing."""
+        """Plan at once what arrived during a batch that overran the interval: its trigger found nothing."""
         if done.duration_ms >= self._interval_s * 1000:
             self._hurry.set()
 
@@ -90,13 +90,13 @@ class Arrivals:
         try:
             written = self._planner.look(rest=rest)
         except (OSError, StreamwardenError) as error:
-            # The next look may find it better; said once, and shown in the heartbeat all the time.
+            # The next listing may succeed; logged once, and shown in the heartbeat while it lasts.
             if str(error) != self._trouble:
                 _log.warning("landed files can't be planned: %s", error)
             self._trouble = str(error)
             return 0
         except Exception:
-            # Whatever it is, it must not end this thread: nothing would be read any more, in silence.
+            # Any exception: it must not end this thread, or the job would silently read nothing more.
             _log.exception("landed files can't be planned")
             return 0
         finally:

@@ -1,4 +1,4 @@
-"""What happens in each batch: guard, compute once, write each output, count."""
+"""The steps of each batch: check the lease, compute once, write each output, count."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ __all__ = ["BatchCounts", "BatchWriter", "release"]
 
 _KEPT = 100
 _TOLD = 1_000
-"""Refused files of one batch that are told by name; the quarantine table has all of them."""
+"""Refused files of one batch that are reported by name; the quarantine table has all of them."""
 
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """Rows of a batch.
+    """Row counts of a batch.
 
     Parameters
     ----------
     computed
-        Rows that the job made of the input.
+        Rows that the job computed from the input.
     rows_out, rows_quarantined, rows_duplicate
-        Written to the main table, to quarantine tables (all others), and dropped as duplicates.
+        Written to the main table, written to quarantine tables (all others), and dropped as duplicates.
     sink_ms
-        Time from the first table's commit to the end of the last one's.
+        Time from the first table's commit to the end of the last table's commit.
     """
 
     computed: int
@@ -54,11 +54,11 @@ class BatchWriter:
     sinks
         Its tables, by output name.
     checkpoint
-        Where the query's batches are logged.
+        Reads the query's log of batches.
     guard
         Raises if this driver may not write any more.
     refused
-        Told which landed files a job has quarantined whole, and why, by label; see ``refused_files`` of a job.
+        Called with the landed files that a job has quarantined as a whole: reason by label; see ``refused_files``.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class BatchWriter:
         self._sinks = sinks
         self._checkpoint = checkpoint
         self._guard = guard
-        # The table that takes every row as it is, where there is one.
+        # The table that takes all rows unchanged, if there is one.
         self._whole = next(iter(sinks.values())) if len(sinks) == 1 and not hasattr(job, "outputs") else None
         self._counts: dict[int, BatchCounts] = {}
         self._ended_at = 0.0
         self.hurry = threading.Event()
-        """Set to leave out the pause between batches: a stop waits for the batch in flight."""
+        """Set it to skip the pause between batches: a stop waits for the batch in flight."""
         self.in_flight: int | None = None
         """The batch that is being written, or None."""
 
@@ -98,12 +98,12 @@ class BatchWriter:
             self.in_flight = None
 
     def counts(self, batch_id: int) -> BatchCounts | None:
-        """Return what a batch wrote, for the newest hundred batches of this process."""
+        """Return the row counts of a batch, for the newest hundred batches of this process."""
         return self._counts.get(batch_id)
 
     def _pause(self) -> None:
-        # Spark has no place to wait between a commit and the next batch's offsets, so the next batch waits before its
-        # work: its input is chosen, but the machine rests and nothing is held.
+        # Spark can't wait between a commit and the next batch's offsets, so the next batch waits before its work. Its
+        # input is already chosen, but the machine is idle and no resources are held.
         left = self._ended_at + self._spec.trigger.min_pause.total_seconds() - time.monotonic()
         if self._ended_at and left > 0:
             self.hurry.wait(left)
@@ -118,14 +118,14 @@ class BatchWriter:
             self._guard()
             commits_from.append(time.monotonic())
 
-        # Kept, because every output reads it, and because computing it twice would commit its state twice. As a local
-        # checkpoint and not by persist(): MERGE refuses a source that is cached, unless it keeps it once more itself.
+        # Kept because every output reads it, and because a second computation would commit its state twice. A local
+        # checkpoint and not persist(): MERGE rejects a cached source, unless it materializes the source once more.
         whole = self._whole
         measured: Mapping[str, Any] | None = None
         if whole is None:
             kept = batch.localCheckpoint(eager=False)
         else:
-            # One output: it can be measured on the way, in the job that computes the batch.
+            # A single output is measured within the Spark job that computes the batch.
             observation = Observation()
             kept = batch.observe(observation, *whole.measures()).localCheckpoint(eager=True)
             measured = observation.get
@@ -135,13 +135,13 @@ class BatchWriter:
                 for output, rows in split_outputs(self._job, kept).items()
                 if output in self._sinks
             ]
-            # All of them before the first is written: of a batch that is refused nothing is in any table.
+            # Check all outputs before the first write: a rejected batch writes to no table.
             for _, sink, rows, arrived in parts:
                 sink.check_keys(rows, arrived, batch_id)
             for output, sink, rows, arrived in parts:
                 written[output] = sink.write(rows, batch_id, watermark_ms, guard=guard, measured=arrived)
             self._tell_refused(kept, written)
-            # Again, before Spark commits the batch in the checkpoint: a driver that woke in its write was passed over.
+            # Check again before Spark commits the batch: if the driver was paused in a write, Delta skipped it.
             self._guard()
             sink_ms = round((time.monotonic() - commits_from[0]) * 1000) if commits_from else 0
         finally:
@@ -171,6 +171,6 @@ class BatchWriter:
 
 
 def release(kept: DataFrame) -> None:
-    """Free the blocks of a local checkpoint now, and not when the JVM happens to collect its garbage."""
+    """Free the blocks of a local checkpoint now, instead of at the JVM's next garbage collection."""
     plan: Any = kept._jdf.queryExecution().analyzed()
     plan.rdd().unpersist(False)

@@ -1,4 +1,4 @@
-"""Loading a job's module and checking that it is one."""
+"""Load a job's module and check its interface."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_module(spec: JobSpec) -> StreamingJob:
     Raises
     ------
     StreamwardenError
-        ``JOB_MODULE_INVALID`` if it can't be imported, lacks a part, or has no output of a sink's name.
+        ``JOB_MODULE_INVALID`` if it can't be imported, lacks a part, or lacks the output that a sink names.
     """
     try:
         module = importlib.import_module(spec.module)
@@ -54,7 +54,7 @@ def load_module(spec: JobSpec) -> StreamingJob:
 
 
 def settings_for(spec: JobSpec, job: StreamingJob) -> JobSettings:
-    """Validate a spec's options by the module's ``Options``.
+    """Validate a spec's options with the module's ``Options``.
 
     Raises
     ------
@@ -74,6 +74,6 @@ def settings_for(spec: JobSpec, job: StreamingJob) -> JobSettings:
 
 
 def split_outputs(job: StreamingJob, batch: DataFrame) -> Mapping[str, DataFrame]:
-    """Return a batch's rows by output name: by the module's ``outputs``, or all of them as ``main``."""
+    """Return a batch's rows by output name: from the module's ``outputs``, or all rows as ``main``."""
     split = getattr(job, "outputs", None)
     return cast("Mapping[str, DataFrame]", split(batch)) if split else {"main": batch}

@@ -1,4 +1,4 @@
-"""An output table as its job needs it before the first batch: there, and with the job's columns."""
+"""Prepare an output table before the first batch: create it, or add the job's new columns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ensure_table(
     released: bool = False,
     guard: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Make a table, or add the columns that its job has newly got; return what a person should know of its columns.
+    """Create a table, or add the job's new columns to it; return notes about its columns for a person.
 
     Columns that others added are left alone, as long as rows without them can be written.
 
@@ -41,11 +41,11 @@ def ensure_table(
     columns
         The job's columns.
     partition_by
-        For a table that is made.
+        The partition columns of a new table.
     released
         See :func:`~streamwarden.formats.output_columns.compare`.
     guard
-        Called before an existing table is changed; raises if this driver may not.
+        Called before an existing table is changed; raises if this driver may not write.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def ensure_table(
     """
     if not DeltaTable.isDeltaTable(session, path):
         builder = DeltaTable.createIfNotExists(session).location(path).property(RECORD, _record(columns.names))
-        # Nullable throughout: a constraint belongs to the expectations, where breaking it does not stop the job.
+        # All columns are nullable: constraints belong to the expectations, whose violation does not stop the job.
         for column in columns.fields:
             builder = builder.addColumn(column.name, column.dataType)
         if partition_by:
@@ -77,7 +77,7 @@ def ensure_table(
     if found.added:
         guard()
         new = ", ".join(f"{_quoted(one.name)} {_sql(session, columns[one.name].dataType)}" for one in found.added)
-        # Of one that a successor has added meanwhile Spark says so, and nothing is changed.
+        # If a successor has added a column meanwhile, Spark raises and changes nothing.
         session.sql(f"ALTER TABLE {place} ADD COLUMNS ({new})")
         notes.append(f"table {name}: columns that this start added: {_list(found.added)}")
         _log.info(notes[-1])
@@ -85,7 +85,7 @@ def ensure_table(
         guard()
         _keep_record(session, path, columns.names)
     if found.foreign:
-        # A default or a generated column is Delta's to fill.
+        # Delta fills a default or a generated column.
         what = "null in rows that it inserts, left as they are in rows that it updates"
         notes.append(f"table {name}: columns that are not the job's: {_list(found.foreign)}: {what}")
         _log.warning(notes[-1])
@@ -93,7 +93,7 @@ def ensure_table(
 
 
 def copy_record(session: SparkSession, source: str, path: str, names: Iterable[str]) -> None:
-    """Let the copy of a table know which of its columns are the job's: those that are in the table that it is of.
+    """Record the job's columns in the copy of a table: the recorded columns of the original.
 
     Parameters
     ----------
@@ -114,9 +114,9 @@ def _keep_record(session: SparkSession, path: str, names: Iterable[str]) -> None
 def _broken(
     session: SparkSession, place: str, properties: Mapping[str, str], there: StructType, foreign: Sequence[Column]
 ) -> list[Misfit]:
-    """Return the CHECK constraints on columns of others that a row of the job can't meet.
+    """Return the CHECK constraints on foreign columns that a row of the job can't satisfy.
 
-    A constraint that is on columns of the job as well depends on the row, and is left to the batch.
+    A constraint that also involves the job's columns depends on the row; it is checked by the batch.
     """
     nulls = ", ".join(
         f"CAST(NULL AS {_sql(session, there[one.name].dataType)}) AS {_quoted(one.name)}" for one in foreign
@@ -129,7 +129,7 @@ def _broken(
             row = session.sql(f"SELECT ({expression}) AS met FROM (SELECT {nulls})").first()
         except AnalysisException:
             continue
-        # As Delta has it: null is no.
+        # As in Delta: null counts as a violation.
         if row is not None and row.met is not True:
             constraint = key.removeprefix(_CONSTRAINT)
             why = f"the constraint {constraint} ({expression}) refuses a null there, and it is not the job's"
@@ -156,7 +156,7 @@ def _quoted(name: str) -> str:
 
 
 def _sql(session: SparkSession, kind: DataType) -> str:
-    """Return a type as SQL reads it, with names quoted."""
+    """Return a type in SQL notation, with quoted names."""
     jvm = session._jvm
     assert jvm is not None
     text: str = jvm.org.apache.spark.sql.types.DataType.fromJson(kind.json()).sql()

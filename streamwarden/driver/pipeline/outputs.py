@@ -1,9 +1,9 @@
-"""Output tables before the first batch: what a killed creation left, and contents that a generation starts with.
+"""Prepare output tables before the first batch: clean up a killed creation, and set a generation's initial contents.
 
-A driver may be paused here and wake when its successor, of the same generation, has done all of this and has committed
-batches on top. Their transaction ids would not bring them back: Delta passes over a batch that it has seen. So before
-each write the driver asks for its lease and reads the checkpoint's document again. It may be paused after that, too, so
-what it writes is bound to what it looked at before it asked: to the table's version, or to a transaction id.
+A driver may be paused here and resume after its successor, of the same generation, has done all of this and committed
+batches on top. A repeated restore would lose these batches: Delta skips a transaction id that it has seen. So before
+each write the driver checks its lease and reads the checkpoint's document again. It may also be paused after that,
+so each write is bound to what was read before the check: to the table's version, or to a transaction id.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["AUTHOR", "clear_unborn", "start_outputs"]
 _log = logging.getLogger(__name__)
 
 AUTHOR = "spark.databricks.delta.commitInfo.userMetadata"
-"""A session's setting: who writes, in the history of each table."""
+"""A session's setting: the author, in the history of each table."""
 
 
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
@@ -37,22 +37,22 @@ _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 
 
 def clear_unborn(workspace: Workspace, table: str, *, guard: Callable[[], None]) -> None:
-    """Remove what a driver left that was killed while it made a table.
+    """Remove what a driver left that was killed while it created a table.
 
-    That is a log folder without a commit, which Delta takes for a table when it is to make one, and for none when it is
-    to read it: the job could never start again.
+    This is a log folder without a commit. Delta treats it as a table when it creates one, and as no table when it reads
+    one: the job could never start again.
 
     Parameters
     ----------
     guard
-        Called before anything is removed; raises if this driver may not.
+        Called before anything is removed; raises if this driver may not write.
     """
     folder = f"tables/{table}/_delta_log"
     left = [info.key for info in workspace.files.walk(folder)]
     if any(not key.rsplit("/", 1)[1].startswith(".") for key in left):
         return
     guard()
-    # One by one, and not the tree: that would take a commit along which a successor has made since it was looked.
+    # One by one, not the whole tree: that would include a commit that a successor has made since the listing.
     for key in left:
         workspace.files.delete(key)
     workspace.files.prune(folder)
@@ -66,14 +66,14 @@ def start_outputs(
     *,
     guard: Callable[[], None],
 ) -> None:
-    """Keep other generations out of the output tables, and give them the contents that this one starts with, once.
+    """Fence off other generations from the output tables, and set this generation's initial contents, once.
 
-    Done before the generation's first batch, and then struck from the checkpoint's document. A crash in between repeats
-    it, which is the same as once: no batch was written yet.
+    Done before the generation's first batch, and then removed from the checkpoint's document. After a crash in between
+    it is repeated, with the same result: no batch was written yet.
 
-    Only where Spark must put a table back, because its protocol was another then or delta-rs can't write it, the write
-    is bound to nothing: a driver that is paused for longer than its lease between the question and that write harms the
-    table.
+    In one case the write is bound to nothing: Spark must restore a table, because its protocol has changed or delta-rs
+    can't write it. If the driver is then paused between the check and the write for longer than its lease, it damages
+    the table.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def start_outputs(
     Raises
     ------
     StreamwardenError
-        ``RESTORE_OUTPUT_GONE``; ``DOCUMENT_CONFLICT`` if the document is not what it was when it was read.
+        ``RESTORE_OUTPUT_GONE``; ``DOCUMENT_CONFLICT`` if the document has changed since it was read.
     """
     if reference.fenced and not reference.outputs:
         return
@@ -96,7 +96,7 @@ def start_outputs(
         _check_same(document.read(), reference)
 
     if not reference.fenced:
-        # First: a late commit after the tables were put back would stay.
+        # Fence first: otherwise a late commit after the restore of the tables would stay.
         for table in sorted({*tables, *(output.table for output in reference.outputs)}):
             version = fence(workspace, table, reference, guard=may_write)
             if version is not None:
@@ -117,12 +117,12 @@ def start_outputs(
 
 
 def _check_same(found: CheckpointRef | None, reference: CheckpointRef) -> CheckpointRef:
-    """Return the document if it asks for the same as when it was read.
+    """Return the document if its request is unchanged since it was read.
 
     Raises
     ------
     StreamwardenError
-        ``DOCUMENT_CONFLICT``: an operation has decided otherwise while this driver was paused.
+        ``DOCUMENT_CONFLICT``: an operation has changed it while this driver was paused.
     """
     if found is None or _asks(found) != _asks(reference):
         what = f"checkpoint.json asks for something else than when generation {reference.generation} began"
@@ -142,11 +142,11 @@ def _start(
     may_write: Callable[[], None],
 ) -> None:
     path = workspace.table(output.table)
-    # Each put-back of a job has a higher one than those before it: whoever comes later with the same, or with an
-    # earlier one's, is passed over by Delta, or fails if it had begun.
+    # The number increases with each restore of a job's tables. Delta skips a later write with this or an earlier
+    # number, and fails a write that began before.
     application, number = start_id(reference.job), max(reference.highest, reference.generation)
     if output.version is None:
-        # It was made after the savepoint. Emptied and not removed, for those who read it.
+        # The table was created after the savepoint. It is emptied, not removed, because others may read it.
         if DeltaLog(workspace.files, f"tables/{output.table}").latest is not None:
             _log.info("%s: emptied, as it was at the savepoint", output.table)
             may_write()
@@ -163,7 +163,7 @@ def _start(
         source = workspace.table(output.source)
         rows = session.read.format("delta").option("versionAsOf", output.version).load(source)
         may_write()
-        # Over what an earlier try, or an earlier life of the clone, has left.
+        # Overwrites what an earlier try, or an earlier life of the clone, has left.
         (
             rows.write.format("delta")
             .mode("overwrite")

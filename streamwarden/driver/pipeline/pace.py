@@ -1,8 +1,8 @@
-"""Beginning a query's next batch before its interval is over.
+"""Begin a query's next batch before its interval is over.
 
-Spark has triggers that wait for an interval, whatever waits in the source, and triggers that don't wait at all. A job
-wants both: few batches where little comes, and all of the machine where a backlog is to be worked off. Spark waits by a
-clock that it keeps to itself; see docs/decisions/0029.
+Some of Spark's triggers always wait for an interval, whatever input is pending; the others never wait. A job needs
+both: few batches for little input, and the machine's full speed for a backlog. Spark's waiting clock is private; see
+docs/decisions/0029.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ __all__ = ["Alarm"]
 _log = logging.getLogger(__name__)
 
 _SPARK = "4.2."
-"""The versions whose ``ProcessingTimeExecutor`` was read: another one's may wait by something else."""
+"""The versions whose ``ProcessingTimeExecutor`` was checked: another version may wait differently."""
 
 
 class Alarm:
     """Wakes a running query that waits for its interval.
 
-    Where that is not possible, batches begin at the interval only, and the log says why.
+    If that is not possible, batches begin at the interval only, and the log gives the reason.
 
     Parameters
     ----------
     query
-        With a trigger of a processing time.
+        A query with a processing-time trigger.
     """
 
     def __init__(self, query: StreamingQuery) -> None:
         self._clock = _clock(query)
 
     def wake(self) -> None:
-        """Let the next batch begin at once, or as soon as the one in flight has ended; once."""
+        """Begin the next batch at once, or as soon as the batch in flight has ended; once."""
         if self._clock is None:
             return
         try:
             self._clock.wake()
         except (OSError, Py4JError):
-            # Called beside the query: its end, or the JVM's, is somebody else's to tell.
+            # Called beside the query: others report its end, or the JVM's.
             _log.warning("the next batch waits for its interval", exc_info=True)
 
 
@@ -56,6 +56,6 @@ def _clock(query: StreamingQuery) -> Any | None:
     try:
         return jvm.streamwarden.WakeableClock.of(query._jsq)
     except (Py4JError, TypeError):
-        # Not a reason to stand still. Py4J says so also of a class that is not there.
+        # No reason to fail. Py4J also raises this for a missing class.
         _log.warning("batches begin at the interval only, a backlog too", exc_info=True)
         return None

@@ -1,4 +1,4 @@
-"""Starting a streaming query, and stopping it between two batches."""
+"""Start a streaming query, and stop it between two batches."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["BatchError", "RunningQuery", "Writer"]
 _log = logging.getLogger(__name__)
 
 _AWAY_S = 60.0
-"""How long a stop waits for a store that is away, to know which batch is committed. 60 s: an S3 server's restart. After
-that the stop is unclean, which the next start mends."""
+"""Seconds that a stop waits for an unavailable store, to learn which batch is committed. 60 s: an S3 server's restart.
+After that the stop is unclean, which the next start repairs."""
 
 
 class BatchError(Exception):
-    """What Spark is told of a failed batch: that it failed. What failed it is kept on this side."""
+    """Reports a failed batch to Spark, without its cause. The cause is kept on the Python side."""
 
 
 class Writer(Protocol):
@@ -36,14 +36,14 @@ class Writer(Protocol):
 
     @property
     def hurry(self) -> threading.Event:
-        """Set to leave out pauses."""
+        """Set it to skip pauses."""
 
     @property
     def in_flight(self) -> int | None:
         """The batch that is being written, or None."""
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Write one."""
+        """Write a batch."""
 
 
 class RunningQuery:
@@ -58,7 +58,7 @@ class RunningQuery:
     writer
         Writes its batches.
     checkpoint_path
-        The checkpoint's folder, as Spark writes to it.
+        The checkpoint's folder, in the form that Spark writes to.
     checkpoint
         Reads the same folder.
     """
@@ -79,17 +79,17 @@ class RunningQuery:
         self._failure: Failure | None = None
         self._stopping = False
         is_begun = checkpoint.last_offset() != checkpoint.last_commit()
-        # Without a space Spark reads "500ms" as well as "500 milliseconds"; days and hours it reads too.
+        # Spark parses "500ms" (no space) as well as "500 milliseconds"; it also parses days and hours.
         interval = f"{round(spec.trigger.interval.total_seconds() * 1000)} milliseconds"
         _log.info("query starts, a batch every %s", format_duration(spec.trigger.interval))
         self._query = self._start(processingTime=interval)
         self._alarm = Alarm(self._query)
         if is_begun:
-            # That batch was chosen some time ago: what has come since is looked for right after it.
+            # That batch was chosen some time ago: right after it, look for input that arrived since.
             self.wake()
 
     def failure(self) -> Failure | None:
-        """Return what ended the query, or None while it runs: what a batch raised, else what Spark says."""
+        """Return what ended the query, or None while it runs: a batch's exception, else Spark's error."""
         if self._query.isActive:
             return None
         if self._failure is not None:
@@ -97,37 +97,37 @@ class RunningQuery:
         return Failure.of(self._query.exception() or StreamingQueryException("the query ended without an exception"))
 
     def write_by(self, writer: Writer) -> None:
-        """Let another one write the batches that come."""
+        """Use another writer for the following batches."""
         self._writer = writer
 
     def wake(self) -> None:
-        """Look for the next batch now, or right after the one in flight, and not at the interval only."""
+        """Look for the next batch now, or right after the batch in flight, instead of at the interval."""
         if not self._stopping:
             self._alarm.wake()
 
     def state_rows(self, batch_id: int) -> list[int] | None:
-        """Return the rows of each operator's state after a batch; None if Spark has not told of it, or not any more."""
+        """Return the rows of each operator's state after a batch; None if Spark does not (or no longer) report it."""
         for progress in self._query.recentProgress:
             if progress.batchId == batch_id and "addBatch" in progress.durationMs:
                 return [operator.numRowsTotal for operator in progress.stateOperators]
         return None
 
     def abandon(self) -> None:
-        """Interrupt it wherever it is. What is left is what a crash leaves: the next start finishes it."""
+        """Interrupt the query at any point. This leaves the same as a crash: the next start finishes the batch."""
         self._query.stop()
 
     def stop(self) -> None:
         """Stop between two batches: afterwards the last batch begun is the last one committed.
 
-        A batch in flight is finished. Should the next one have begun in the moment between, it is finished too, by a
-        last run that does just that: dropping its offsets instead could lose or double rows that the sink has already.
+        A batch in flight is finished. If the next batch begins just before the stop, a last run finishes only that
+        batch. To drop its offsets instead could lose or double rows that the sink already has.
 
         Raises
         ------
         StreamwardenError
-            ``STOP_UNCLEAN`` if it ended otherwise.
+            ``STOP_UNCLEAN`` if the query ended otherwise.
         """
-        # A query that nobody wakes waits after its batch: it is stopped there.
+        # A query without a wake-up waits after its batch: it is stopped there.
         self._stopping = True
         self._writer.hurry.set()
         self._wait_until_between()
@@ -136,7 +136,7 @@ class RunningQuery:
         begun, done = self._where()
         if begun != done:
             _log.info("batch %s had begun: finishing it", begun)
-            # Of the batch that stop() interrupted.
+            # The error of the batch that stop() interrupted.
             self._failure = None
             finish = self._start(once=True)
             finish.awaitTermination()
@@ -147,9 +147,9 @@ class RunningQuery:
             raise StreamwardenError("STOP_UNCLEAN", f"{self._spec.name}: begun {begun}, committed {done}: {words}")
 
     def _wait_until_between(self) -> None:
-        """Wait for the moment after a commit and before the next batch's offsets, or until the query ends."""
+        """Wait for the moment between a commit and the next batch's offsets, or until the query ends."""
         while self._query.isActive:
-            # The checkpoint is listed only when the batch's own work is over: on S3 each look is two requests.
+            # List the checkpoint only when the batch's own work is over: on S3 each listing is two requests.
             if self._writer.in_flight is None:
                 begun, done = self._where()
                 if begun == done and self._writer.in_flight is None:
@@ -157,13 +157,13 @@ class RunningQuery:
             time.sleep(0.005)
 
     def _where(self) -> tuple[int | None, int | None]:
-        """Return the last batch begun and the last one committed, also if the store is away for a moment."""
+        """Return the last batch begun and the last one committed; tolerates a short outage of the store."""
         deadline = time.monotonic() + _AWAY_S
         while True:
             try:
                 return self._checkpoint.last_offset(), self._checkpoint.last_commit()
             except StreamwardenError as error:
-                # Given up at once, a stop would cut the batch that it is to wait for.
+                # If this gave up at once, a stop would interrupt the batch that it should wait for.
                 if error.code not in OUTAGES or time.monotonic() >= deadline:
                     raise
                 _log.warning("stopping, and %s", error)
@@ -185,7 +185,7 @@ class RunningQuery:
             self._writer(batch, batch_id)
         except Exception as error:
             self._failure = Failure.of(error)
-            # Spark 4.2 looks through the text of what is raised here for an interruption, by a regular expression that
-            # recurses once a character: on a JVM's long trace its stream thread dies of StackOverflowError, and the
-            # query says for ever that it is active. So it gets no more than a line.
+            # Spark 4.2 searches this exception's text for an interruption, with a regular expression that recurses once
+            # per character. On a JVM's long trace its stream thread dies of StackOverflowError, and the query reports
+            # that it is active forever. So it gets only one line.
             raise BatchError(f"batch {batch_id}: {type(error).__name__}") from None

@@ -1,4 +1,4 @@
-"""Writing batches to Delta so that each row is there once, whatever is killed when."""
+"""Write batches to Delta so that each row is there exactly once, whatever process is killed at any time."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 _MATERIALIZE = "spark.databricks.delta.merge.materializeSource"
 
 _FEW_ROWS = 50_000
-"""Up to this many keys are counted by one task: a shuffle takes longer than they do."""
+"""Up to this many keys, a single task counts them: a shuffle takes longer."""
 
-# To an integer and back. A timestamp that PySpark collects is a datetime without a zone, by the process's clock: in the
-# hour that daylight saving gives twice it names two moments, and becomes either of them as a literal.
+# Convert to an integer and back. PySpark collects a timestamp as a naive datetime in the process's time zone. In the
+# repeated hour at the end of daylight saving it is ambiguous, and as a literal it becomes either of the two moments.
 _AS_INTEGER: dict[type[DataType], tuple[Callable[[Column], Column], Callable[[Column], Column]]] = {
     TimestampType: (F.unix_micros, F.timestamp_micros),
     DateType: (F.unix_date, F.date_from_unix_date),
@@ -40,16 +40,16 @@ _AS_INTEGER: dict[type[DataType], tuple[Callable[[Column], Column], Callable[[Co
 
 @dataclass(frozen=True)
 class Written:
-    """What one batch did to one table.
+    """The effect of a batch on a table.
 
     Parameters
     ----------
     arrived
-        Rows that the job gave.
+        Rows from the job.
     rows
         Rows inserted, updated or deleted.
     duplicates
-        Rows dropped because the table had them.
+        Rows dropped because the table already had them.
     """
 
     arrived: int
@@ -59,7 +59,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Measured:
-    """How many rows there are, which keys have nulls, and between what bounds the timestamps among them lie.
+    """The number of rows, the keys with nulls, and the bounds of the timestamps among the keys.
 
     Bounds are integers, as :data:`_AS_INTEGER` makes them.
     """
@@ -70,7 +70,7 @@ class Measured:
     nulls: frozenset[str]
 
     def within(self, prefix: str = "") -> Column:
-        """Return a condition on the table that no row of these keys fails, by which Delta can leave files out."""
+        """Return a condition on the table that every row of these keys meets, by which Delta can skip files."""
         conditions = [F.lit(True)]
         for key, (low, high) in self.bounds.items():
             column = F.col(f"{prefix}{key}")
@@ -83,23 +83,23 @@ class Measured:
 class DeltaSink:
     """One output table of a job.
 
-    Each commit carries the transaction id (application, batch): Delta passes over a batch that it has seen. The
-    application id contains the job's generation, because after a restore the same batch ids hold other rows.
+    Each commit carries the transaction id (application, batch): Delta skips a batch that it has seen. The application
+    id contains the job's generation, because after a restore the same batch ids hold other rows.
 
     Parameters
     ----------
     session
-        Any session of the JVM, for setting up.
+        Any session of the JVM, for the preparation.
     path
         The table's folder.
     spec
-        How it is written.
+        The sink's spec.
     schema
         The columns that the job declares for it.
     application
         The transaction's application id.
     released
-        Whether columns that another version of the job added are nobody's: it went back from that one.
+        Whether columns that another version of the job added are nobody's: the job was rolled back from that version.
     guard
         Called before an existing table gets new columns; raises if this driver may not write any more.
 
@@ -139,7 +139,7 @@ class DeltaSink:
             released=released,
             guard=guard,
         )
-        """What a person should know of the table's columns."""
+        """Notes about the table's columns, for a person."""
 
     def write(
         self,
@@ -155,15 +155,15 @@ class DeltaSink:
         Parameters
         ----------
         batch
-            Its rows for this table; of a kept DataFrame, since they are read more than once.
+            Its rows for this table, from a kept DataFrame, since they are read more than once.
         batch_id
             Its id.
         watermark_ms
             The watermark that it began with, milliseconds since the epoch.
         guard
-            Called right before the commit; raises if this driver may not write any more.
+            Called directly before the commit; raises if this driver may not write any more.
         measured
-            What :meth:`measured` said of it, where it was asked already.
+            The result of :meth:`measured`, if it was already called.
         """
         measured = measured or self.measured(batch)
         if self._spec.mode == "append":
@@ -171,9 +171,9 @@ class DeltaSink:
         return self._upsert(batch, measured, batch_id, watermark_ms, guard)
 
     def check_keys(self, batch: DataFrame, measured: Measured, batch_id: int) -> None:
-        """Refuse a batch that upserts or deletes a row of this table twice: which of the two counts, nothing says.
+        """Reject a batch that upserts or deletes a row of this table twice: the result would be ambiguous.
 
-        MERGE would insert both, and update both later on. Nulls are equal, as they are to MERGE.
+        MERGE would insert both rows, and update both later on. Nulls are equal, as in MERGE.
 
         Raises
         ------
@@ -244,25 +244,25 @@ class DeltaSink:
         return Written(arrived.rows, rows)
 
     def _merge(self, changes: DataFrame, measured: Measured, batch_id: int, watermark_ms: int) -> int:
-        """Upsert the changes and mark what became final, in one commit; return how many rows it touched."""
+        """Upsert the changes and mark rows that became final, in one commit; return how many rows it touched."""
         session = changes.sparkSession
         names = self._columns.fieldNames()
         if not self._columns_of_source:
-            # Made once: each costs a call to the JVM.
+            # Created once: each costs a call to the JVM.
             self._columns_of_source = {name: F.col(f"s.{name}") for name in names}
         values = self._columns_of_source
-        # A null-safe comparison is a join on twice as many columns, and says the same where there are no nulls.
+        # A null-safe comparison is a join on twice as many columns; without nulls, the result is the same.
         matched = _all(
             F.col(f"t.{key}").eqNullSafe(F.col(f"s.{key}"))
             if key in measured.nulls
             else F.col(f"t.{key}") == F.col(f"s.{key}")
             for key in self._spec.keys
         )
-        # MERGE takes its transaction id from the session; this session is the query's own.
+        # MERGE takes its transaction id from the session, which belongs to this query.
         settings = {
             _TXN_APP: self._application,
             _TXN_VERSION: str(batch_id),
-            # The rows are kept already; Delta would keep them once more.
+            # The rows are already kept; Delta would keep them once more.
             _MATERIALIZE: "none",
         }
         for key, value in settings.items():
@@ -281,21 +281,21 @@ class DeltaSink:
                 merge = merge.whenMatchedUpdate(set=values).whenNotMatchedInsert(values=values)
             if self._spec.final_when_passed and watermark_ms > self._finalised_ms:
                 end = F.col(f"t.{self._spec.final_when_passed}")
-                # A null is of a row that is older than the column.
+                # A row that is older than the column has a null.
                 passed = ~F.coalesce(F.col(f"t.{IS_FINAL}"), F.lit(False)) & (end <= _timestamp(watermark_ms))
                 if self._finalised_ms > 0:
-                    # What the watermark had passed before is final already: the bound lets Delta leave old files out.
+                    # Rows that the watermark passed earlier are already final: the bound lets Delta skip old files.
                     passed &= end > _timestamp(self._finalised_ms)
                 merge = merge.whenNotMatchedBySourceUpdate(passed, {IS_FINAL: F.lit(True)})
             done = merge.execute().first()
         finally:
             for key in settings:
                 session.conf.unset(key)
-        # Nothing is said of a batch that the table has already.
+        # Delta reports nothing for a batch that the table already has.
         return int(done["num_affected_rows"]) if done is not None else measured.rows
 
     def measures(self) -> list[Column]:
-        """Return the aggregates by which rows of this table are measured: their number, nulls and bounds of keys."""
+        """Return the aggregates that measure rows of this table: their number, nulls and bounds of keys."""
         return [
             F.count(F.lit(1)).alias("rows"),
             *(_AS_INTEGER[kind][0](F.min(key)).alias(f"min_{key}") for key, kind in self._timed.items()),
@@ -306,14 +306,14 @@ class DeltaSink:
     def measured(self, rows: DataFrame, found: Mapping[str, Any] | None = None) -> Measured:
         """Measure a batch's rows for this table.
 
-        This reading is a full one, also of a batch that turns out empty: its state must be computed to be committed.
+        Reads all rows, even of a batch that turns out empty: its state must be computed to be committed.
 
         Parameters
         ----------
         rows
             The rows.
         found
-            The values of :meth:`measures` over them, where they are known already.
+            The values of :meth:`measures` over them, if they are already known.
         """
         if found is None:
             row = rows.agg(*self.measures()).first()

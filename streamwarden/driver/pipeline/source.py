@@ -1,4 +1,4 @@
-"""Opening a job's source as a streaming DataFrame."""
+"""Open a job's source as a streaming DataFrame."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from streamwarden.store.workspace import Workspace
 
 __all__ = ["missing_source", "open_plans", "open_source"]
 
-# Spark passes over files that are older than the newest by more than this: never, whatever the clock once said.
+# Spark skips files that are older than the newest by more than this value: so large that it never applies.
 _NO_AGE = "36500d"
 
 
 def missing_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -> str | None:
-    """Say what a job still waits for before its source can be opened, or None.
+    """Return what a job must still wait for before its source can be opened, or None.
 
-    A table that another job will make is waited for: jobs may be deployed in any order. So is a topic. A local folder
-    is made.
+    Waits for a table that another job creates, and for a topic: jobs may be deployed in any order. Creates a missing
+    local folder.
     """
     if isinstance(spec.source, KafkaSource):
         return missing_topic(session, spec.source)
     if isinstance(spec.source, DeltaSource):
-        # Looked for without Delta: asked while a table is being made, Delta remembers that there is none.
+        # Checked without Delta: if asked while a table is being created, Delta caches that there is none.
         if DeltaLog(workspace.files, f"tables/{spec.source.table}").latest is None:
             return f"source table {spec.source.table} does not exist yet"
         return None
@@ -40,16 +40,16 @@ def missing_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -
 def open_source(
     session: SparkSession, workspace: Workspace, spec: JobSpec, *, since_version: int | None = None
 ) -> DataFrame:
-    """Open the source: descriptions of landed files, rows appended to a Delta table, Kafka's records.
+    """Open the source: descriptions of landed files, rows appended to a Delta table, or Kafka's records.
 
-    A landed file is a row with one column, ``file``: what :meth:`LandedFile.from_json` reads.
+    A landed file is a row with one column, ``file``, which :meth:`LandedFile.from_json` parses.
 
     Parameters
     ----------
     spec
-        Its name is the job's whose plans are read.
+        Its name selects the job whose plans are read.
     since_version
-        Of a Delta table: only what was committed from this version on; default all of it.
+        For a Delta table: the first version to read commits from; default the whole table.
     """
     if isinstance(spec.source, FileSource):
         return open_plans(session, workspace.uri(plans_of(workspace, spec.name).folder), spec.resources.cores)
@@ -70,22 +70,22 @@ def open_plans(session: SparkSession, folder: str, cores: int) -> DataFrame:
         # A plan is a batch.
         .option("maxFilesPerTrigger", 1)
         .option("maxFileAge", _NO_AGE)
-        # As a pattern: from a folder Spark reads only what lies in it, and a clone's checkpoint names another job's.
+        # A pattern: given a folder, Spark reads only files in it, and a clone's checkpoint names another job's files.
         .load(f"{folder}/*.jsonl")
         .toDF("file")
     )
-    # A plan is too small for Spark to read it by more than one task.
+    # A plan is so small that Spark would read it with one task.
     return plans.repartition(cores) if cores > 1 else plans
 
 
 def _open_topic(session: SparkSession, job: str, source: KafkaSource) -> DataFrame:
-    # failOnDataLoss stays on: records that the topic has dropped are told, and not passed over.
+    # failOnDataLoss stays on: records that the topic has dropped must raise, not be skipped.
     reader = (
         session.readStream.format("kafka")
         .option("subscribe", source.topic)
         .option("startingOffsets", source.starting_offsets)
         .option("maxOffsetsPerTrigger", source.max_offsets_per_batch)
-        # So that its consumers are known by the job, to whoever looks at the servers. Spark commits no offsets there.
+        # So that the servers' consumer lists show the job. Spark commits no offsets there.
         .option("groupIdPrefix", f"streamwarden-{job}")
     )
     for name, value in client_properties(source).items():
