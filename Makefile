@@ -12,7 +12,7 @@ ifdef TRIPS
 export STREAMWARDEN_TEST_DATA := $(abspath $(dir $(TRIPS)))
 endif
 
-.PHONY: help setup s3-server kafka-server demo chaos test test-fast test-long check format up down docs \
+.PHONY: help setup s3-server kafka-server demo chaos test test-fast test-long check format up down docs docs-site \
 	bench-overhead bench-start bench-settings bench-savepoint bench-rescale bench-fleet record-load \
 	clean
 
@@ -84,6 +84,11 @@ format: setup ## Bring the code into shape
 
 docs: setup ## Write the generated pages of docs/ again
 	@$(BIN)/python scripts/make_docs.py
+
+docs-site: | .tools/bin/uv ## The documentation as a site, in var/site (an environment of its own; the first time some downloads)
+	@UV_PROJECT_ENVIRONMENT=.tools/docs $(UV) sync --quiet --locked --only-group docs --python $(PYTHON)
+	@NO_MKDOCS_2_WARNING=1 .tools/docs/bin/mkdocs build --strict
+	@echo "docs-site: open var/site/index.html"
 
 bench-start: setup ## What a start costs, with and without the archive of Spark's classes
 	@$(BIN)/python benchmarks/start.py
