@@ -1,4 +1,4 @@
-"""A job whose rows cost much, after the shuffle: what loads are recorded with."""
+"""A job with costly rows after the shuffle, for recordings of loads."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from streamwarden.driver.job_api import JobSettings
 VERSION = 1
 OUTPUTS = {"main": StructType([StructField("key", StringType()), StructField("rows", LongType())])}
 _HASHES = 400
-"""Of a row, one of the other. 400: about half a millisecond, so that a few thousand rows keep a core busy."""
+"""Nested hashes of each row. 400: about half a millisecond, so that a few thousand rows keep a core busy."""
 
 
 def transform(source: DataFrame, settings: JobSettings) -> DataFrame:  # noqa: ARG001
-    """Return each key's count, of rows that were hashed many times in the partition that counts them."""
+    """Return each key's count, after hashing its rows many times in the partition that counts them."""
     steps = F.sequence(F.lit(1), F.lit(_HASHES))
     hashed = F.aggregate(steps, F.col("key"), lambda text, _: F.sha2(text, 256))
-    # By key, as the state is: the work is done where the state is, and by as many tasks.
+    # By key, like the state: the work is done where the state is, by as many tasks.
     costly = source.repartition("key").withColumn("hashed", hashed)
     return costly.groupBy("key").agg(F.count("hashed").alias("rows"))

@@ -1,11 +1,11 @@
-"""What supervision costs Airflow: CPU of each component while it watches 3, 10 and 20 jobs.
+"""Cost of supervision in Airflow: CPU of each component while it watches 3, 10 and 20 jobs.
 
-Run by ``make bench-fleet``. A real Airflow on a private Postgres, the three real jobs over trips that keep landing, and
-stand-ins for the others: processes that speak the control protocol and commit a batch every five seconds, without
-Spark. Nothing happens to any of them: it is the load of quiet weeks. Worker slots are counted all the while. CPU is
-that of a component's processes, in thousandths of a core.
+Run by ``make bench-fleet``. It uses a real Airflow on a private Postgres, and the three real jobs over trips that keep
+landing. The other jobs are stand-ins without Spark: processes that use the control protocol and commit a batch every
+five seconds. No job fails: it is the load of quiet weeks. Worker slots are counted throughout. CPU is that of a
+component's processes, in thousandths of a core.
 
-Options: ``--jobs`` (several numbers, the three real ones among them), ``--seconds`` (of each measurement).
+Options: ``--jobs`` (several numbers, the three real jobs included), ``--seconds`` (of each measurement).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from tests.chaos.plan import JOBS
 from tests.chaos.world import World
 
 LOOP = 5
-"""How many runs the scheduler looks at in one loop (MAX_DAGRUNS_PER_LOOP_TO_SCHEDULE): with fewer jobs than that, one
-more is one look more. Growth is measured between fleets that fill it."""
+"""Runs that the scheduler checks in one loop (MAX_DAGRUNS_PER_LOOP_TO_SCHEDULE). With fewer jobs, each job adds a
+check. Growth is measured between fleets that fill the loop."""
 
 GROWTH_GOAL = 1.25
-"""From such a fleet to the largest: flat, but for noise."""
+"""Growth from such a fleet to the largest: flat, except noise."""
 
 A_JOB_GOALS = {"scheduler": 1.5, "triggerer": 1.5, "Airflow": 3.0}
-"""Thousandths of a core that a job more costs, smallest fleet to largest: one core is enough for hundreds."""
+"""Thousandths of a core for each additional job, smallest fleet to largest: one core is enough for hundreds."""
 
 _HELD = ("running", "queued")
 
 
 def main() -> int:
-    """Measure each size; leave with 1 if a goal is missed."""
+    """Measure each size; exit with status 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description="Supervision's load on Airflow, by the number of jobs.")
     parser.add_argument("--jobs", type=int, nargs="+", default=[3, 10, 20])
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -93,7 +93,7 @@ def _await_supervision(world: World, jobs: list[str]) -> None:
 
 
 def _load(world: World, jobs: list[str], seconds: float) -> tuple[dict[str, float], int]:
-    """Return the CPU of components and drivers, and the most worker slots held at a time by supervision."""
+    """Return the CPU of components and drivers, and the maximum of worker slots held by supervision."""
     before, began = _cpu(world), time.monotonic()
     held = 0
     while time.monotonic() - began < seconds:

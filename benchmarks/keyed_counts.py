@@ -1,4 +1,4 @@
-"""The job that the savepoint benchmark runs: rows counted and summed by key, one state row a key."""
+"""The savepoint benchmark's job: counts and sums by key, with one state row for each key."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ OUTPUTS = {
 
 
 def transform(source: DataFrame, settings: JobSettings) -> DataFrame:  # noqa: ARG001
-    """Return each key's count and sum, for the keys of the batch."""
+    """Return count and sum of the batch's keys."""
     return source.groupBy("key").agg(F.count(F.lit(1)).alias("rows"), F.sum("amount").alias("amount"))

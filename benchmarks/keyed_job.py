@@ -1,4 +1,4 @@
-"""The job `keyed_counts`, its input and a load: what the benchmarks of savepoints and rescales share."""
+"""The job `keyed_counts`, its input and a load, for the benchmarks of savepoints and rescales."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ T = TypeVar("T")
 
 
 class KeyedJob:
-    """The place, and a job with one state row a key.
+    """A workspace, and a job with one state row for each key.
 
     Parameters
     ----------
     folder
-        An empty one.
+        An empty folder.
     keys
-        How many the state is to have.
+        Number of keys in the state.
     names
-        The job's, where there are to be several alike.
+        The jobs' names, for several equal jobs.
     own
-        Further fields of a job's YAML, by its name.
+        Further fields of a job's YAML, by job name.
     partitions
-        How many they begin with.
+        Initial number of partitions.
     files
-        That a batch takes at most.
+        Maximum files of a batch.
     interval
         Seconds between the starts of two batches.
     """
@@ -72,24 +72,24 @@ class KeyedJob:
         self.random = np.random.default_rng(keys)
 
     def fill(self) -> None:
-        """Write a row of each key."""
+        """Write a row for each key."""
         for start in range(0, self.keys, _ROWS_A_FILE):
             self.write(np.arange(start, min(start + _ROWS_A_FILE, self.keys)))
 
     def write_some(self) -> None:
-        """Write a load's rows, of any of the keys."""
+        """Write the load's rows, with random keys."""
         self.write(self.random.integers(0, self.keys, LOAD_ROWS))
 
     def write(self, keys: np.ndarray) -> None:
-        """Write a row of each of these keys."""
-        # Keys and sums that do not compress: a state of zeros would be copied and hashed in no time.
+        """Write a row for each of these keys."""
+        # Incompressible keys and sums: a state of zeros would be copied and hashed in no time.
         names = pa.array([hashlib.blake2b(str(key).encode(), digest_size=32).hexdigest() for key in keys])
         rows = pa.table({"key": names, "amount": self.random.random(len(keys))})
         write_deltalake(self.workspace.table("rows"), rows, mode="append")
         self.written += len(keys)
 
     def await_rows(self, job: str, rows: int) -> None:
-        """Wait until a job has read so many."""
+        """Wait until a job has read this number of rows."""
         documents = JobDocuments(self.workspace.storage, job)
 
         def read(seen: Observation) -> bool:
@@ -101,7 +101,7 @@ class KeyedJob:
 
 
 class Load:
-    """A file each second, or each so many, until left."""
+    """Writes a file every second, or every `every` seconds, within the context."""
 
     def __init__(self, write: Callable[[], None], every: float = 1.0) -> None:
         self._write = write
@@ -123,7 +123,7 @@ class Load:
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """Return what work returns, and the seconds that it took."""
+    """Return the function's result and its duration in seconds."""
     started = time.perf_counter()
     result = work()
     return result, time.perf_counter() - started

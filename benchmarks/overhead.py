@@ -1,10 +1,9 @@
-"""What Streamwarden costs: its driver against a bare PySpark script, the same query over the same input to Delta.
+"""Streamwarden's overhead: its driver against a bare PySpark script, with the same query and input, to Delta.
 
 Run by ``make bench-overhead``. The query is ``zone_windows``: hourly windows by zone, upserted by MERGE. The bare
-script is what a Spark user writes who wants that and nothing else: no lease, no transaction ids, no progress documents.
-The two run at the same time, each in processes of its own and with one core of its own in Spark: what a machine's pace
-does from one minute to the next, which is more than the difference looked for, it does to both. Rates are rows by time
-spent in batches, of the batches in which both were past their warm-up; the median of the runs' ratios counts.
+script is a minimal Spark program: no lease, no transaction ids, no progress documents. Both run at the same time, in
+separate processes with one Spark core each. So changes of the machine's pace, which exceed the difference, affect both.
+Rates are rows by time in batches, for batches in which both were warm. The result is the median of the runs' ratios.
 
 Options: ``--rows`` (input rows), ``--batches``, ``--runs``.
 """
@@ -32,7 +31,7 @@ from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision import driver_control
 
 GOAL = 0.9
-# Batches left out at the beginning, of both alike: about a minute, in which the JVM still compiles. Jobs run for weeks.
+# Batches excluded at the beginning of both: about a minute, in which the JVM still compiles. Jobs run for weeks.
 WARM_UP = 20
 INTERVAL_MS = 100
 PARTITIONS = 2
@@ -42,7 +41,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 
 def main() -> int:
-    """Make the input, run both, say the ratio; leave with 1 if the goal is missed."""
+    """Create the input, run both, print the ratio; exit with status 1 if the goal is missed."""
     parser = argparse.ArgumentParser(description="Streamwarden's driver against a bare PySpark script.")
     parser.add_argument("--rows", type=int, default=900_000)
     parser.add_argument("--batches", type=int, default=45)
@@ -77,7 +76,7 @@ def main() -> int:
 
 
 def make_input(table: Path, rows: int, files: int) -> int:
-    """Write generated trips as a Delta table of so many commits, one a batch, in the order of their pickups."""
+    """Write generated trips as a Delta table, one commit for each batch, in the order of their pickups."""
     from nyc_taxi.trips.generator import GeneratorOptions, generate
     from pyspark.sql import functions as F
 
@@ -96,7 +95,7 @@ def make_input(table: Path, rows: int, files: int) -> int:
         pickup = F.col("lpep_pickup_datetime").cast("timestamp")
         frame = frame.withColumn("lpep_pickup_datetime", pickup)
         for number in range(files):
-            # With a zone: a literal without one is by this machine's clock.
+            # With a zone: a literal without a zone is in this machine's local time.
             low, high = ((start + timedelta(days=4 * n)).replace(tzinfo=UTC) for n in (number, number + 1))
             part = frame.where((pickup >= F.lit(low)) & (pickup < F.lit(high))).coalesce(1)
             part.write.format("delta").mode("append").save(str(table))
@@ -106,7 +105,7 @@ def make_input(table: Path, rows: int, files: int) -> int:
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch with rows: when it began and ended, in seconds since the epoch, and its rows."""
+    """One batch with rows: start and end in seconds since the epoch, and the number of rows."""
 
     start: float
     end: float
@@ -114,7 +113,7 @@ class Batch:
 
 
 def side_by_side(folder: Path, source: Path, batches: int) -> dict[str, float]:
-    """Run both over the input at once; return the rows a second of each."""
+    """Run both over the input at the same time; return the rows a second of each."""
     roots = {who: folder / who for who in ("driver", "bare")}
     for root in roots.values():
         (root / "tables").mkdir(parents=True)
@@ -142,7 +141,7 @@ def driver(root: Path, batches: int) -> list[Batch]:
     (config / "profiles").mkdir()
     job = yaml.safe_load((REPOSITORY / "config" / "jobs" / "zone_windows.yaml").read_text())
     job["source"]["max_files_per_batch"] = 1
-    # The bare script marks no final rows either: both do the same work on the same table.
+    # The bare script marks no final rows either, so both do the same work on the same table.
     del job["sinks"][0]["final_when_passed"]
     (config / "jobs" / "zone_windows.yaml").write_text(yaml.safe_dump(job))
     pace = {
@@ -160,7 +159,7 @@ def driver(root: Path, batches: int) -> list[Batch]:
         lambda seen: not seen.phase.alive or _batches_done(workspace) >= batches,
         timeout=900,
         what="the input to be read",
-        # Whoever watches is not the driver, and a supervisor looks no more often.
+        # Supervisors poll no more often than this.
         poll=2.0,
     )
     seen = driver_control.stop(workspace, "zone_windows", by="benchmark")
@@ -178,7 +177,7 @@ def _batches_done(workspace: Workspace) -> int:
 
 
 def bare(root: Path, batches: int) -> int:
-    """Do the same without Streamwarden's driver, and print its batches."""
+    """Run the query without Streamwarden's driver, and print its batches."""
     from delta.tables import DeltaTable
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as F

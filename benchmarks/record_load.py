@@ -1,8 +1,8 @@
-"""Records a real job's batches under a load that steps up and down and has a spike, for the tests of the advisor.
+"""Record a real job's batches under a load with steps and a spike, for the tests of the advisor.
 
-Run by ``make record-load``: once with one core, and once with two under the same load, 12 minutes each. The load goes
-by what one core can do, which is measured first. What the driver reported of each batch is written to
-``tests/unit/autoscaler/recorded_load/CORES-cores.json``, with the load and the machine. Let nothing else run.
+Run by ``make record-load``: once with one core and once with two, under the same load, 12 minutes each. The load is
+relative to one core's capacity, which is measured first. The driver's report of each batch is written to
+``tests/unit/autoscaler/recorded_load/CORES-cores.json``, with load and machine. Run nothing else meanwhile.
 
 Options: ``--out`` (the folder).
 """
@@ -40,18 +40,18 @@ LOAD: tuple[tuple[str, float, float], ...] = (
     ("spike", 6.0, 1.6),
     ("low after the spike", 100.0, 0.15),
 )
-"""Name, seconds, rows a second by what one core can do of them when it does nothing else. High: with what a batch costs
-however few its rows, more than one core can do, and less than two."""
+"""Name, seconds, and rows a second relative to one idle core's capacity. High: with the fixed cost of a batch, it
+exceeds one core and not two."""
 
 _BURSTS = (5_000, 10_000, 10_000)
-"""Rows that the capacity is measured with, each as one batch; the last one that is known counts."""
+"""Rows of the batches that measure the capacity; the last known batch counts."""
 
 _KEYS = 20_000
 _SECONDS_A_FILE = 1.0
 
 
 def main() -> int:
-    """Record, and write the files."""
+    """Record both, and write the files."""
     parser = argparse.ArgumentParser(description="Record a job's batches under a changing load.")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "tests" / "unit" / "control" / "recorded_load")
     out: Path = parser.parse_args().out
@@ -69,20 +69,20 @@ def main() -> int:
 
 
 def record(folder: Path, cores: int, capacity: float | None) -> dict[str, Any]:
-    """Run the job under the load, and return its batches with what was done to it.
+    """Run the job under the load; return its batches and the load's phases.
 
     Parameters
     ----------
     folder
-        An empty one.
+        An empty folder.
     cores
-        The job's.
+        The job's cores.
     capacity
-        Rows a second that one core can do; None: it is measured.
+        Rows a second that one core can process; None: measure it.
     """
     own = {JOB: {"module": "benchmarks.costly_counts", "resources": {"cores": cores, "memory": "1g"}}}
     job = KeyedJob(folder, _KEYS, names=(JOB,), own=own, partitions=4, files=64, interval=INTERVAL_S)
-    # The source exists, and the driver is warm, before anything counts.
+    # The source must exist, and the driver must be warm, before the measurement.
     job.write(np.arange(1_000))
     deploy_job(job.workspace, JOB, by="benchmark")
     job.await_rows(JOB, job.written)
@@ -113,7 +113,7 @@ def _batches(job: KeyedJob) -> list[BatchSeen]:
 
 
 def _feed(job: KeyedJob, capacity: float) -> list[tuple[str, str, int]]:
-    """Write a file a second by the load, by the clock; return when each of its phases began."""
+    """Write a file each second by the load, in real time; return the start of each phase."""
     told: list[tuple[str, str, int]] = []
     clock = time.monotonic()
     for name, seconds, share in LOAD:

@@ -1,4 +1,4 @@
-"""What the benchmarks of savepoints and rescales begin and end with."""
+"""Common beginning and end of the benchmarks of savepoints and rescales."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ REPOSITORY = Path(__file__).parents[1]
 
 
 def let_drivers_import() -> None:
-    """Let drivers, which are processes of their own, import the benchmarks' jobs."""
+    """Let drivers, which are separate processes, import the benchmarks' jobs."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
 
 def print_machine(runs: int) -> None:
-    """Say which machine it was, and how many runs."""
+    """Print the machine and the number of runs."""
     memory = psutil.virtual_memory().total / 2**30
     print(f"machine: {platform.machine()}, {psutil.cpu_count()} cores, {memory:.0f} GiB; {runs} runs of each")
 
 
 def goal_met(name: str, value: float, goal: float) -> bool:
-    """Print a goal's line, and tell whether the value is at most the goal."""
+    """Print a goal's line; return whether the value is at most the goal."""
     print(f"{name} {value:.3f} {goal} {'ok' if value <= goal else 'short'}")
     return value <= goal

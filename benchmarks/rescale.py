@@ -1,15 +1,15 @@
-"""How long a rescale keeps a job from its work, for some sizes of state, and what the same costs without Streamwarden.
+"""Downtime of a rescale for some sizes of state, beside the same without Streamwarden.
 
-Run by ``make bench-rescale``. A real driver holds a running aggregation with one state row a key, and a batch of 5,000
-rows comes with each trigger interval of 5 s. Its state partitions are changed between 4 and 8, in turn:
+Run by ``make bench-rescale``. A real driver runs an aggregation with one state row for each key; each trigger interval
+of 5 s brings a batch of 5,000 rows. Its state partitions change between 4 and 8, in turn:
 
-- ``fast`` and ``plain``: by our rescale, under the load. Downtime is from the last commit before to the first after it.
-- ``bare``: with the job stopped, under the same load, a Spark session that is there already copies the checkpoint,
-  repartitions the copy and commits its first batch; nothing is hashed, proved or kept.
-- ``scratch``: what other Spark users do: a new checkpoint, which reads all the input again. Once for each size.
+- ``fast`` and ``plain``: our rescale, under the load. Downtime is from the last commit before to the first after it.
+- ``bare``: the job is stopped, under the same load. An open session copies and repartitions the checkpoint, and runs
+  a batch.
+- ``scratch``: a new checkpoint, which reads all input again. Once for each size.
 
-Of each the median counts. ``plain`` is compared with ``bare`` by its time from the stop to the first batch, because a
-pause between two batches before it is the load's.
+Medians count. ``plain`` is compared with ``bare`` by its time from the stop to the first batch, because an earlier
+pause between batches belongs to the load.
 
 Options: ``--keys`` (several), ``--runs``.
 """
@@ -41,11 +41,11 @@ PLAIN_GOAL = 1.3
 WIDTHS = (8, 4)
 SCRATCH = "keyed_counts_scratch"
 _SETTLED = 8
-"""Batches of a driver before the next measurement begins: its first ones take several times as long as the later."""
+"""Batches of a driver before the next measurement: its first batches take several times as long as later ones."""
 
 
 def main() -> int:
-    """Measure each size; leave with 1 if a goal is missed."""
+    """Measure each size; exit with status 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description="A rescale's downtime, beside the bare one's and a new start's.")
     parser.add_argument("--keys", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--runs", type=int, default=3)
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 class Measurement:
-    """One size of state."""
+    """Measurement of one size of state."""
 
     def __init__(self, folder: Path, keys: int) -> None:
         names = (JOB, SCRATCH)
@@ -81,7 +81,7 @@ class Measurement:
         self.folder = folder
 
     def run(self, runs: int) -> tuple[float, float]:
-        """Measure each in turn; return the downtime of ``fast`` in seconds, and the ratio of ``plain`` to ``bare``."""
+        """Measure all in turn; return the downtime of ``fast`` in seconds, and the ratio of ``plain`` to ``bare``."""
         self.job.fill()
         deploy_job(self.workspace, JOB, by="benchmark")
         self.job.await_rows(JOB, self.job.keys)
@@ -135,7 +135,7 @@ class Measurement:
         return took + reading
 
     def _settle(self) -> None:
-        """Wait for some batches of the driver that runs, so that each begins alike."""
+        """Wait for some batches of the running driver, so that measurements begin alike."""
         incarnation = observe(self.workspace, JOB).incarnation
         driver_control.wait_for(
             self.workspace,
@@ -149,7 +149,7 @@ class Measurement:
 
 
 def bare(checkpoint: Path, rows: str, out: Path, partitions: int) -> dict[str, float]:
-    """Repartition a copy of a stopped query's checkpoint and run it for a batch; return what took how many seconds."""
+    """Repartition a copy of a stopped query's checkpoint and run one batch; return the seconds of each step."""
     from benchmarks.keyed_counts import transform
     from streamwarden.driver.job_session import PROVIDERS
     from streamwarden.formats.checkpoint_files import repartitioned
@@ -162,7 +162,7 @@ def bare(checkpoint: Path, rows: str, out: Path, partitions: int) -> dict[str, f
     }
     session = build_session("bare", master=f"local[{CORES}]", memory=MEMORY, settings=settings)
     session.sparkContext.setLogLevel("ERROR")
-    # Makes the coordinator that state stores report to: without it the repartition fails, as its first act.
+    # Creates the coordinator of state stores; without it the repartition fails at once.
     _ = session.streams.active
     copy = out / "checkpoint"
     steps = {"copy": timed(lambda: shutil.copytree(checkpoint, copy))[1]}
@@ -191,7 +191,7 @@ def bare(checkpoint: Path, rows: str, out: Path, partitions: int) -> dict[str, f
 
 
 def _from_stop(done: Operation) -> float:
-    """Return the seconds from the end of the stop to that of the first batch."""
+    """Return the seconds from the end of the stop to the end of the first batch."""
     ended = {step.name: step.ended_at for step in done.steps}
     return _seconds(ended["stop"], ended["first batch"])
 
@@ -199,7 +199,7 @@ def _from_stop(done: Operation) -> float:
 def _tell(keys: int, way: str, width: int, done: Operation) -> None:
     steps: dict[str, float] = {}
     for step in done.steps:
-        # Some come twice, where a copy could not keep up.
+        # Some steps occur twice, if a copy could not keep up.
         name = step.name if step.name not in steps else f"{step.name} again"
         steps[name] = _seconds(step.started_at, step.ended_at)
     followed = next((f"; {step.detail}" for step in done.steps if step.name == "follow"), "")

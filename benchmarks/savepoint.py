@@ -1,10 +1,10 @@
-"""What savepoints cost, for some sizes of state: take (hot, with a stop), verify, restore; and what they save.
+"""Cost of savepoints for some sizes of state: take (hot, and with a stop), verify, restore; and the time they save.
 
-Run by ``make bench-savepoint``. A real driver holds a running aggregation with one state row a key, while a batch of
-5,000 rows comes each second, or as fast as it takes them. Beside it, in the same run: ``cp -r`` of the checkpoint
-followed by ``sha256sum`` over the copy, and the same job started without a checkpoint, which reads everything again.
-Takes and copies are in turn; of each the median counts. The batch times with and without hot takes are of the same
-driver, in turns of some batches; in turns with takes each batch has one.
+Run by ``make bench-savepoint``. A real driver runs an aggregation with one state row for each key; a batch of 5,000
+rows comes each second, or as fast as the driver can. The same run measures ``cp -r`` of the checkpoint followed by
+``sha256sum``, and the job without a checkpoint, which reads all input again. Takes and copies alternate; the median
+counts. Batch times with and without hot takes come from one driver, in alternating turns of some batches; in turns with
+takes each batch has a take.
 
 Options: ``--keys`` (several), ``--runs`` (takes, and turns of the load).
 """
@@ -41,7 +41,7 @@ _WAITING = 4
 
 
 def main() -> int:
-    """Measure each size; leave with 1 if a goal is missed."""
+    """Measure each size; exit with status 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description="Savepoints beside cp, sha256sum and reprocessing.")
     parser.add_argument("--keys", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--runs", type=int, default=5)
@@ -62,11 +62,11 @@ def main() -> int:
 
 
 class Measurement:
-    """One size of state."""
+    """Measurement of one size of state."""
 
     def __init__(self, folder: Path, keys: int, runs: int) -> None:
         self.keys, self.runs = keys, runs
-        # Who reads everything again takes as many files a batch as jobs do by default.
+        # A job that reads everything again takes the default number of files in each batch.
         source = {"kind": "delta", "table": "rows"}
         self.job = KeyedJob(folder, keys, names=(JOB, FRESH), own={FRESH: {"source": source}})
         self.workspace = self.job.workspace
@@ -74,7 +74,7 @@ class Measurement:
         self.scratch = folder / "cp"
 
     def run(self) -> tuple[float, float]:
-        """Measure all of it, print a line, and return the two ratios that goals are for: takes', batch times'."""
+        """Measure everything, print a line, and return the two ratios with goals: of takes, and of batch times."""
         self.job.fill()
         deploy_job(self.workspace, JOB, by="benchmark")
         self.job.await_rows(JOB, self.keys)
@@ -108,7 +108,7 @@ class Measurement:
         return take_ratio, batch_ratio
 
     def _write_some(self) -> None:
-        """Write a load's rows, unless some batches' worth waits: where batches take longer it would have no end."""
+        """Write the load's rows, unless some batches' input waits: otherwise slow batches would build a backlog."""
         totals = self.documents.current_totals()
         if totals is None or self.job.written - totals.rows_in < _WAITING * LOAD_ROWS:
             self.job.write_some()
@@ -123,7 +123,7 @@ class Measurement:
         return timed(lambda: subprocess.run(["bash", "-c", command], check=True, stdout=subprocess.DEVNULL))[1]
 
     def _load_turns(self) -> tuple[float, float]:
-        """Return the ratio of batch times with to without hot takes, and the median time of a hot take."""
+        """Return the ratio of batch times with hot takes to those without, and the median time of a hot take."""
         ratios, hot = [], []
         self._batches(TURN_BATCHES)
         for number in range(self.runs):
@@ -144,7 +144,7 @@ class Measurement:
         return statistics.median(ratios), statistics.median(hot)
 
     def _take_in_each_batch(self, done: threading.Event, made: list[str], hot: list[float]) -> None:
-        """Take a savepoint as soon as a batch is committed: while the next one runs."""
+        """Take a savepoint after each commit, while the next batch runs."""
         seen = observe(self.workspace, JOB)
         assert seen.incarnation is not None
         document, before = self.documents.progress(seen.incarnation), None
@@ -158,7 +158,7 @@ class Measurement:
             hot.append(seconds)
 
     def _batches(self, number: int) -> list[BatchProgress]:
-        """Wait for so many further batches with rows, and return them."""
+        """Wait for a number of further batches with rows, and return them."""
         seen = observe(self.workspace, JOB)
         assert seen.incarnation is not None
         document = self.documents.progress(seen.incarnation)

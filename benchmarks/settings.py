@@ -1,11 +1,11 @@
-"""What small batches cost under our sessions' settings, beside Spark's and Delta's own defaults.
+"""Cost of small batches under our sessions' settings, beside the defaults of Spark and Delta.
 
-Run by ``make bench-settings``. Two drivers run the same job at the same time, a core each: an aggregation that upserts
-into a Delta table, with a batch of a hundred rows every two seconds. They differ in the settings alone by which
-checkpoints and Delta's log are written and read (see ``streamwarden/spark/session.py``). Of each the median batch
-counts, without the first ones, in which a JVM warms up. Whatever else the machine does meets both.
+Run by ``make bench-settings``. Two drivers run the same job at the same time, with one core each. The job upserts an
+aggregation into a Delta table, with a batch of a hundred rows every two seconds. Only the settings for checkpoints and
+Delta's log differ (see ``streamwarden/spark/session.py``). Medians count, without the JVM's first batches. Other load
+of the machine affects both.
 
-Options: ``--batches`` (of each, that count), ``--runs`` (pairs of drivers).
+Options: ``--batches`` (that count for each), ``--runs`` (pairs of drivers).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streamwarden.store.documents import JobDocuments
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import Observation, observe
 
-# Planning and writing are not to be saved; most of the rest is.
+# Planning and writing can't be saved; most of the rest can.
 GOAL = 0.5
 WARM_UP = 15
 DEFAULTS = {
@@ -36,7 +36,7 @@ JOBS = ("ours", "defaults")
 
 
 def main() -> int:
-    """Measure; leave with 1 if the goal is missed."""
+    """Measure; exit with status 1 if the goal is missed."""
     parser = argparse.ArgumentParser(description="Our settings beside the defaults.")
     parser.add_argument("--batches", type=int, default=25)
     parser.add_argument("--runs", type=int, default=2)

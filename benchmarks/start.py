@@ -1,8 +1,7 @@
-"""What a driver's start costs, with and without the archive of Spark's classes (``streamwarden.spark.class_archive``).
+"""Time of a driver's start, with and without the archive of Spark's classes (``streamwarden.spark.class_archive``).
 
-Run by ``make bench-start``. A start is a process that makes a session and commits a first, small Delta table: what a
-recovery, a restore and a rescale wait for first of all. The two are run in turn; the median of the pairs' ratios
-counts.
+Run by ``make bench-start``. A start is a process that creates a session and commits a small new Delta table: the first
+step of a recovery, a restore and a rescale. The two alternate; the median of the pairs' ratios counts.
 
 Options: ``--runs``.
 """
@@ -20,12 +19,12 @@ import time
 
 import psutil
 
-# A quarter off is worth set-up's minute and the 390 MiB of disk; less would not be.
+# A saving of a quarter is worth set-up's minute and 390 MiB of disk; a smaller one is not.
 GOAL = 0.75
 
 
 def main() -> int:
-    """Start in turn, say the ratio; leave with 1 if the goal is missed."""
+    """Start in turn, print the ratio; exit with status 1 if the goal is missed."""
     parser = argparse.ArgumentParser(description="Starts with and without the archive of Spark's classes.")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--one", choices=("with", "without"), help=argparse.SUPPRESS)
@@ -53,7 +52,7 @@ def main() -> int:
 
 
 def start(which: str) -> int:
-    """Make a session and a table."""
+    """Create a session and a table."""
     from streamwarden.spark.class_archive import archive_path
     from streamwarden.spark.session import build_session
 
@@ -62,7 +61,7 @@ def start(which: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         session.range(10).write.format("delta").save(f"{folder}/table")
     sys.stdout.flush()
-    # An orderly end is not what is measured.
+    # An orderly end is not part of the measurement.
     os._exit(0)
 
 

@@ -1,9 +1,8 @@
 """Sessions of trips paid by the same card: Python transformWithState with a time to live and timers.
 
-A session is a set of a card's trips in which, sorted by pickup, no two neighbours are more than ``gap`` apart. Trips
-may come in any order: a late one extends a session at either end, or joins two. Between batches a session is only its
-interval, its sums and its zones: a trip belongs to it if its pickup is at most ``gap`` outside of the interval, since
-within the interval no hole is larger than that.
+A session is a set of a card's trips whose consecutive pickups are at most ``gap`` apart. Trips may arrive in any order:
+a late trip extends a session at either end, or joins two. The state of a session is its interval, sums and zones. A
+trip belongs to it if its pickup is at most ``gap`` outside the interval, since the interval has no larger hole.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ _SESSION = StructType(
 )
 _ZONES = StructType([StructField("zones", ArrayType(IntegerType()))])
 
-# What the processor hands to Spark: numbers, since timestamps and decimals are slow to convert row by row in Python.
+# The processor's rows for Spark. Numbers, since Python converts timestamps and decimals slowly, row by row.
 _EMITTED = StructType(
     [
         StructField("card_id", StringType()),
@@ -110,7 +109,7 @@ class Options(JobOptions):
 
 @dataclass
 class Session:
-    """Trips that belong together. Times are microseconds since the epoch."""
+    """Trips of one session. Times are microseconds since the epoch."""
 
     start: int
     end: int
@@ -119,7 +118,7 @@ class Session:
     zones: set[int] = field(default_factory=set)
 
     def absorb(self, other: Session) -> None:
-        """Take over all of another session."""
+        """Merge another session into this one."""
         self.start = min(self.start, other.start)
         self.end = max(self.end, other.end)
         self.trips += other.trips
@@ -128,9 +127,9 @@ class Session:
 
 
 def sessionize(pieces: Iterable[Session], gap: int) -> list[Session]:
-    """Join pieces (sessions, or trips as sessions of one) that are at most `gap` microseconds apart.
+    """Join pieces (sessions, or single trips as sessions) that are at most `gap` microseconds apart.
 
-    The result does not depend on their order. The pieces are left as they are.
+    The result does not depend on the order of the pieces. Does not change the pieces.
     """
     result: list[Session] = []
     for piece in sorted(pieces, key=lambda p: (p.start, p.end)):
@@ -142,25 +141,25 @@ def sessionize(pieces: Iterable[Session], gap: int) -> list[Session]:
 
 
 class CardSessionProcessor(StatefulProcessor):
-    """Keeps the sessions of each card.
+    """Holds the sessions of each card.
 
-    Every call to the state costs a round trip to the JVM, which is most of this operator's time. So the sessions are
-    read by one call; zones are read for those sessions only that a trip touches; what no trip touched is not written.
+    Every state call is a round trip to the JVM, which takes most of this operator's time. So one call reads all
+    sessions, zones are read only for sessions that a trip touches, and untouched sessions are not written.
 
-    Both map states are keyed by session start and always written together, so the two entries of a session expire at
-    the same moment, a time to live after the last trip that reached it.
+    Both map states are keyed by session start and always written together. So a session's two entries expire together,
+    a time to live after the last trip that reached it.
 
-    A session closes by the timer of its ``closes_at``. Closing writes no state: a session is closed once ``closes_at``
-    is not in the future, so that closing does not prolong its life either.
+    A session closes by the timer of its ``closes_at``. Closing writes no state, so that it does not prolong the
+    session's life: a session is closed once ``closes_at`` is not in the future.
 
     Parameters
     ----------
     gap
-        Largest distance of neighbours within a session.
+        Maximum distance between consecutive pickups of a session.
     close_after
-        Processing time without a trip after which a session is closed.
+        Processing time without a trip after which a session closes.
     ttl
-        Time to live of state, from its last write.
+        Time to live of state after its last write.
     """
 
     def __init__(self, *, gap: timedelta, close_after: timedelta, ttl: timedelta) -> None:
@@ -180,13 +179,13 @@ class CardSessionProcessor(StatefulProcessor):
         rows: Iterator[Row],
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[Row]:
-        """Take a card's trips of one batch: at most one row for each session start, deleted or upserted."""
+        """Process a card's trips of one batch; emits at most one row for each session start, deleted or upserted."""
         (card,) = key
         now = timerValues.getCurrentProcessingTimeInMs()
         known = {start: value for (start,), value in self._sessions.iterator()}
         fresh = sessionize((_trip(row) for row in rows), self._gap)
-        # A known session is touched if, with all that joins it, it changes. Fresh pieces are gap-separated from each
-        # other, so one pass over the intervals (without zones, which would cost a read each) finds who joins whom.
+        # A known session is touched if joining pieces change it. Fresh pieces are more than a gap apart, so one pass
+        # over the intervals (without zones, whose reads cost time) finds all joins.
         reached = [
             start
             for start, (end, *_) in known.items()
@@ -214,7 +213,7 @@ class CardSessionProcessor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: ARG002, N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[Row]:
-        """Close the sessions whose time this is: those that a trip reached since have a later one."""
+        """Close the sessions that are due; a session that a trip has reached since has a later timer."""
         (card,) = key
         expiry = expiredTimerInfo.getExpiryTimeInMs()
         due = [(start, value) for (start,), value in self._sessions.iterator() if value[3] == expiry]
@@ -223,7 +222,7 @@ class CardSessionProcessor(StatefulProcessor):
             yield _row(card, session, sorted(session.zones), CLOSED)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: there are no open resources."""
 
     def _read(self, start: int, value: tuple[int, int, int, int]) -> Session:
         end, trips, cents_, _ = value
@@ -233,8 +232,8 @@ class CardSessionProcessor(StatefulProcessor):
     def _move_timers(
         self, known: Mapping[int, tuple[int, int, int, int]], reached: list[int], closes_at: int, now: int
     ) -> None:
-        # All sessions touched in this batch share one timer. Theirs from before are dropped unless others need them;
-        # those already due fire in this very batch and find nothing to close, which is cheaper than deleting them.
+        # All sessions touched in this batch share one timer. Their old timers are deleted unless other sessions need
+        # them. Timers already due fire in this batch and close nothing, which is cheaper than deleting them.
         before = {known[start][3] for start in reached}
         needed = {value[3] for start, value in known.items() if start not in set(reached)}
         for timer in sorted(before - needed - {closes_at}):
@@ -250,9 +249,9 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
     Parameters
     ----------
     source
-        Rows of the ``trips`` table. Those without a card (TLC's own files have none) have no session.
+        Rows of the ``trips`` table. Trips without a card (TLC's own files have none) belong to no session.
     settings
-        Needs a ttl that is longer than the option ``close_after``: state that expires first can't be closed.
+        Needs a ttl longer than the option ``close_after``: state that expires first can't be closed.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Landed trip files become typed, valid trips, and a quarantine for everything else.
+"""Turn landed trip files into typed, valid trips, and a quarantine for the rest.
 
-The source names the files, and each is opened and read here by pyarrow: so a corrupt or foreign file is one row of the
-quarantine and not the end of the query, files whose columns have other types (TLC changes them) are read side by side,
-and none is ever in memory whole.
+The source names the files; pyarrow opens and reads each here. So a corrupt or foreign file becomes one quarantine row
+and does not end the query. Files with different column types (TLC changes them) are read side by side. No file is ever
+in memory whole.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ class Options(JobOptions):
 
 
 def rules_of(options: Options) -> Rules:
-    """Return the options as what rows are compared with."""
+    """Return the options as the limits that rows are compared with."""
     return Rules(micros_of(options.earliest), micros_of(options.latest), options.time_zone)
 
 
 def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
-    """Read and judge the files of each batch.
+    """Read and check the files of each batch.
 
     Parameters
     ----------
     source
-        One column ``file``: landed files, each a line of :meth:`LandedFile.to_json`.
+        One column ``file``: each row is a line of :meth:`LandedFile.to_json`.
     settings
         Needs the module's options.
 
     Returns
     -------
     DataFrame
-        All columns of both outputs. ``reasons`` is null in a valid row; :func:`outputs` tells them apart.
+        All columns of both outputs. ``reasons`` is null in a valid row; :func:`outputs` splits by it.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
     if not isinstance(settings.options, Options):
         raise StreamwardenError("CONFIG_INVALID", "ingest_trips: options: earliest and latest are required")
     parsed = source.select("file").mapInArrow(partial(_read_files, rules_of(settings.options)), _PARSED)
-    # In a streaming plan this is the batch's own time, which the checkpoint keeps: a replayed batch says the same.
+    # In a streaming plan this is the batch's time from the checkpoint: a replayed batch gets the same.
     return parsed.withColumn("quarantined_at", F.current_timestamp())
 
 

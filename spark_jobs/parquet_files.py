@@ -1,4 +1,4 @@
-"""Rows of a Parquet file, page by page."""
+"""Read rows of a Parquet file, page by page."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["parquet_rows"]
 
 _BATCH_ROWS: Final = 16_384
 
-# Read from a column at a time. Without it, or with pre_buffer, a row group's columns are in memory whole.
+# Read buffer of a column. Without it, or with pre_buffer, all columns of a row group are in memory.
 _BUFFER_BYTES: Final = 1024 * 1024
 
 
 def parquet_rows(source: Any) -> Iterator[Rows]:
-    """Read a file.
+    """Read a Parquet file.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def parquet_rows(source: Any) -> Iterator[Rows]:
     Raises
     ------
     FileRefusedError
-        If its columns are not those of trips.
+        If the columns are not those of trips.
     """
     file = _open(source)
     columns = match_columns(file.schema_arrow.names)
@@ -55,14 +55,14 @@ def _open(source: Any, **options: Any) -> pq.ParquetFile:
 
 
 def _int96(file: pq.ParquetFile) -> list[str]:
-    """Name the columns of times in the old type of 96 bits."""
+    """Return the names of the columns with the old 96-bit times."""
     leaves = (file.schema.column(place) for place in range(len(file.schema)))
     names = [leaf.name for leaf in leaves if leaf.physical_type == "INT96" and leaf.path == leaf.name]
     return [name for name in names if file.schema_arrow.names.count(name) == 1]
 
 
 def _with_exact_times(batches: Iterator[pa.RecordBatch], source: Any, names: list[str]) -> Iterator[pa.RecordBatch]:
-    """Replace times that pyarrow reads as nanoseconds: those before 1678 and after 2262 come out as others, unseen."""
+    """Replace times that pyarrow reads as nanoseconds: before 1678 and after 2262 they overflow silently."""
     in_micros = _open(source, coerce_int96_timestamp_unit="us").iter_batches(
         batch_size=_BATCH_ROWS, columns=names, use_threads=False
     )
@@ -74,14 +74,14 @@ def _with_exact_times(batches: Iterator[pa.RecordBatch], source: Any, names: lis
 
 
 def _exact(nanos: pa.Array, micros: pa.Array) -> pa.Array:
-    """Return the file's times, of which `nanos` has the low 64 bits and `micros` all but the last three digits."""
+    """Return exact times: `nanos` has the low 64 bits, and `micros` all but the last three digits."""
     low, high = (np.asarray(pc.fill_null(ticks.cast(pa.int64()), 0)) for ticks in (nanos, micros))
     rest = low - high * 1000
     if not rest.any():
         return micros
     if (np.abs(high) < 2**63 // 1000).all():
         return nanos
-    # As text, which has room for both.
+    # Text can hold both parts.
     texts = micros.cast(pa.string()).to_pylist()
     return pa.array(
         [None if text is None else f"{text}{more:03}" for text, more in zip(texts, rest.tolist(), strict=True)],
@@ -90,7 +90,7 @@ def _exact(nanos: pa.Array, micros: pa.Array) -> pa.Array:
 
 
 def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with views of text and bytes as these themselves: arrow has few functions for views."""
+    """Return the batch with text and byte views converted to plain types: arrow has few functions for views."""
     plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
     columns = [column.cast(plain.get(column.type, column.type)) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)

@@ -1,4 +1,4 @@
-"""Rows of a landed file as JSON that says what the file says."""
+"""Render rows of a landed file as lossless JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["as_json", "json_value"]
 
 
 def as_json(rows: pa.RecordBatch) -> list[str]:
-    """Return each row as a JSON object of all its columns. Of two columns with one name the second is ``NAME (2)``."""
+    """Return each row as a JSON object with all columns. A second column of the same name becomes ``NAME (2)``."""
     names: list[str] = []
     for name in rows.schema.names:
         same = names.count(name) + 1
@@ -28,7 +28,7 @@ def _said(column: pa.Array) -> list[Any]:
     try:
         return _values(column)
     except (ValueError, OverflowError, KeyError, pa.ArrowException):
-        # What Python has no value for, such as a date beyond its last year, in a column that nobody reads.
+        # Python can't represent some values, such as a date after year 9999, in a column that nobody reads.
         return [_text_of(scalar) for scalar in column]
 
 
@@ -46,7 +46,7 @@ def _values(column: pa.Array) -> list[Any]:
     if pa.types.is_dictionary(kind):
         return _values(column.dictionary_decode())
     if pa.types.is_timestamp(kind):
-        # By arrow, which has no last year and keeps nanoseconds; Python's datetime has neither virtue.
+        # By arrow, which has no last year and keeps nanoseconds, unlike Python's datetime.
         return list(column.cast(pa.string()).to_pylist())
     if is_text(kind):
         return [json_value(value) for value in column.cast(pa.large_binary()).to_pylist()]
@@ -54,7 +54,7 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def json_value(value: Any) -> Any:
-    """Return what JSON can say without loss; it has no NaN, no infinity, no bytes and no decimals."""
+    """Return a lossless JSON value; JSON has no NaN, infinity, bytes or decimals."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

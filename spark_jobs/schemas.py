@@ -1,4 +1,4 @@
-"""Columns of the tables that more than one job knows, and the one rule for money."""
+"""Columns of tables shared by jobs, and the rule for money."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ AMOUNTS: Final = (
     "congestion_surcharge",
     "cbd_congestion_fee",
 )
-"""The columns that are dollars."""
+"""The dollar columns."""
 
 TRIP_COLUMNS: Final[Mapping[str, DataType]] = {
     "VendorID": IntegerType(),
@@ -74,7 +74,7 @@ TRIP_COLUMNS: Final[Mapping[str, DataType]] = {
     "cbd_congestion_fee": DoubleType(),
     "card_id": StringType(),
 }
-"""What a landed file may say of a trip: TLC's names and order, then the synthetic ``card_id``."""
+"""Possible columns of a landed file: TLC's names and order, then the synthetic ``card_id``."""
 
 _ORIGIN = [StructField("source_file", StringType()), StructField("source_row", LongType())]
 
@@ -91,8 +91,8 @@ QUARANTINE: Final = StructType(
 
 
 def cents(amount: str) -> Column:
-    """Return a dollar column as whole cents, half a cent away from zero; null counts as nothing.
+    """Return a dollar column in whole cents, half a cent rounded away from zero; null becomes zero.
 
-    Sums of doubles depend on their order, which differs between batches and a batch computation. Sums of cents don't.
+    Sums of doubles depend on their order, which differs between streaming and batch. Sums of cents don't.
     """
     return F.coalesce(F.round(F.col(amount) * 100).cast("long"), F.lit(0))

@@ -1,7 +1,7 @@
-"""Rows of CSV files and of files of JSON lines, a few thousand lines at a time.
+"""Read rows of CSV and JSON lines files, a few thousand lines at a time.
 
-By Python's own parsers and not by arrow's: those guess a column's type from each block, and lose digits, row numbers or
-the whole file over one bad line.
+Uses Python's parsers, not arrow's: those guess a column's type from each block, and lose digits, row numbers or the
+whole file over one bad line.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from spark_jobs.trip_columns import REQUIRED, BadLines, FileRefusedError, Rows, 
 
 __all__ = ["csv_rows", "json_rows"]
 
-# Rows, and characters, of one batch.
+# Limits of one batch: rows and characters.
 _BATCH_ROWS: Final = 16_384
 _BATCH_SIZE: Final = 8 * 1024 * 1024
 
-# Characters. No row of trips is longer; a file without line ends must not come into memory whole.
+# Characters. Rows of trips are shorter; a file without line ends must not be read whole.
 _MAX_ROW: Final = 1024 * 1024
 
 
 class _Lines:
-    """The lines of a file, with their ends, as a guard against endless ones sees them."""
+    """The lines of a file, with their line ends, limited in length."""
 
     def __init__(self, content: BinaryIO, newline: str) -> None:
-        # Bytes that are not UTF-8 become lone surrogates, so that nothing is lost and only their row is at fault.
+        # Bytes that are not UTF-8 become lone surrogates: nothing is lost, and only their row is invalid.
         self._text = io.TextIOWrapper(content, "utf-8-sig", errors="surrogateescape", newline=newline)
         self.size = 0
         self._row = 0
@@ -55,12 +55,12 @@ class _Lines:
 
 
 def csv_rows(content: BinaryIO) -> Iterator[Rows | BadLines]:
-    """Read CSV: commas, ``"`` around what holds one or a line end, a header. What is empty is null.
+    """Read CSV with a header: commas, and ``"`` around values with commas or line ends. Empty values are null.
 
     Raises
     ------
     FileRefusedError
-        If the header is not that of trips, or a quote is not closed: then nobody can tell where rows end.
+        If the header is not that of trips, or a quote is not closed: then row ends are unknown.
     """
     lines = _Lines(content, newline="")
     records = _records(lines)
@@ -83,12 +83,12 @@ def csv_rows(content: BinaryIO) -> Iterator[Rows | BadLines]:
 
 
 def json_rows(content: BinaryIO) -> Iterator[Rows | BadLines]:
-    """Read JSON lines: an object a line. A field that is not there is null, unless every trip has it.
+    """Read JSON lines: one object a line. A missing field is null, unless every trip has it.
 
     Raises
     ------
     FileRefusedError
-        If none of the first lines is a trip.
+        If the first lines contain no trip.
     """
     lines = _Lines(content, newline="\n")
     first = 0
@@ -153,7 +153,7 @@ def _filled(lines: _Lines) -> Iterator[str]:
 
 
 class _Doubled(dict[str, Any]):
-    """An object that has fields of one name: the last of each, as it is JSON's custom, and all the names."""
+    """An object with duplicate field names: the last value of each, as usual in JSON, and all names."""
 
     names: tuple[str, ...]
 
@@ -167,22 +167,22 @@ def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _real(text: str) -> float | Decimal:
-    # 1e400 is a number, and not infinity.
+    # 1e400 is a number, not infinity.
     number = float(text)
     return Decimal(text) if math.isinf(number) else number
 
 
 def _whole(text: str) -> int | Decimal:
-    # Python refuses whole numbers of more than 4,300 digits.
+    # Python refuses integers of more than 4,300 digits.
     return int(text) if len(text) < 1000 else Decimal(text)
 
 
-# NaN and Infinity are no JSON, but Python and others write them; they come as doubles.
+# NaN and Infinity are not JSON, but Python and other tools write them; they become doubles.
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_float=_real, parse_int=_whole)
 
 
 def _parse_line(line: str) -> tuple[dict[str, Any], list[str]]:
-    """Return a line's trip by the table's columns, or what is wrong with the line."""
+    """Return a line's trip by the table's columns, or the errors of the line."""
     try:
         line.encode()
         found = _DECODER.decode(line)
@@ -204,7 +204,7 @@ def _names_of(names: tuple[str, ...]) -> tuple[list[tuple[str, str]], list[str]]
 
 
 def _array(values: Sequence[Any]) -> pa.Array:
-    """Return a column as arrow holds it: of several types of JSON, as a union, so that no value changes its type."""
+    """Return an arrow column; several JSON types become a union, so that no value changes its type."""
     kinds = [_kind(value) for value in values]
     there = sorted(set(kinds) - {_NULL})
     if len(there) <= 1:
@@ -230,7 +230,7 @@ def _kind(value: Any) -> int:
 
 
 def _others(values: Sequence[Any]) -> pa.Array:
-    # Truth values, lists and objects: nothing that a trip has can be read from any of them, nor from a truth value.
+    # Booleans, lists and objects: no column of a trip can be read from them.
     return pa.array([None if value is None else True for value in values], pa.bool_())
 
 
@@ -247,7 +247,7 @@ def _text_array(values: Sequence[str | None]) -> pa.Array:
     try:
         return pa.array(values, pa.large_string())
     except UnicodeEncodeError:
-        # As Parquet gives text that is none: the bytes as they are, for whoever reads the value to find out.
+        # As Parquet does for invalid text: keep the bytes, for the reader to check.
         found = pa.array([None if value is None else _as_bytes(value) for value in values], pa.large_binary())
         return pa.Array.from_buffers(pa.large_string(), len(found), found.buffers(), found.null_count)
 
@@ -260,7 +260,7 @@ def _as_bytes(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        # Half of a character, by JSON's escapes.
+        # Half of a surrogate pair, from a JSON escape.
         return text.encode("utf-8", "surrogatepass")
 
 

@@ -1,4 +1,4 @@
-"""A landed file's columns, and which of them a trip has."""
+"""Match a landed file's columns with those of a trip."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ REQUIRED: Final = (
     "tolls_amount",
     "total_amount",
 )
-"""What every file of the TLC has: the trip's key, without which trips would fall together, and the older amounts."""
+"""Columns of every TLC file: the trip's key, which separates trips, and the older amounts."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a file, as they came.
+    """Rows of a file, unchanged.
 
     Parameters
     ----------
     batch
-        The rows that have columns.
+        The rows' columns.
     columns
-        Where in `batch` each column is that the file has; see :func:`match_columns`.
+        Position of each of the file's columns in `batch`; see :func:`match_columns`.
     numbers
         The rows' numbers in the file.
     raw
-        What the file says of each row; None if that is all of `batch`.
+        The source text of each row; None if `batch` has all of it.
     """
 
     batch: pa.RecordBatch
@@ -52,16 +52,16 @@ class Rows:
 
 @dataclass(frozen=True)
 class BadLines:
-    """Lines of a file that are no rows.
+    """Lines of a file that can't be read as rows.
 
     Parameters
     ----------
     numbers
-        Which rows they would be.
+        Their row numbers.
     raw
-        What the file says there.
+        Their source text.
     reasons
-        What is wrong with each.
+        The error of each line.
     """
 
     numbers: Sequence[int]
@@ -70,11 +70,11 @@ class BadLines:
 
 
 class FileRefusedError(Exception):
-    """The file is quarantined whole. Its text is the reason."""
+    """The file is quarantined whole, with this error's text as the reason."""
 
 
 def find_columns(names: Sequence[str]) -> dict[str, list[int]]:
-    """Return where each column of a trip is among a file's; capital letters and blanks around make no difference."""
+    """Return the position of each trip column among a file's; ignores capitals and surrounding blanks."""
     places: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         if (column := _BY_FOLDED.get(name.strip().casefold())) is not None:
@@ -83,7 +83,7 @@ def find_columns(names: Sequence[str]) -> dict[str, list[int]]:
 
 
 def near_misses(names: Sequence[str]) -> dict[str, str]:
-    """Return columns that a file doesn't have but by a name that is spelled otherwise, such as ``Total Amount``."""
+    """Return missing columns that the file has in another spelling, such as ``Total Amount``."""
     found = find_columns(names)
     bare = {_bare(name): name for name in names}
     return {column: bare[_bare(column)] for column in TRIP_COLUMNS if column not in found and _bare(column) in bare}
@@ -107,7 +107,7 @@ def match_columns(names: Sequence[str]) -> dict[str, int]:
     Raises
     ------
     FileRefusedError
-        If a required column is missing, or one is there twice, or by a name that is spelled otherwise.
+        If a required column is missing, is there twice, or has another spelling.
     """
     found = find_columns(names)
     twice = [

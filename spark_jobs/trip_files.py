@@ -1,4 +1,4 @@
-"""A landed file, of any format, as judged rows."""
+"""Read a landed file of any format as checked rows."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from streamwarden.driver.job_api import LandedFile, LandedFileChanged, LandedFil
 
 __all__ = ["read_file"]
 
-# A file must be decoded whole before its first row goes out, since a damaged page may come last. Up to this (decoded
-# bytes) the rows are kept meanwhile; beyond it the file is decoded twice, so that memory stays bounded.
+# A damaged page may come last, so a file is decoded whole before its first row is emitted. Up to this size (decoded
+# bytes) the rows are kept; a larger file is decoded twice, to bound memory.
 _KEEP_BYTES: Final = 64 * 1024 * 1024
 
 _READ_BYTES: Final = 1024 * 1024
 
-# A file on disk that can't be opened for one of these won't open at the next try either. Anything else may pass.
+# If a local file can't be opened for one of these reasons, a retry won't help. Other errors may be temporary.
 _OF_THE_FILE: Final = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP)
 
 _MAX_MESSAGE: Final = 300
 
 
 def read_file(file: LandedFile, rules: Rules) -> Iterator[pa.RecordBatch]:
-    """Read one file, whatever it is.
+    """Read one file of any format.
 
     Parameters
     ----------
     file
-        As it was planned.
+        The planned file.
     rules
-        What its rows must keep to.
+        The rules for its rows.
 
     Yields
     ------
@@ -50,9 +50,9 @@ def read_file(file: LandedFile, rules: Rules) -> Iterator[pa.RecordBatch]:
     Raises
     ------
     LandedFileGone
-        If it is not there any more.
+        If the file is gone.
     OSError
-        If its disk or its server doesn't give it now.
+        If the disk or server currently fails.
     """
     if file.refused is not None:
         yield _whole_file(file, file.refused)
@@ -81,9 +81,8 @@ def _read(file: LandedFile, storage: _Storage, rules: Rules) -> Iterator[pa.Reco
 
     kept: deque[pa.RecordBatch] | None = deque()
     size = 0
-    # Every kind of exception: whatever pyarrow makes of a damaged file (Arrow, OS, overflow, Unicode, an allocation as
-    # absurd as a damaged header asks for), the file is at fault, and a file must never stop the job. Unless it is the
-    # disk, or the server, that failed to give it.
+    # All exceptions: whatever pyarrow raises for a damaged file is the file's fault, and must not stop the job (Arrow,
+    # OS, overflow, Unicode, an absurd allocation from a damaged header). Errors of disk and server are the exception.
     try:
         for batch in judged():
             size += batch.nbytes
@@ -105,7 +104,7 @@ def _read(file: LandedFile, storage: _Storage, rules: Rules) -> Iterator[pa.Reco
         return
     if kept is None:
         yield from judged()
-        # Rows have gone out: the batch fails, and its repetition finds the change before the first row.
+        # Rows were already emitted: the batch fails, and its retry detects the change before the first row.
         _check_unchanged(file)
         return
     while kept:
@@ -113,13 +112,13 @@ def _read(file: LandedFile, storage: _Storage, rules: Rules) -> Iterator[pa.Reco
 
 
 def _check_unchanged(file: LandedFile) -> None:
-    """See that it was one file that was read, and not two halves."""
+    """Check that the file did not change between the readings."""
     with suppress(LandedFileGone):  # It was read whole before that.
         file.open().close()
 
 
 class _Storage(io.RawIOBase):
-    """The open file. Remembers an error of its disk or server, which is no fault of what it holds."""
+    """The open file. Remembers errors of its disk or server, which are not the file's fault."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
@@ -150,11 +149,11 @@ class _Storage(io.RawIOBase):
         return int(self.handle.tell())
 
     def close(self) -> None:
-        """Do nothing: the same handle serves the next reading."""
+        """Do nothing: the next reading uses the same handle."""
 
 
 def _rows(name: str, storage: _Storage) -> Iterator[Rows | BadLines]:
-    """Read the file from its first byte, in the format that its content says, or else its name."""
+    """Read the file from its first byte; the content decides the format, or else the name."""
     storage.seek(0)
     begin = storage.read(4)
     storage.seek(0)

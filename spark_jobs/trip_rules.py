@@ -1,4 +1,4 @@
-"""What is wrong with a landed file's columns, and with each of its rows."""
+"""Rules for a landed file's columns and rows."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ ZONES: Final = (1, 265)
 """TLC's first and last zone; 264 and 265 mean "unknown" and "outside", and are valid."""
 
 MAX_AMOUNT: Final = 1e9
-"""Dollars. Larger is no fare, and sums of cents must fit a 64-bit integer, or one row would stop the jobs that sum."""
+"""Dollars. Larger values are no fares, and sums of cents must fit a 64-bit integer, or one row would stop jobs."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The job's options, as arrow compares them.
+    """The job's options, as values for arrow.
 
     Parameters
     ----------
     earliest
-        First pickup that is valid, microseconds since the epoch.
+        First valid pickup, microseconds since the epoch.
     latest
-        First pickup that is not valid any more.
+        End of the valid pickups (exclusive).
     time_zone
-        Whose clock shows the times that have no zone.
+        Time zone of times without a zone.
     """
 
     earliest: int
@@ -46,7 +46,7 @@ class Rules:
 
 
 def judge(rows: Rows, source_file: str, rules: Rules) -> pa.RecordBatch:
-    """Type a batch's columns, find what is wrong with each row, and keep the bad rows as they came."""
+    """Type a batch's columns, find the errors of each row, and keep bad rows unchanged."""
     count = rows.batch.num_rows
     typed, unparsable = _typed_columns(rows, rules.time_zone)
     failures = [(f"UNPARSABLE:{column}", mask) for column, mask in unparsable.items()]
@@ -61,7 +61,7 @@ def judge(rows: Rows, source_file: str, rules: Rules) -> pa.RecordBatch:
         offsets = np.searchsorted(of_row, np.arange(int(bad.sum()) + 1))
         codes = pa.array([code for code, _ in failures]).take(pa.array(of_rule))
         found = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), codes)
-        # Position of each bad row among the bad ones; null for good rows, and so null in what is taken.
+        # Position of each bad row among the bad rows; null for good rows.
         where = pa.array(np.cumsum(bad) - 1, pa.int64(), mask=~bad)
         reasons = found.take(where).cast(_REASONS)
         if rows.raw is None:
@@ -76,7 +76,7 @@ def judge(rows: Rows, source_file: str, rules: Rules) -> pa.RecordBatch:
 def not_rows(
     source_file: str, reasons: Sequence[Sequence[str]], numbers: Sequence[int | None], raw: Sequence[str | None]
 ) -> pa.RecordBatch:
-    """Make the quarantine of what has no columns: a file as a whole, or lines that are no row."""
+    """Make quarantine rows without columns: for a whole file, or for lines that are no rows."""
     count = len(reasons)
     nothing = [pa.nulls(count, kind) for _, kind in _TRIP]
     given = [
@@ -89,7 +89,7 @@ def not_rows(
 
 
 def _typed_columns(rows: Rows, time_zone: str) -> tuple[dict[str, pa.Array], dict[str, np.ndarray]]:
-    """Return each column in the table's type, and which of its values have not survived that."""
+    """Return each column in the table's type, and which of its values could not be converted."""
     typed: dict[str, pa.Array] = {}
     unparsable: dict[str, np.ndarray] = {}
     for column, kind in _TRIP:
@@ -99,8 +99,8 @@ def _typed_columns(rows: Rows, time_zone: str) -> tuple[dict[str, pa.Array], dic
             continue
         values, later, there = _typed(rows.batch.column(place), kind, time_zone)
         if column == DROPOFF:
-            # In the hour that the clock shows twice: the first time that is not before the pickup, which comes before
-            # it in the table's columns.
+            # In the repeated hour at the end of daylight saving: the first time that is not before the pickup. The
+            # pickup precedes this column in the table.
             values = pc.if_else(pa.array(_mask(pc.less(values, typed[PICKUP]))), later, values)
         typed[column] = values
         lost = _mask(pc.and_(pc.is_null(values), there))
@@ -110,7 +110,7 @@ def _typed_columns(rows: Rows, time_zone: str) -> tuple[dict[str, pa.Array], dic
 
 
 def _typed(raw: pa.Array, kind: pa.DataType, time_zone: str) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Return values (times: the earlier, and the later of those that a clock shows twice), and which were there."""
+    """Return values (for times: the earlier and the later of an ambiguous time), and which were present."""
     if pa.types.is_union(raw.type):
         parts = [_typed(raw.field(place), kind, time_zone) for place in range(raw.type.num_fields)]
         begins = np.cumsum([0, *(len(raw.field(place)) for place in range(raw.type.num_fields))])
@@ -139,7 +139,7 @@ def _broken_rules(
     """Yield each rule's code with a mask of the rows that break it; a null breaks only the rules about nulls."""
     nothing = np.zeros(len(columns[PICKUP]), dtype=bool)
     pickup, dropoff = (columns[name].cast(pa.int64()) for name in (PICKUP, DROPOFF))
-    # A value that couldn't be parsed is there, so UNPARSABLE says all.
+    # An unparsable value is present, so UNPARSABLE covers it.
     yield "NO_PICKUP_TIME", _mask(pc.is_null(pickup)) & ~unparsable.get(PICKUP, nothing)
     yield (
         "PICKUP_OUT_OF_BOUNDS",
@@ -192,4 +192,4 @@ PARSED: Final = pa.schema(
         ("reasons", _REASONS),
     ]
 )
-"""What a file's rows become: both outputs' columns."""
+"""Columns of a file's rows: those of both outputs."""

@@ -1,4 +1,4 @@
-"""Times of a landed file, whatever type they come in, as instants."""
+"""Read times of a landed file, of any type, as instants."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ TIMESTAMP: Final = pa.timestamp("us", "UTC")
 _HOUR: Final = 3_600_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-# Any digit after the sixth that isn't 0: Python drops it without a word.
+# A nonzero digit after the sixth, which Python drops silently.
 _NANOSECONDS: Final = re.compile(r"[.,]\d{6}\d*[1-9]")
 
-# What arrow parses just as Python does, and much faster.
+# Form that arrow parses exactly like Python, but much faster.
 _PLAIN: Final = r"^\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}:\d{2}(\.\d{1,6})?$"
 
 
 def moment(value: Any) -> datetime:
-    """Return a date or a time, which may be text, as an instant; UTC where it has no zone."""
+    """Return a date or time, which may be text, as an instant; UTC if it has no zone."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
     if isinstance(value, date) and not isinstance(value, datetime):
@@ -42,18 +42,18 @@ def micros_of(value: datetime) -> int:
     return (value - _EPOCH) // timedelta(microseconds=1)
 
 
-# Spark's first and last timestamp; arrow's and parquet's go on for 290,000 years.
+# Spark's first and last timestamp; arrow and parquet allow 290,000 more years.
 _FIRST: Final = micros_of(datetime(1, 1, 1, tzinfo=UTC))
 _LAST: Final = micros_of(datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC))
 
 
 def check_time_zone(name: str) -> str:
-    """Return `name` if this machine knows the time zone.
+    """Return `name` if this machine knows that time zone.
 
     Raises
     ------
     ValueError
-        If not.
+        If it is unknown.
     """
     try:
         ZoneInfo(name)
@@ -70,13 +70,13 @@ def read_times(raw: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
     raw
         Timestamps of any unit, dates, or text.
     time_zone
-        Whose clock shows the times that have no zone of their own. Those that have one are instants.
+        Time zone of times without a zone. Times with a zone are instants.
 
     Returns
     -------
     earlier, later : TimestampArray
-        Each value as an instant, null where it can't be one without loss. The two differ for a time that the clock
-        shows twice, when it is put back. A time that the clock never shows is null.
+        Each value as an instant, null if it can't be converted without loss. The two differ for an ambiguous time, when
+        the clock is put back. A time that the clock skips is null.
     """
     kind = raw.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
@@ -85,7 +85,7 @@ def read_times(raw: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         micros, local = _micros_of_text(raw)
     else:
-        # A bare number is not a time: its unit and origin are anybody's guess.
+        # A bare number is not a time: its unit and origin are unknown.
         return pa.nulls(len(raw), TIMESTAMP), pa.nulls(len(raw), TIMESTAMP)
     micros = _in_range(micros)
     instants = micros.cast(TIMESTAMP)
@@ -100,7 +100,7 @@ def _in_range(micros: pa.Array) -> pa.Array:
 
 
 def _on_a_clock(micros: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
-    # Not by arrow's own conversion: it knows no summer time from 2038 on, or, of some systems' time zones, none at all.
+    # Not by arrow's conversion: it knows no daylight saving after 2037, or none at all for some systems' zones.
     local = np.asarray(pc.fill_null(micros, 0))
     hours, hour_of = np.unique(local // _HOUR, return_inverse=True)
     offsets = [_offset_in(time_zone, hour) for hour in hours.tolist()]
@@ -109,20 +109,20 @@ def _on_a_clock(micros: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
     for place in np.flatnonzero(np.array([offset is None for offset in offsets])[hour_of]).tolist():
         first, second = _offsets_at(time_zone, int(local[place]))
         earlier[place], later[place] = local[place] - first, local[place] - second
-        # The clock is put forward over it.
+        # The clock skips these times.
         exists[place] &= first >= second
     return pa.array(earlier, mask=~exists), pa.array(later, mask=~exists)
 
 
 @lru_cache(maxsize=10_000)
 def _offset_in(time_zone: str, hour: int) -> int | None:
-    """Return how far the clock is ahead of UTC in an hour; None if it is set within it, or shows it twice or never."""
+    """Return the zone's offset in an hour; None if it changes within the hour, or the hour is skipped or repeated."""
     found = {*_offsets_at(time_zone, hour * _HOUR), *_offsets_at(time_zone, hour * _HOUR + _HOUR - 1)}
     return found.pop() if len(found) == 1 else None
 
 
 def _offsets_at(time_zone: str, micros: int) -> tuple[int, int]:
-    """Return how far the clock is ahead of UTC when it shows a time for the first, and for the second time."""
+    """Return the zone's offsets when the clock shows a time for the first and for the second time."""
     time = (_EPOCH + timedelta(microseconds=micros)).replace(tzinfo=ZoneInfo(time_zone))
     first, second = (time.replace(fold=fold).utcoffset() or timedelta() for fold in (0, 1))
     return first // timedelta(microseconds=1), second // timedelta(microseconds=1)
@@ -142,7 +142,7 @@ def _micros_of_ticks(raw: pa.Array) -> pa.Array:
 
 
 def _micros_of_text(raw: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the microseconds, and which of them are on a clock without a zone."""
+    """Return the microseconds, and which of them have no zone."""
     if pc.all(pc.match_substring_regex(raw, _PLAIN), min_count=0).as_py():
         try:
             return raw.cast(pa.timestamp("us")).cast(pa.int64()), pa.repeat(True, len(raw))

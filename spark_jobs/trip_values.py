@@ -1,4 +1,4 @@
-"""Values of a landed file, whatever type they come in, as the type that the table has."""
+"""Convert values of a landed file, of any type, to the table's types."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 __all__ = ["is_text", "read_doubles", "read_integers", "read_text", "where"]
 
 _WHOLE_MAX = 2**53
-"""Up to here every whole number is a double."""
+"""Every whole number up to this value is exact as a double."""
 
 
 def read_integers(raw: pa.Array) -> pa.Array:
-    """Return whole numbers of 32 bits; null where a value isn't one."""
+    """Return 32-bit integers; null if a value isn't one."""
     kind = raw.type
     if pa.types.is_integer(kind):
         low, high = -(2**31), 2**31 - 1
@@ -30,7 +30,7 @@ def read_integers(raw: pa.Array) -> pa.Array:
         return where(fits, raw).cast(pa.int32())
     if pa.types.is_floating(kind):
         values = raw.cast(pa.float64())
-        # NaN compares false; -0.0 is an integer in every sense that matters.
+        # NaN compares false; -0.0 counts as an integer.
         fits = pc.and_(pc.less_equal(pc.abs(values), 2.0**31 - 1), pc.equal(values, pc.trunc(values)))
         return where(fits, values).cast(pa.int32())
     if is_text(kind) and _all_match(raw, r"^[+-]?\d{1,9}(\.0*)?$"):
@@ -41,7 +41,7 @@ def read_integers(raw: pa.Array) -> pa.Array:
 
 
 def read_doubles(raw: pa.Array) -> pa.Array:
-    """Return doubles; null where a value isn't a number, or has no double, or is a whole number beyond 2^53."""
+    """Return doubles; null if a value isn't a number, has no double, or is a whole number beyond 2^53."""
     kind = raw.type
     if pa.types.is_floating(kind):
         return raw.cast(pa.float64())
@@ -61,12 +61,12 @@ def read_doubles(raw: pa.Array) -> pa.Array:
 
 
 def read_text(raw: pa.Array) -> pa.Array:
-    """Return text; null where a value is neither text nor a whole number."""
+    """Return text; null if a value is neither text nor a whole number."""
     kind = raw.type
     if pa.types.is_integer(kind):
         return raw.cast(pa.string())
     if is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        # Parquet says that a column is text; whether its bytes are is for us to find out.
+        # Parquet declares a column as text without checking its bytes.
         try:
             return raw.cast(pa.large_binary()).cast(pa.string())
         except pa.ArrowInvalid:
@@ -75,7 +75,7 @@ def read_text(raw: pa.Array) -> pa.Array:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether it is one of arrow's types of text."""
+    """Whether the type is one of arrow's text types."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
@@ -85,7 +85,7 @@ def where(condition: pa.Array, values: pa.Array) -> pa.Array:
 
 
 def _all_match(raw: pa.Array, pattern: str) -> bool:
-    """Whether arrow's own conversion, which is much faster, says the same as ours of every value."""
+    """Whether arrow's much faster conversion agrees with ours for every value."""
     return bool(pc.all(pc.match_substring_regex(raw, pattern), min_count=0).as_py())
 
 
@@ -115,17 +115,17 @@ def _parse_int(value: str | Decimal) -> int:
 def _parse_double(value: str | Decimal) -> float:
     exact = _decimal(value)
     number = float(exact)
-    # Written out digit by digit, so it is no measurement: rounded it would be another number.
+    # All digits are written out, so it is no measurement: rounding would change the number.
     if abs(exact) > _WHOLE_MAX and exact.as_tuple().exponent == 0:
         raise ValueError(value)
-    # "1e999" is a number, and not infinity.
+    # "1e999" is a number, not infinity.
     if math.isinf(number) and exact.is_finite():
         raise ValueError(value)
     return number
 
 
 def _decimal(value: str | Decimal) -> Decimal:
-    # Python reads 1_000 as a number; nobody else does.
+    # Python accepts 1_000 as a number; other tools don't.
     if isinstance(value, str) and "_" in value:
         raise ValueError(value)
     return Decimal(value)

@@ -37,7 +37,7 @@ OUTPUTS: Mapping[str, StructType] = {
             StructField("trips", LongType()),
             StructField("revenue", DecimalType(18, 2)),
             StructField("average_fare", DoubleType()),
-            # Not emitted by transform: the sink sets it from the watermark (`final_when_passed` of the spec).
+            # transform does not emit it: the sink sets it from the watermark (`final_when_passed` of the spec).
             StructField("is_final", BooleanType()),
         ]
     )
@@ -60,14 +60,14 @@ class Options(JobOptions):
 
 
 def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
-    """Aggregate trips; one row a window and zone that changed in the batch.
+    """Aggregate trips; emits one row for each window and zone that changed in the batch.
 
     Parameters
     ----------
     source
         Rows of the ``trips`` table.
     settings
-        Needs a watermark: without it no window would ever be final, and state would grow for ever.
+        Needs a watermark: without it no window becomes final, and state grows without bound.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
         raise StreamwardenError("CONFIG_INVALID", "zone_windows: watermark: is required, to end windows")
     seconds = int(options.window.total_seconds())
     window = F.window(PICKUP, f"{seconds} seconds")
-    # The same end as the window function's, but the late count needs it before the aggregation.
+    # Equals the window function's end, but the late count needs it before the aggregation.
     end = F.timestamp_seconds(F.floor(F.unix_seconds(PICKUP) / seconds) * seconds + seconds)
     trips = source.withWatermark(PICKUP, f"{int(settings.watermark.total_seconds() * 1000)} milliseconds")
     fares = F.count("fare_amount")
@@ -98,7 +98,7 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
             "zone_id",
             "trips",
             (F.col("revenue_cents").cast("decimal(18,0)") / 100).cast("decimal(18,2)").alias("revenue"),
-            # One division of two exact numbers, so that any engine gets the same double.
+            # One division of two exact numbers, so that every engine gets the same double.
             F.when(F.col("fares") > 0, F.col("fare_cents").cast("double") / (F.col("fares") * 100.0)).alias(
                 "average_fare"
             ),

@@ -1,4 +1,4 @@
-"""Advice on a job: its batches, its state and its past gathered, the rule asked, and whether it may be acted upon."""
+"""Advice on a job: collect its batches, state and history, apply the rule, and check whether it may be acted upon."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ from streamwarden.supervision.observe import Observation, observe
 __all__ = ["Advice", "advise", "batches_seen", "holds_back"]
 
 _MORE_BATCHES = 50
-"""Read beyond those of the time that is looked at: where little was to do in it, they tell what a batch costs."""
+"""Batches read beyond the window: if it had little load, they give the cost of a batch."""
 
 _DAY = timedelta(days=1)
 
 _FIRST_LOOK = "precheck"
 
 _AWAY = frozenset({"stop", "switch"})
-"""Steps of a rescale that the job is away in."""
+"""Steps of a rescale during which the job is down."""
 
 _CANCELLED = "OPERATION_CANCELLED"
 
 _SAYS_NOTHING = OUTAGES | {_CANCELLED, "OPERATION_INTERRUPTED", "RESCALE_NOT_HEALTHY"}
-"""What ends a rescale and says nothing of its target: the store was away, somebody did not want it any more, the driver
-that was to run on meanwhile has ended, or was in the midst of a batch."""
+"""Error codes that end a rescale and say nothing of its target: an unreachable store, a cancellation, or a running
+driver that ended or was within a batch."""
 
 _LAUNCHES = 20
-"""Looked through for when the job's width was another."""
+"""Launches searched for the last change of the job's width."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What is recommended for a job, and what stands against doing it without being asked.
+    """A recommendation for a job, and the reasons against applying it automatically.
 
     Parameters
     ----------
     job, at
-        Whom it is for, and of when.
+        The job, and the time.
     recommendation
-        What, and why.
+        The recommended width, and the reasons.
     holds
-        Why it is not acted upon by itself; none: it is.
+        Reasons against applying it automatically; empty: apply it.
     """
 
     job: str
@@ -66,11 +66,11 @@ class Advice:
 
     @property
     def acts(self) -> bool:
-        """Whether the rescale should be triggered now."""
+        """Whether to trigger the rescale now."""
         return bool(self.recommendation.changes) and not self.holds
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return it in words, for a terminal or a log: what each line is about, and the line."""
+        """Return the advice for a terminal or a log: pairs of topic and text."""
         said = self.recommendation
         changes = ", ".join(f"{name} {getattr(said.now, name)} -> {value}" for name, value in said.changes.items())
         found = [("recommended", changes or f"as it is: partitions {said.now.partitions}, cores {said.now.cores}")]
@@ -90,7 +90,7 @@ class Advice:
         return [*found, ("state skew", f"largest partition {said.skew:.1f} times the mean")]
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it as plain JSON values."""
+        """Return the advice as plain JSON values."""
         said = self.recommendation
         return {
             "job": self.job,
@@ -103,9 +103,9 @@ class Advice:
 
 
 def advise(workspace: Workspace, job: str, *, now: datetime | None = None) -> Advice:
-    """Recommend how wide a job should run. Changes nothing.
+    """Recommend a job's width. Changes nothing.
 
-    Reads the table of batches, where the profile has one, and else the driver's progress document, which holds 50.
+    Reads the table of batches if the profile has one, else the driver's progress document, which holds 50.
 
     Parameters
     ----------
@@ -143,14 +143,14 @@ def advise(workspace: Workspace, job: str, *, now: datetime | None = None) -> Ad
 def holds_back(
     workspace: Workspace, job: str, changes: Mapping[str, int], *, now: datetime | None = None
 ) -> tuple[str, ...]:
-    """Say what stands against a rescale that nobody has asked for; nothing: it may be done.
+    """Return the reasons against an automatic rescale; none: it may start.
 
-    To be asked when it is recommended, and again when it starts: hours may lie between.
+    Call it for the recommendation, and again when the rescale starts: hours may lie between.
 
     Parameters
     ----------
     changes
-        The partitions and cores that it would bring, by name.
+        The recommended partitions and cores, by name.
     now
         The time; default the real one.
 
@@ -168,14 +168,14 @@ def holds_back(
 def batches_seen(
     workspace: Workspace, job: str, spec: JobSpec, seen: Observation, *, now: datetime | None = None
 ) -> list[BatchSeen]:
-    """Return a job's batches as the advisor sees them, oldest first: of the time that it looks at, and some before.
+    """Return a job's batches for the advisor, oldest first: those in its window, and some earlier ones.
 
     Parameters
     ----------
     spec
-        In force.
+        The spec in force.
     seen
-        The job, as observed: its progress document has batches that are not in the table yet.
+        The observed job: its progress document has batches that are not in the table yet.
     now
         The time; default the real one.
 
@@ -187,12 +187,12 @@ def batches_seen(
     looked_at = spec.advisor.down_after + spec.advisor.window
     found: dict[tuple[str, int], BatchSeen] = {}
     if workspace.profile.progress_table.enabled:
-        # Imported here: it takes a good part of a second.
+        # Imported here, because the import takes a good part of a second.
         from streamwarden.formats.progress_table import ProgressTable
 
         last = math.ceil(looked_at / spec.trigger.interval) + _MORE_BATCHES
         try:
-            # More than one an interval where a backlog is worked off, or a batch takes longer.
+            # An interval may have several batches during catch-up, or a batch may take longer than the interval.
             rows = ProgressTable(workspace).read(job, last, since=(now or utc_now()) - looked_at)
         except StreamwardenError as error:
             if error.code != "PROGRESS_TABLE_MISSING":
@@ -209,7 +209,7 @@ def batches_seen(
                 pending=row["source_pending"],
             )
     if seen.progress is not None:
-        # Those that the driver has yet to write there.
+        # Batches that the driver has not written to the table yet.
         for done in seen.progress.recent:
             found.setdefault((seen.progress.incarnation, done.batch), _seen(seen.progress.incarnation, done))
     return sorted(found.values(), key=lambda one: one.at)
@@ -228,7 +228,7 @@ def _seen(incarnation: str, done: BatchProgress) -> BatchSeen:
 
 
 def _since(workspace: Workspace, job: str, spec: JobSpec, now: datetime) -> datetime:
-    """Return since when the job has run as wide as it does."""
+    """Return since when the job has had its current width."""
     documents = JobDocuments(workspace.storage, job)
     since = now
     for incarnation in documents.incarnations()[: -_LAUNCHES - 1 : -1]:
@@ -262,7 +262,7 @@ def _holds(
     past = list(_past(workspace, job, now - max(_DAY, settings.cool_down)))
     interrupted = next((one for one in past if one.state == "running" and active is None), None)
     if interrupted is not None:
-        # Another one would take its place, and nobody would go on with it.
+        # A new operation would replace the interrupted one, and nobody would resume that.
         yield f"{interrupted.kind} {interrupted.id} was interrupted, and is to be gone on with"
     rescales = [one for one in past if one.kind == "rescale" and one.started_at >= now - _DAY]
     away = sum(any(step.name in _AWAY for step in one.steps) for one in rescales)
@@ -284,10 +284,10 @@ def _holds(
 
 
 def _was_felt(one: Operation) -> bool:
-    """Tell whether what a job did beside an operation, and after it, is to be waited out.
+    """Return whether an operation affected the job, so that the cool-down applies after it.
 
-    A rescale that was refused in its first look was never felt. Beyond that a second JVM shared the job's cores, also
-    where the job was not stopped. And who cancels one does not want it again at the next look.
+    A rescale refused by its precheck had no effect. Later steps put a second JVM on the job's cores, even if the job
+    did not stop. And after a cancellation, the next check must not start the same rescale.
     """
     if one.kind != "rescale" or (one.error is not None and one.error.code == _CANCELLED):
         return True
@@ -295,12 +295,12 @@ def _was_felt(one: Operation) -> bool:
 
 
 def _failed_before(rescales: list[Operation], changes: Mapping[str, int]) -> Operation | None:
-    """Return the rescale to the same target that was tried and went wrong, if none that came later went well."""
+    """Return the failed rescale to the same target, unless a later one succeeded."""
     for one in rescales:
         target = one.plan.get("to")
         if one.state == "done":
             return None
-        # Without a target it did not get beyond its first look, which is asked for again anyway.
+        # Without a target it did not pass its precheck, which runs again anyway.
         same = target and all(target.get(name) == value for name, value in changes.items())
         tried = one.error is None or one.error.code not in _SAYS_NOTHING
         if same and tried and one.state in ("failed", "rolled back"):

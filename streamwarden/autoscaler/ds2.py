@@ -1,11 +1,11 @@
-"""How wide a job should run: DS2's rule, for micro-batches.
+"""Recommended width of a job: DS2's rule, for micro-batches.
 
-DS2 (Kalavri and others, "Three steps is all you need", OSDI 2018) asks how many rows a second an instance could process
-if it never waited, and gives an operator as many instances as its input needs. Here the operator is the batch. Waiting
-is the time between batches, and not all of a batch gets faster with more cores: so its fixed time is told from that of
-its rows, and only the latter is divided.
+DS2 (Kalavri et al., "Three steps is all you need", OSDI 2018) computes how many rows a second an instance can process
+without waiting. An operator gets as many instances as its input needs. Here the operator is the batch, and waiting is
+the time between batches. More cores shorten only the rows' part of a batch, so only this part is divided; the fixed
+part is estimated separately.
 
-Pure: the command, the DAG and a simulation that give it the same figures get the same answer.
+Pure functions: equal inputs from the command, the DAG or a simulation give equal results.
 """
 
 from __future__ import annotations
@@ -23,60 +23,60 @@ from streamwarden.model.status import Width
 __all__ = ["Recommendation", "StateShare", "recommend"]
 
 _PER_CORE = 2
-"""State partitions a core that are recommended. 2: the slower half of a batch's tasks overlaps with the faster."""
+"""Recommended state partitions per core. 2: the slower half of a batch's tasks overlaps with the faster half."""
 
 _TOO_MANY = 8
-"""State partitions a core from which fewer are recommended: each commits a store in every batch."""
+"""State partitions per core above which fewer are recommended: each commits a store in every batch."""
 
 _SKEWED = 2.0
-"""The largest partition by the mean one, from which the state counts as skewed. 2: files differ by compaction alone."""
+"""Ratio of largest to mean partition above which the state is skewed. 2: compaction alone makes files differ."""
 
 _COUNTED = 2**20
-"""Bytes of state below which its skew says nothing: a store has some kilobytes however empty it is."""
+"""Bytes of state below which skew is ignored: even an empty store has some kilobytes."""
 
 
 @dataclass(frozen=True)
 class StateShare:
-    """How the state lies in its partitions.
+    """Distribution of the state over its partitions.
 
     Parameters
     ----------
     bytes
-        By partition, over all operators and stores.
+        Bytes of each partition, over all operators and stores.
     """
 
     bytes: Sequence[int] = ()
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Bytes of all partitions."""
         return sum(self.bytes)
 
     @property
     def skew(self) -> float:
-        """The largest by the mean one; 1 where too little is there to tell."""
+        """Ratio of the largest to the mean partition; 1 if the state is too small."""
         return max(self.bytes) * len(self.bytes) / self.total if self.total >= _COUNTED else 1.0
 
     @property
     def largest(self) -> float | None:
-        """The largest one's share, or None if it is about as large as the others."""
+        """The largest partition's share, or None if it is about as large as the others."""
         return max(self.bytes) / self.total if self.skew > _SKEWED else None
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """How wide a job should run, and why.
+    """Recommended width of a job, and the reasons.
 
     Parameters
     ----------
     now, to
-        How wide it runs and should; equal where nothing is to be changed.
+        Current and recommended width; equal if nothing should change.
     why
-        In sentences, the weightiest first.
+        Sentences, the most important first.
     rows_per_second
-        That come to the source; None: not enough known.
+        Arrival rate at the source; None: not enough known.
     capacity
-        Rows a second that it could process without waiting; None: unknown.
+        Rows a second that the job can process without waiting; None: unknown.
     busy
         Share of the time that its batches took.
     expected_busy
@@ -84,7 +84,7 @@ class Recommendation:
     backlog_rows
         Rows that wait.
     skew
-        The largest state partition by the mean one.
+        Ratio of the largest to the mean state partition.
     """
 
     now: Width
@@ -99,7 +99,7 @@ class Recommendation:
 
     @property
     def changes(self) -> dict[str, int]:
-        """The fields that are to be changed."""
+        """The fields to change."""
         names = ("partitions", "cores")
         return {name: getattr(self.to, name) for name in names if getattr(self.to, name) != getattr(self.now, name)}
 
@@ -117,26 +117,26 @@ def recommend(
 ) -> Recommendation:
     """Recommend state partitions and cores.
 
-    Does not recommend memory, nor executors of a cluster other than by the number of cores.
+    Does not recommend memory, nor a cluster's executors other than by the number of cores.
 
     Parameters
     ----------
     batches
-        Oldest first, of ``settings.down_after`` and more if there are.
+        Oldest first; the last ``settings.down_after`` and earlier ones if there are any.
     now
         The time.
     width
-        How wide the job runs.
+        The job's current width.
     since
-        Since when: a batch's cost is taken from those after this.
+        Start of that width: only later batches give the cost.
     interval
-        The trigger's.
+        The trigger's interval.
     settings
         Limits.
     state
-        How the state lies; None for a job without.
+        Distribution of the state; None for a stateless job.
     idle
-        Whether the driver found nothing new since its last batch: until now, then, nothing has come.
+        Whether the driver has found no new input since its last batch, so nothing has arrived until now.
     """
     return _Advisor(batches, now, width, since, interval, settings, state, idle).recommend()
 
@@ -154,7 +154,7 @@ class _Advisor:
     why: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Until its next batch nobody knows what has come since the last one.
+        # Arrivals after the last batch are unknown until the next one.
         self.until = self.now if self.idle or not self.batches else self.batches[-1].at
         begin = self.until - self.settings.window
         self.recent = [one for one in self.batches if one.at > begin]
@@ -185,7 +185,7 @@ class _Advisor:
             wanted = self._needed(fitted, rate, catch_up=True)
             target = limits.target_busy
             if wanted is None:
-                # The target can't be reached; to keep up with what comes can be.
+                # The target is unreachable, but keeping up with arrivals is possible.
                 target = limits.busy_above
                 wanted = self._needed(fitted, rate, catch_up=True, share=target)
             reason = f"{rate:.0f} rows/s come, and batches take {now:.0%} of the interval"
@@ -229,7 +229,7 @@ class _Advisor:
                 return self._within(self.width.cores)
         useful = wanted if self.state is None else max(self.width.partitions, self.settings.max_partitions)
         named = "max_partitions" if useful < min(wanted, self.settings.max_cores) else "max_cores"
-        # Of cores that the partitions left idle more may be needed only in use.
+        # Cores that idled for lack of partitions may be enough once they are used.
         cores = max(self._within(min(wanted, useful)), self._within(self.width.cores))
         if cores == self.width.cores and wanted > cores:
             self.why.append(f"{reason}; {wanted} cores are needed, and {cores} is the limit (advisor.{named})")
@@ -241,14 +241,14 @@ class _Advisor:
         return cores
 
     def _slower(self, cores: int, partitions: int | None = None) -> float:
-        """Return how many times as long a batch's rows take with other cores."""
+        """Return the factor by which other cores lengthen the time of a batch's rows."""
         spread = partitions or max(self.width.partitions, cores)
         floor = self._largest()
         before = max(1 / self._used(self.width.cores, self.width.partitions), floor)
         return max(1 / self._used(cores, spread), floor) / before
 
     def _used(self, cores: int, partitions: int) -> int:
-        # A job without state has no partitions that would keep cores from working.
+        # Partitions limit the cores in use only for a job with state.
         return min(cores, partitions) if self.state is not None else cores
 
     def _largest(self) -> float:
@@ -266,7 +266,7 @@ class _Advisor:
         return (self.backlog or 0.0) / self.settings.catch_up.total_seconds()
 
     def _needed(self, fitted: Cost, rate: float, *, catch_up: bool = False, share: float | None = None) -> int | None:
-        """Return the least cores that keep a batch's share at the target, or at another; None if no number does."""
+        """Return the least cores that keep a batch's share at the target or at `share`; None if no number does."""
         shares = [(rate, share or self.settings.target_busy)]
         if catch_up:
             shares.append((rate + self._backlog_rate(), 1.0))
@@ -277,16 +277,16 @@ class _Advisor:
             room, work = most * seconds - fitted.fixed, fitted.row * alone * rows * seconds
             if room <= 0 or work * self._largest() > room:
                 return None
-            # A hair less, so that what fits exactly is not one more.
+            # Slightly less, so that an exact fit does not round up.
             needed = max(needed, math.ceil(work / room - 1e-9))
         return needed
 
     def _peak(self) -> float | None:
-        """Return the highest load of any window in the time that fewer cores must have done; None: not known."""
+        """Return the highest load of any window in the scale-down time; None: not known."""
         limits = self.settings
         if not self.batches or self.batches[0].at > self.until - limits.down_after:
             return None
-        # The last batch ends the last window, and the first one begins where the time does.
+        # The last batch ends the last window; the first window starts with the period.
         ends, end = [], self.until
         while end - limits.window >= self.until - limits.down_after:
             ends.append(end)
@@ -309,7 +309,7 @@ class _Advisor:
             told = len(self.why)
             partitions = self._spread(cores, self.state)
             if cores == self.width.cores and partitions != self.width.partitions:
-                # The first reason is that of what changes, not of the cores that stay.
+                # The reasons for the change come first, before those for unchanged cores.
                 self.why = self.why[told:] + self.why[:told]
         return self.width.model_copy(update={"cores": cores, "partitions": partitions})
 
@@ -327,7 +327,7 @@ class _Advisor:
                 f" {limits.bytes_per_partition / 2**20:.0f} at most are wanted"
             )
         fewest = max(_PER_CORE * cores, 2 * for_state)
-        # Only where the load is known of long enough: what is spread thin now may be needed in an hour.
+        # Only if the load is known for long enough: partitions that seem too many now may be needed in an hour.
         if wanted == partitions > _TOO_MANY * cores and fewest < partitions and self._peak() is not None:
             wanted = fewest
             self.why.append(f"{partitions} state partitions on {cores} cores: each commits a store in every batch")
@@ -382,5 +382,5 @@ class _Advisor:
         room = self.interval.total_seconds() - fitted.fixed
         if not fitted.row:
             return None
-        # With longer intervals the fixed part weighs less; of this one it takes all where there is no room.
+        # A longer interval reduces the fixed part's weight. Without room, the fixed part takes the whole interval.
         return max(room, 0.0) / fitted.row / self.interval.total_seconds()

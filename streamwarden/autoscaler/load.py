@@ -12,39 +12,39 @@ from datetime import datetime, timedelta
 __all__ = ["BatchSeen", "Cost", "arrivals", "busy_share", "cost", "pending_rows"]
 
 ENOUGH = 5
-"""Batches that a cost needs. 5: a line through fewer follows the noise."""
+"""Batches needed for a cost. 5: a line through fewer follows the noise."""
 
 _WARM_UP = 3
-"""Batches of a driver left out of its cost: its JVM is still compiling, and the first may be of what waited."""
+"""First batches of a driver, excluded from its cost: the JVM still compiles, and the first may hold a backlog."""
 
 _LAST = 10
-"""Batches that count as recent where a time has too few: they are long ones."""
+"""Batches that count as recent if a window has too few, because they are long."""
 
 _FITTED = 300
-"""Batches that a line is fitted to, evenly taken from all. 300: 45,000 pairs, a twentieth of a second."""
+"""Batches that a line is fitted to, sampled evenly from all. 300: 45,000 pairs, a twentieth of a second."""
 
 _SPREAD = 0.2
-"""How far the batches' rows must differ, as a share of their mean, to tell a batch's fixed time from its rows'."""
+"""Minimum spread of the batches' rows, as a share of their mean, to separate fixed time from row time."""
 
 
 @dataclass(frozen=True)
 class BatchSeen:
-    """What is asked of one batch.
+    """The advisor's data on one batch.
 
     Parameters
     ----------
     incarnation
         The driver's run.
     at
-        When it was committed.
+        Commit time.
     seconds
-        It took.
+        Duration.
     fixed_seconds
-        Of that, the checkpoint's commits, which don't depend on the rows.
+        The part of it for the checkpoint's commits, which does not depend on the rows.
     rows
-        Read.
+        Rows read.
     taken, pending
-        Files or versions of the source that it took, and that were left after it; None: unknown.
+        Files or versions of the source: read by the batch, and left after it; None: unknown.
     """
 
     incarnation: str
@@ -58,42 +58,41 @@ class BatchSeen:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a batch costs on the cores that it had.
+    """A batch's cost on the cores that it had.
 
     Parameters
     ----------
     fixed
-        Seconds of any batch, however few its rows.
+        Seconds of any batch, independent of its rows.
     row
-        Seconds more for each row.
+        Additional seconds for each row.
     """
 
     fixed: float
     row: float
 
     def seconds(self, rows: float, *, slower: float = 1.0) -> float:
-        """Return how long a batch takes whose rows take so many times as long."""
+        """Return a batch's duration if its rows take `slower` times as long."""
         return self.fixed + self.row * slower * rows
 
 
 def cost(batches: Sequence[BatchSeen], since: datetime) -> Cost | None:
-    """Fit what a batch costs, or return None where there are too few.
+    """Fit the cost of a batch; None if there are too few batches.
 
-    A line through the batches' rows and times, as steep as the median of the slopes between any two of them, which a
-    few slow batches don't tilt; a slope counts by how far the two differ in rows (Theil and Sen, weighted as by
-    Jaeckel, "Estimating regression coefficients by minimizing the dispersion of the residuals", 1972). It takes
-    different loads to tell such a line, so it is told from all batches; then it is raised or lowered to what the recent
-    ones took.
+    The line's slope is the median of the slopes between all pairs of batches, which a few slow batches don't change.
+    Each slope is weighted by the pair's difference in rows (Theil and Sen, weighted as by Jaeckel, "Estimating
+    regression coefficients by minimizing the dispersion of the residuals", 1972). A slope needs different loads, so all
+    batches give it. The recent batches give the line's height.
 
-    Where all batches have about as many rows no line can be told; then only the checkpoint's own time counts as fixed,
-    so that more cores are promised too much rather than fewer too little.
+    If all batches have about as many rows, there is no slope. Then only the checkpoint's time counts as fixed, which
+    overestimates the benefit of more cores rather than underestimating it.
 
     Parameters
     ----------
     batches
-        Of one width, oldest first. The first three of each driver are left out.
+        Of one width, oldest first. The first three of each driver are excluded.
     since
-        Those after this are recent; the last ten, where these are too few.
+        Later batches are recent; if there are too few, the last ten are.
     """
     firsts: dict[str, int] = {}
     used = []
@@ -131,23 +130,23 @@ def _line(batches: Sequence[BatchSeen]) -> Cost | None:
 
 
 def arrivals(batches: Sequence[BatchSeen], until: datetime, window: timedelta) -> float | None:
-    """Return the rows a second that came to the source within a time, or None if less than half of it is known.
+    """Return the source's arrival rate in rows a second, or None if less than half of the window is known.
 
-    What was read, and by how much the backlog has grown meanwhile.
+    Arrivals are the rows read plus the growth of the backlog.
 
     Parameters
     ----------
     batches
         Oldest first.
     until
-        The end of the time.
+        The end of the window.
     window
-        Its length.
+        The window's length.
     """
     begin = until - window
     before = [one for one in batches if one.at <= begin]
     inside = [one for one in batches if begin < one.at <= until]
-    # A batch's rows came before it: those of the first one known came at no known time.
+    # A batch's rows arrived before it: those of the first known batch arrived at an unknown time.
     first = before[-1] if before else (inside.pop(0) if inside else None)
     if first is None:
         return None
@@ -158,21 +157,21 @@ def arrivals(batches: Sequence[BatchSeen], until: datetime, window: timedelta) -
     read = sum(one.rows for one in inside)
     last = inside[-1] if inside else first
     grown = _rows_of((last.pending or 0) - (first.pending or 0), inside)
-    # A batch that ended within the window may have begun before it.
+    # A batch that ended within the window may have begun earlier.
     took = (until - first.at).total_seconds() if inside and before else known
     return max(read + grown, 0.0) / max(took, known)
 
 
 def pending_rows(batches: Sequence[BatchSeen]) -> float | None:
-    """Return the rows that wait, by what the newest batches' files or versions had; None: unknown."""
+    """Return the waiting rows, estimated from the rows per file or version of the newest batches; None: unknown."""
     if not batches or batches[-1].pending is None:
         return None
-    # Those of the whole time would be of another load, after a step.
+    # After a step of the load, older batches would give another load's average.
     return _rows_of(batches[-1].pending, [one for one in batches if one.taken][-ENOUGH:])
 
 
 def busy_share(batches: Sequence[BatchSeen]) -> float | None:
-    """Return the share of the time that batches took, or None for fewer than two."""
+    """Return the batches' share of the time, or None for fewer than two."""
     if len(batches) < 2:
         return None
     wall = (batches[-1].at - batches[0].at).total_seconds()

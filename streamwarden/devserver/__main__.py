@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _up(home: Path, port: int, profile: str) -> int:
-    # Opened here, so that a wrong profile is an error of this command and not of every task.
+    # Opened here, so that a wrong profile fails this command, and not every task.
     workspace = open_workspace(profile)
     env = {
         "STREAMWARDEN_PROFILE": workspace.profile.name,
@@ -86,14 +86,14 @@ def _stop_jobs(workspace: Workspace, timeout: float) -> int:
         for name, seen in driver_control.stop_all(workspace, running, by=_BY, timeout=timeout).items():
             out.print(f"{name}: {seen.phase} ({seen.reason})", markup=False)
     except StreamwardenError as error:
-        # Airflow is to go down all the same.
+        # Airflow stops nevertheless.
         err.print(str(error), markup=False, style="red", soft_wrap=True)
         return 1
     return 0
 
 
 def _runs(seen: Observation) -> bool:
-    # One that is silent may wake; and where an operation works on a job, a driver that is down now won't stay so.
+    # A silent driver may wake up. During an operation, a driver that is down will start again.
     return seen.phase.alive or seen.phase is Phase.SILENT or seen.operation is not None
 
 

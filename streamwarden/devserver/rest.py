@@ -1,4 +1,4 @@
-"""A client for the part of Airflow's REST API that the demo, ``make up`` and the tests need."""
+"""Client for the part of Airflow's REST API that the demo, ``make up`` and the tests need."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ENDED = ("success", "failed")
 
 
 class AirflowRequestFailed(StreamwardenError):
-    """Airflow refused a request, or something that was waited for did not come.
+    """Airflow refused a request, or an awaited state did not come.
 
     Parameters
     ----------
     status
-        The HTTP status of the refusal, if it was one.
+        HTTP status of the refusal, if any.
     """
 
     def __init__(self, what: str, *, status: int | None = None) -> None:
@@ -32,22 +32,22 @@ class AirflowRequestFailed(StreamwardenError):
 
 
 def new_run_id() -> str:
-    """Return an id for a run that is triggered by the API."""
+    """Return an id for a run triggered by the API."""
     return f"api__{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}_{uuid.uuid4().hex[:8]}"
 
 
 class AirflowClient:
-    """Talks to an API server, logging in when it has to.
+    """Client of an API server; logs in when necessary.
 
-    An answer of 500 or above is asked for again, three times within some seconds: with SQLite as its database Airflow
-    gives one when two of its processes write at once. Nothing else is: a request that is refused says so at once.
+    A response of 500 or above is retried, three times within some seconds: on SQLite, Airflow returns such responses
+    when two of its processes write at once. Other refusals raise at once.
 
     Parameters
     ----------
     url
         The server, such as ``http://127.0.0.1:8080``.
     user, password
-        The login; asked for by a function, because the password may be made while the server starts.
+        The login. The password may be a function, because the starting server may still have to create it.
     timeout
         Seconds for each request. 90: on SQLite the server may wait a minute for the lock of its database.
     """
@@ -57,7 +57,7 @@ class AirflowClient:
         self._user = user
         self._password = password
         self._token = ""
-        # No proxy from the environment may come between this process and its own machine.
+        # A proxy of the environment must not intercept local traffic.
         self._http = httpx.Client(base_url=self.url, timeout=timeout, trust_env=False)
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class AirflowClient:
         self._http.close()
 
     def health(self) -> dict[str, Any]:
-        """Return the components' health; asks for no login."""
+        """Return the components' health, without a login."""
         return self._checked(self._http.get("/api/v2/monitor/health"))
 
     def request(self, method: str, path: str, **kwargs: Any) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class AirflowClient:
         Raises
         ------
         AirflowRequestFailed
-            With the server's words.
+            With the server's message.
         """
         given = kwargs.pop("headers", {})
         for fresh in (False, True):
@@ -93,28 +93,28 @@ class AirflowClient:
         return self._checked(answer)
 
     def dags(self) -> list[str]:
-        """Return the ids of the DAGs that were parsed."""
+        """Return the ids of the parsed DAGs."""
         return [dag["dag_id"] for dag in self.request("GET", "/dags", params={"limit": 100})["dags"]]
 
     def import_errors(self) -> list[dict[str, Any]]:
-        """Return the DAG files that could not be loaded, with the reason."""
+        """Return the DAG files that could not be loaded, with the reasons."""
         return list(self.request("GET", "/importErrors")["import_errors"])
 
     def unpause(self, dag: str) -> None:
-        """Let a DAG's runs start."""
+        """Unpause a DAG."""
         self.request("PATCH", f"/dags/{dag}", json={"is_paused": False})
 
     def trigger_dag(self, dag: str, conf: dict[str, Any] | None = None, *, run: str | None = None) -> str:
-        """Start a run, with params as `conf`, and return its id. Unpauses the DAG first.
+        """Trigger a run with params as `conf`, and return its id. Unpauses the DAG first.
 
         Parameters
         ----------
         run
-            Its id, of :func:`new_run_id`, for a caller that tries again; default a new one.
+            The run's id, of :func:`new_run_id`, for a caller that retries; default a new one.
         """
         self.unpause(dag)
-        # An id of ours: should a try that was answered with an error have made the run after all, the next one is
-        # refused, and does not make a second.
+        # With our own id, a retry of a request that failed after creating the run is refused, and creates no second
+        # run.
         run = run or new_run_id()
         body = {"logical_date": None, "dag_run_id": run, "conf": conf or {}}
         try:
@@ -134,7 +134,7 @@ class AirflowClient:
         Raises
         ------
         AirflowRequestFailed
-            If it goes on for longer than `timeout` seconds.
+            If it takes longer than `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         while (state := str(self.dag_run(dag, run)["state"])) not in _ENDED:
@@ -155,12 +155,12 @@ class AirflowClient:
     def wait_for_task(
         self, dag: str, run: str, task: str, states: tuple[str, ...], *, timeout: float, poll: float = 1.0
     ) -> str:
-        """Wait until a task is in one of some states, and return which.
+        """Wait until a task is in one of some states, and return that state.
 
         Raises
         ------
         AirflowRequestFailed
-            If it is not after `timeout` seconds, or ends otherwise.
+            If the task reaches none within `timeout` seconds, or ends in another state.
         """
         deadline = time.monotonic() + timeout
         while (state := self.task_state(dag, run, task)) not in states:
@@ -170,7 +170,7 @@ class AirflowClient:
         return state
 
     def set_task_state(self, dag: str, run: str, task: str, state: str) -> None:
-        """Mark a task ``failed`` or ``success``, as a person does in the UI."""
+        """Mark a task ``failed`` or ``success``, as a person can in the UI."""
         path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}"
         self.request("PATCH", path, json={"new_state": state})
 
@@ -180,7 +180,7 @@ class AirflowClient:
         self.request("POST", f"/dags/{dag}/clearTaskInstances", json=body)
 
     def task_log(self, dag: str, run: str, task: str, *, attempt: int | None = None) -> str:
-        """Return a task's log, the trigger's lines included, as text; default its newest try."""
+        """Return a task's log as text, with the trigger's lines; default its newest try."""
         attempt = attempt or int(self.tasks(dag, run)[task]["try_number"])
         path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/logs/{attempt}"
         answer = self.request(
@@ -189,7 +189,7 @@ class AirflowClient:
         return "\n".join(_line(entry) for entry in answer["content"])
 
     def xcom(self, dag: str, run: str, task: str, key: str = "return_value") -> Any:
-        """Return a value that a task pushed."""
+        """Return a value pushed by a task."""
         path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/xcomEntries/{key}"
         return self.request("GET", path, params={"deserialize": True})["value"]
 

@@ -1,8 +1,8 @@
-"""Airflow on one machine, for ``make up``, ``make demo`` and tests: started, waited for, and reliably stopped.
+"""Airflow on one machine, for ``make up``, ``make demo`` and tests: start, wait until healthy, stop reliably.
 
-The same four components as ``airflow standalone``, with the LocalExecutor, started one by one: standalone's
-own parent orphans them when it is killed, and starts log servers that listen on every interface. Here everything
-listens on loopback. Imports no airflow.
+The same four components as ``airflow standalone``, with the LocalExecutor, started one by one. When the standalone
+parent is killed, it orphans them, and its log servers listen on every interface. Here all listen on loopback. This
+module imports no airflow.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _PASSWORDS = "simple_auth_manager_passwords.json.generated"
 
 COMPONENTS: dict[str, tuple[str, ...]] = {
     "api-server": ("api-server", "--host", _HOST),
-    # The log servers listen on every interface and can't be told otherwise. On one machine nobody needs them: the API
-    # server reads the files.
+    # The log servers listen on every interface, and no setting changes that. On one machine they are not needed: the
+    # API server reads the files.
     "scheduler": ("scheduler", "--skip-serve-logs"),
     "triggerer": ("triggerer", "--skip-serve-logs"),
     "dag-processor": ("dag-processor",),
 }
-"""What runs, and how it is called."""
+"""The components, with their commands."""
 
 
 class StandaloneError(StreamwardenError):
@@ -57,30 +57,29 @@ class StandaloneError(StreamwardenError):
 class Standalone:
     """Airflow's four components as processes of this machine.
 
-    As a context manager it stops them on every way out, exceptions, Ctrl-C and SIGTERM included; what an earlier owner
-    left behind in the same home, because it was killed, is ended at the next start or stop. Job drivers are not its
-    children: they live in sessions of their own, and go on when Airflow ends.
+    As a context manager it stops the components on every exit: exceptions, Ctrl-C and SIGTERM. If an earlier owner in
+    the same home was killed, the next start or stop ends its processes. Job drivers are not children of Airflow: they
+    have their own sessions, and survive a stop.
 
-    Not for production: SQLite unless told otherwise, and one user with a generated password.
+    Not for production: SQLite by default, and one user with a generated password.
 
     Parameters
     ----------
     home
-        ``AIRFLOW_HOME``: database, configuration, logs. Made if it is not there; only its owner can read it.
+        ``AIRFLOW_HOME``: database, configuration, logs. Created if missing; readable by its owner only.
     port
-        Of the API server and UI, on loopback; 0 takes a free one at the first start.
+        Port of API server and UI, on loopback; 0 takes a free port at the first start.
     dags
         The DAG folder; default the checkout's.
     env
         More environment, above all ``STREAMWARDEN_PROFILE``, ``_ROOT`` and ``_CONFIG``. ``AIRFLOW__…`` settings here
-        win over those made here; those of the caller's own environment are left out. Its connections and variables
-        (``AIRFLOW_CONN_…``, ``AIRFLOW_VAR_…``) are not.
+        override this class's; those of the caller's environment are ignored, except connections and variables
+        (``AIRFLOW_CONN_…``, ``AIRFLOW_VAR_…``).
     parallelism
-        Worker processes. 4, not Airflow's 32, which are all forked at the start.
+        Worker processes. 4, not Airflow's 32, all of which are forked at the start.
     database
-        SQLAlchemy URL of Airflow's database, which must be there, such as
-        :attr:`~tests.postgres.PrivatePostgres.url`; it is neither made nor stopped here. None is an
-        SQLite file in `home`.
+        SQLAlchemy URL of an existing database for Airflow, such as :attr:`~tests.postgres.PrivatePostgres.url`. This
+        class neither creates nor stops it. None is an SQLite file in `home`.
     """
 
     def __init__(
@@ -108,24 +107,24 @@ class Standalone:
 
     @property
     def port(self) -> int:
-        """The port in use: the one given, or of 0 the one found."""
+        """The port in use: the given port, or the free port found for 0."""
         if self._port == 0:
             self._port = int(self._read_state().get("port", 0))
         return self._port
 
     @property
     def url(self) -> str:
-        """Of the UI and the API."""
+        """URL of the UI and the API."""
         return f"http://{_HOST}:{self.port}"
 
     @property
     def user(self) -> str:
-        """Who logs in."""
+        """The user's name."""
         return _USER
 
     @property
     def password(self) -> str:
-        """The password that Airflow made at the first start."""
+        """The password that Airflow created at the first start."""
         try:
             return str(json.loads((self.home / _PASSWORDS).read_text(encoding="utf-8"))[_USER])
         except (OSError, ValueError, KeyError) as error:
@@ -133,21 +132,21 @@ class Standalone:
 
     @property
     def client(self) -> AirflowClient:
-        """A client, logged in as the one user."""
+        """A client, logged in as the only user."""
         if self._client is None:
             self._client = AirflowClient(url=self.url, user=_USER, password=lambda: self.password)
         return self._client
 
     def recorded_env(self) -> dict[str, str]:
-        """Return the ``STREAMWARDEN_…`` environment that the Airflow now running here was given."""
+        """Return the ``STREAMWARDEN_…`` environment of the Airflow now running here."""
         return dict(self._read_state().get("env", {}))
 
     def running(self) -> dict[str, bool]:
-        """Tell of each component whether its process lives; of no Airflow that ever started here, nothing."""
+        """Return for each component whether its process is alive; empty if no Airflow ever started here."""
         return {name: is_alive(process) is True for name, process in self._recorded().items()}
 
     def processes(self, component: str) -> list[psutil.Process]:
-        """Return every living process of a component's session: its own, and all that it forked but for drivers."""
+        """Return all live processes of a component's session: its own and its children, except drivers."""
         return self._members({name: ref for name, ref in self._recorded().items() if name == component})
 
     def log(self, component: str) -> Path:
@@ -155,20 +154,20 @@ class Standalone:
         return self.home / "logs" / f"{component}.log"
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of the components, and of every task and driver that they start."""
+        """Return the environment of the components, and of all tasks and drivers that they start."""
         url = self.url
         ours = {
             "AIRFLOW_HOME": str(self.home),
             "AIRFLOW__CORE__DAGS_FOLDER": str(self.dags),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-            # No DAG of ours runs by itself unless it was given a schedule: none has to be held back.
+            # None of our DAGs runs without an explicit schedule, so none has to be paused.
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
             "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
             "AIRFLOW__CORE__PARALLELISM": str(self.parallelism),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{_USER}:admin",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.home / _PASSWORDS),
-            # Its own 5 s for a lock are too few while three JVMs start on the same cores.
+            # The default of 5 s for a lock is too short while three JVMs start on the same cores.
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self._database or f"sqlite:///{self.home / 'airflow.db'}?timeout=60",
             "AIRFLOW__DATABASE__LOAD_DEFAULT_CONNECTIONS": "False",
             "AIRFLOW__API__HOST": _HOST,
@@ -176,42 +175,42 @@ class Standalone:
             "AIRFLOW__API__BASE_URL": url,
             "AIRFLOW__API__WORKERS": "1",
             "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(self.home / "logs"),
-            # DAG files change when somebody edits them: every half minute is soon enough, and costs less.
+            # DAG files change only when somebody edits them: every 30 s is soon enough, and costs less.
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
             "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
-            # A job's run goes on for weeks, and each look of the scheduler at one, every second, costs 3 ms. Airflow's
-            # default is to look at 20; with 5 its load stays flat as jobs are added. New runs come first in any case.
+            # A job's run lasts for weeks, and each check of a run by the scheduler, once a second, costs 3 ms. The
+            # default is 20 runs in a loop; with 5 the load stays flat as jobs are added. New runs come first.
             "AIRFLOW__SCHEDULER__MAX_DAGRUNS_PER_LOOP_TO_SCHEDULE": "5",
             "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
             "PYTHONUNBUFFERED": "1",
             "PYTHONWARNINGS": "ignore",
         }
-        # Another Airflow's settings would mix with these. A connection is what a notifier's secrets come from.
+        # Other Airflow settings would mix with these. Connections stay, because notifiers read their secrets from them.
         inherited = {
             key: value
             for key, value in os.environ.items()
             if not key.startswith("AIRFLOW") or key.startswith(("AIRFLOW_CONN_", "AIRFLOW_VAR_"))
         }
-        # Workers talk to the API server of this machine: a proxy can't reach it.
+        # Workers connect to the API server of this machine, which a proxy can't reach.
         no_proxy = ",".join(filter(None, (inherited.get("no_proxy") or inherited.get("NO_PROXY"), _HOST, "localhost")))
         return {**inherited, "no_proxy": no_proxy, "NO_PROXY": no_proxy, **ours, **self._given}
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def start(self, *, timeout: float = 240.0, progress: Callable[[str], None] = lambda _: None) -> None:
-        """Start all components and wait until all are healthy.
+        """Start all components, and wait until all are healthy.
 
         Parameters
         ----------
         timeout
-            Seconds for all of it.
+            Seconds for the whole start.
         progress
-            Told in words what is being waited for.
+            Called with a description of each wait.
 
         Raises
         ------
         StandaloneError
-            If it does not come up; everything is stopped again.
+            If it does not become healthy; everything is stopped again.
         """
         deadline = time.monotonic() + timeout
         self.stop()
@@ -235,9 +234,9 @@ class Standalone:
         Parameters
         ----------
         name
-            Of :data:`COMPONENTS`; or a name of its own for a second one.
+            A name of :data:`COMPONENTS`, or another name for a second instance.
         kind
-            Which of :data:`COMPONENTS` a second one is.
+            Which of :data:`COMPONENTS` a second instance is.
         """
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
@@ -245,8 +244,8 @@ class Standalone:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # A session of its own: no Ctrl-C meets it half-way, and all that it forks can be found by it. Tasks
-                # have process groups of their own, but the same session.
+                # Own session: Ctrl-C does not reach the component, and the session identifies all its children. Tasks
+                # have their own process groups, but the same session.
                 start_new_session=True,
                 cwd=self.home,
                 env=self.environment(),
@@ -256,12 +255,12 @@ class Standalone:
         self._write_state(recorded)
 
     def wait_for_dags(self, names: list[str], *, timeout: float = 180.0) -> None:
-        """Wait until DAGs of these ids were parsed.
+        """Wait until DAGs with these ids are parsed.
 
         Raises
         ------
         StandaloneError
-            With the import errors, if they do not come.
+            With the import errors, if the DAGs do not appear.
         """
         deadline = time.monotonic() + timeout
         while missing := sorted(set(names) - set(self.client.dags())):
@@ -273,16 +272,16 @@ class Standalone:
     # -- stopping ----------------------------------------------------------------------------------------------------
 
     def stop(self, *, grace: float = 10.0) -> None:
-        """Stop every component and all that they forked; works on an Airflow that another process started here, too.
+        """Stop every component and its children; also works for an Airflow that another process started here.
 
         Parameters
         ----------
         grace
-            Seconds for an orderly end; then everything is killed. A running task's end is not waited for any longer.
+            Seconds for an orderly end, then all are killed. Running tasks get no more time.
         """
         with _shielded():
             recorded = self._recorded()
-            # First: the API server waits for open connections.
+            # First, because the API server waits for open connections.
             if self._client is not None:
                 self._client.close()
                 self._client = None
@@ -301,12 +300,12 @@ class Standalone:
             self._state.unlink(missing_ok=True)
 
     def stop_component(self, name: str, *, grace: float = 10.0, how: signal.Signals = signal.SIGTERM) -> None:
-        """Signal one component; after `grace` seconds kill what is left of it. With 0 it is signalled only.
+        """Send a signal to one component; after `grace` seconds kill the rest of it. With 0, only send the signal.
 
         Parameters
         ----------
         how
-            SIGKILL for a test of how the others take it.
+            SIGKILL for tests of the other components' reaction.
         """
         recorded = {key: value for key, value in self._recorded().items() if key == name}
         for process in recorded.values():
@@ -326,7 +325,7 @@ class Standalone:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            # SIGTERM would end this process without a word, and leave Airflow behind.
+            # An unhandled SIGTERM would end this process at once, and leave Airflow running.
             self._sigterm = signal.signal(signal.SIGTERM, _exit_by_signal)
         try:
             self.start()
@@ -365,7 +364,7 @@ class Standalone:
     def _migrate(self, deadline: float, progress: Callable[[str], None]) -> None:
         version = importlib.metadata.version("apache-airflow")
         done = self.home / f".database-{version}"
-        # Of a database elsewhere it isn't known whether it is still the one that was made.
+        # An external database may have been replaced, so it is always migrated.
         if self._database is None and done.exists() and (self.home / "airflow.db").exists():
             return
         progress("making Airflow's database")
@@ -410,7 +409,7 @@ class Standalone:
             time.sleep(0.3)
 
     def unhealthy(self) -> list[str]:
-        """Return which components are not healthy, as the API server sees it; all of them if it doesn't answer."""
+        """Return the unhealthy components, as the API server reports them; all if it doesn't answer."""
         try:
             health = self.client.health()
         except (httpx.HTTPError, AirflowRequestFailed, ValueError):
@@ -419,7 +418,7 @@ class Standalone:
         return [name for key, name in names.items() if (health.get(key) or {}).get("status") != "healthy"]
 
     def _members(self, recorded: Mapping[str, ProcessRef]) -> list[psutil.Process]:
-        """Return every living process of the components' sessions."""
+        """Return all live processes of the components' sessions."""
         sessions = {process.pid: process.started for process in recorded.values()}
         found = []
         for pid in psutil.pids():
@@ -428,7 +427,7 @@ class Standalone:
                 if session not in sessions:
                     continue
                 member = psutil.Process(pid)
-                # A session's id is its first process's, and may be another's by now, if all of ours are long gone.
+                # A session's id is its first process's id, which may be reused once our processes are gone.
                 if process_of(pid).started >= sessions[session] - 1 and member.status() != psutil.STATUS_ZOMBIE:
                     found.append(member)
             except (ProcessLookupError, PermissionError, psutil.Error):
@@ -436,7 +435,7 @@ class Standalone:
         return found
 
     def _kill(self, recorded: Mapping[str, ProcessRef]) -> None:
-        # Again until nothing is left: what is killed may have forked a moment before.
+        # Repeat until no process is left: a killed process may have forked a moment before.
         for _ in range(50):
             members = self._members(recorded)
             if not members:
@@ -460,7 +459,7 @@ class Standalone:
         return found if isinstance(found, dict) else {}
 
     def _write_state(self, processes: Mapping[str, ProcessRef]) -> None:
-        # So that another process can stop what this one started.
+        # Recorded so that another process can stop the components.
         found = {
             "port": self._port,
             "env": {key: value for key, value in self._given.items() if key.startswith("STREAMWARDEN_")},
@@ -478,7 +477,7 @@ def _exit_by_signal(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def _shielded() -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM back: a second one while everything is being stopped must not leave half of it."""
+    """Block Ctrl-C and SIGTERM: a second signal must not interrupt the stop half-way."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

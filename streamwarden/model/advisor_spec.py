@@ -1,4 +1,4 @@
-"""What a job's spec says to the advisor, with every default and its reason."""
+"""The advisor's part of the job spec, with every default and its reason."""
 
 from __future__ import annotations
 

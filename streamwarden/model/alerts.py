@@ -1,4 +1,4 @@
-"""Who is told when a job's health changes: ``config/alerts.yaml``."""
+"""Notifications of health changes: ``config/alerts.yaml``."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ class AlertSpec(BaseModel):
         return self
 
     def of(self, job: str) -> list[NotifierSpec]:
-        """Return the notifiers that want to hear of a job."""
+        """Return the notifiers for a job."""
         return [notifier for notifier in self.notifiers if not notifier.jobs or job in notifier.jobs]

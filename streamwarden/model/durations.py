@@ -17,12 +17,12 @@ _PATTERN = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
 def parse_duration(value: Any) -> timedelta:
     """Read ``NUMBER UNIT`` with a unit of ms, s, m, h or d.
 
-    A bare number is refused: a reader can't tell seconds from minutes.
+    A bare number is refused, because its unit is unknown.
 
     Raises
     ------
     ValueError
-        If it is not of that form.
+        If the text has another form.
     """
     if isinstance(value, timedelta):
         return value
@@ -33,7 +33,7 @@ def parse_duration(value: Any) -> timedelta:
 
 
 def format_duration(value: timedelta) -> str:
-    """Write a duration so that :func:`parse_duration` reads it back, in the largest unit that loses nothing."""
+    """Return a duration in the largest exact unit; :func:`parse_duration` reads it back."""
     milliseconds = round(value.total_seconds() * 1000)
     for unit, size in reversed(_UNITS.items()):
         if milliseconds % size == 0 and milliseconds >= size:

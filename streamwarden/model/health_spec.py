@@ -1,4 +1,4 @@
-"""What a job's spec says of its health: limits for each rule, with every default and its reason."""
+"""The health part of the job spec: limits for each rule, with every default and its reason."""
 
 from __future__ import annotations
 

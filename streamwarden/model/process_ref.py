@@ -1,4 +1,4 @@
-"""The identity of a process, also after it has ended."""
+"""The identity of a process, also after its end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["ProcessRef"]
 
 
 class ProcessRef(BaseModel):
-    """A process of one machine, in a way that survives the reuse of process ids.
+    """A process of one machine, unambiguous even if its process id is reused.
 
     Parameters
     ----------
@@ -19,10 +19,10 @@ class ProcessRef(BaseModel):
     pid
         Process id.
     namespace
-        The PID namespace, as Linux names it; empty where there is none, and in older records. Two containers may share
-        host name and boot id (Docker's and Kubernetes' host network), and each has a process 1 of its own.
+        The PID namespace, as Linux names it; empty if there is none, and in older records. Two containers may share
+        host name and boot id (host network of Docker and Kubernetes) while each has its own process 1.
     started
-        Start time, seconds after the boot: unlike a time of day it does not change when the clock is set.
+        Start time in seconds after the boot: unlike a time of day, it does not change when the clock is set.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -1,4 +1,4 @@
-"""A profile: one place to run, in ``config/profiles/NAME.yaml``."""
+"""A profile: settings of one place to run, in ``config/profiles/NAME.yaml``."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class Profile(BaseModel):
 
     @property
     def on_cluster(self) -> bool:
-        """Whether a driver's executors are elsewhere, in slots that other drivers want, too."""
+        """Whether executors run elsewhere, in slots that several drivers compete for."""
         return not self.master.startswith("local")
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What a savepoint's manifest and its record hold."""
+"""Models of a savepoint's manifest and its record."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SinkState(Part):
 
 
 class Manifest(Part):
-    """Everything needed to start from a savepoint, and to prove that it is whole."""
+    """All data needed to start from a savepoint, and to verify that it is complete."""
 
     format: int = FORMAT
     id: str
@@ -94,7 +94,7 @@ class Manifest(Part):
 
     @property
     def state_rows(self) -> int | None:
-        """The rows of all operators, or None where they are not known."""
+        """The rows of all operators, or None if unknown."""
         rows = [operator.rows for operator in self.operators]
         return None if None in rows else sum(row for row in rows if row is not None)
 
@@ -105,7 +105,7 @@ class Manifest(Part):
 
 
 class Verification(Part):
-    """What was found when a savepoint was last looked through."""
+    """Result of a savepoint's last verification."""
 
     verdict: Literal["verified", "damaged"]
     at: datetime
@@ -120,7 +120,7 @@ class Verification(Part):
 
 
 class Record(Part):
-    """The changing part: what is being done with a savepoint, and what people say of it."""
+    """The changing part: the savepoint's use, and people's labels and notes."""
 
     id: str
     job: str

@@ -1,4 +1,4 @@
-"""The job spec: what ``config/jobs/NAME.yaml`` may say, with every default and its reason."""
+"""The job spec: contents of ``config/jobs/NAME.yaml``, with every default and its reason."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _ADDRESS = re.compile(r"(?:[^\s:,\[\]]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
 _MEMORY = re.compile(r"[1-9]\d*[mg]")
 _SIZE = re.compile(r"[1-9]\d*[kmg]")
 _SIZES = {"k": 2**10, "m": 2**20, "g": 2**30}
-# What was doubled 64 times is above every longest wait, and a float yet.
+# 64 doublings exceed every longest wait, and still fit a float.
 _MOST_DOUBLINGS = 64
-# Spark's UnifiedMemoryManager wants one and a half times the 300 MiB that it reserves, as the JVM counts: with the
-# serial collector, which drivers have, a thirtieth less than the heap.
+# Spark's UnifiedMemoryManager requires 1.5 times its reserved 300 MiB, by the JVM's count. With the drivers' serial
+# collector that count is a thirtieth less than the heap.
 _LEAST_MEMORY = 466 * 2**20
 
-# Settings that the driver derives from other fields: said twice, they could disagree.
+# Settings that the driver derives from other fields. Setting them twice could be inconsistent.
 _OWNED_SETTINGS = {
     "spark.app.name": "name",
     "spark.master": "the profile's master",
@@ -120,12 +120,12 @@ class FileSource(_Strict):
 
     @property
     def max_batch_bytes(self) -> int:
-        """`max_batch_size` as a number."""
+        """`max_batch_size` in bytes."""
         return _bytes(self.max_batch_size)
 
     @property
     def max_file_bytes(self) -> int:
-        """`max_file_size` as a number."""
+        """`max_file_size` in bytes."""
         return _bytes(self.max_file_size)
 
 
@@ -235,7 +235,7 @@ class SinkSpec(_Strict):
 
     @property
     def rewinds(self) -> bool:
-        """Whether a restore puts the table back, the default resolved."""
+        """Whether a restore puts the table back; applies the default."""
         return (self.on_restore or ("leave" if self.keys else "rewind")) == "rewind"
 
 
@@ -289,13 +289,13 @@ class FailureSpec(_Strict):
     )
 
     def wait_after(self, failures: int) -> timedelta:
-        """Return the wait before the next try, after so many failed ones in a row."""
+        """Return the wait before the next try, after this number of consecutive failures."""
         doubled = self.backoff.total_seconds() * 2.0 ** min(failures - 1, _MOST_DOUBLINGS)
         return timedelta(seconds=min(doubled, self.backoff_max.total_seconds()))
 
     @property
     def waits(self) -> timedelta:
-        """All the waits of a batch that fails as often as is tolerated."""
+        """The total wait of a batch that fails as often as tolerated."""
         doubled = min(self.tolerable_consecutive, _MOST_DOUBLINGS + 1)
         waits = sum((self.wait_after(number) for number in range(1, doubled + 1)), timedelta(0))
         return waits + (self.tolerable_consecutive - doubled) * self.wait_after(doubled)
@@ -349,7 +349,7 @@ class StateSpec(_Strict):
 
     @property
     def changelog_enabled(self) -> bool:
-        """Whether changelogs are written, the default resolved."""
+        """Whether changelogs are written; applies the default."""
         return self.backend == "rocksdb" and self.changelog is not False
 
 
@@ -376,7 +376,7 @@ class RetentionSpec(_Strict):
     suspend: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: a suspended job starts from one.")
 
     def of(self, origin: str) -> KeepSpec:
-        """Return the policy of an origin, written as in the catalogue: ``pre-restore``."""
+        """Return the policy of an origin, spelled as in the catalogue: ``pre-restore``."""
         policy: KeepSpec = getattr(self, origin.replace("-", "_"))
         return policy
 
@@ -469,7 +469,7 @@ class JobSpec(_Strict):
                 raise ValueError(f"{key!r} is not a Spark setting: they start with spark.")
             if key in _OWNED_SETTINGS:
                 raise ValueError(f"{key} is not free: it follows from {_OWNED_SETTINGS[key]}")
-        # YAML reads true and 4 as what they look like; Spark wants their text.
+        # YAML reads true and 4 as typed values; Spark needs their text.
         return {str(k): str(v).lower() if isinstance(v, bool) else str(v) for k, v in value.items()}
 
     @model_validator(mode="after")

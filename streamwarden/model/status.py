@@ -1,6 +1,6 @@
-"""What the control documents hold: desired state, checkpoints, leases, heartbeats, operations, health.
+"""Models of the control documents: desired state, checkpoints, leases, heartbeats, operations, health.
 
-See :mod:`streamwarden.store.documents` for where each one lies and who writes it.
+See :mod:`streamwarden.store.documents` for each document's key and writer.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ __all__ = [
 
 
 def utc_now() -> datetime:
-    """Return the time, aware, in UTC. The one clock of control documents."""
+    """Return the current time in UTC, with its zone. All control documents use this clock."""
     return datetime.now(UTC)
 
 
 class _Record(BaseModel):
-    # Unknown fields are passed over: a newer driver may say more than this reader knows. Frozen, since readers of an
-    # unchanged document may be given one object.
+    # Unknown fields are ignored: a newer driver may write more of them. Frozen, since readers of an unchanged document
+    # may share one object.
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class ErrorInfo(_Record):
-    """An error as data: the catalogue's code and words, and a traceback where there is one."""
+    """An error as data: code and text of the catalogue, and a traceback if there is one."""
 
     code: str
     what: str
@@ -73,19 +73,19 @@ class ErrorInfo(_Record):
     traceback: str = ""
 
     def to_exception(self) -> StreamwardenError:
-        """Return it as an exception to raise."""
+        """Return the error as an exception."""
         return StreamwardenError(self.code, self.what, remedy=self.remedy, retryable=self.retryable)
 
     @classmethod
     def of(cls, error: StreamwardenError, traceback: str = "") -> ErrorInfo:
-        """Make it of an exception."""
+        """Create the record from an exception."""
         return cls(
             code=error.code, what=error.what, remedy=error.remedy, retryable=error.retryable, traceback=traceback
         )
 
 
 class Decided(_Record):
-    """A document that says what runs. Operations change it, and only by compare-and-swap."""
+    """A document that decides what runs. Operations change it only by compare-and-swap."""
 
     takeovers: int = Field(
         default=0,
@@ -94,7 +94,7 @@ class Decided(_Record):
 
 
 class Desired(Decided):
-    """What the operator wants of a job."""
+    """The operator's wanted state of a job."""
 
     job: str
     state: Literal["running", "suspended"]
@@ -112,7 +112,7 @@ class Desired(Decided):
 
 
 class OutputStart(_Record):
-    """The contents of an output table that a generation starts with."""
+    """The contents of an output table at a generation's start."""
 
     table: str
     version: int | None = Field(description="The table's version; None: before it existed, so empty.")
@@ -120,10 +120,10 @@ class OutputStart(_Record):
 
 
 class CheckpointRef(Decided):
-    """Which checkpoint a job runs on.
+    """The checkpoint that a job runs on.
 
-    The generation grows each time the job starts from anything but its own last commit; it is part of every sink
-    transaction id, because Delta passes over a batch id that it has seen under the same application id.
+    The generation grows with each start from anything but the job's own last commit. Every sink transaction id contains
+    it, because Delta skips a known batch id of the same application id.
     """
 
     job: str
@@ -153,7 +153,7 @@ class Width(_Record):
 
 
 class Parallelism(Decided):
-    """What a rescale decided, which counts over the YAML's numbers for as long as those are what they were."""
+    """Parallelism decided by a rescale. It overrides the YAML while the YAML's numbers are unchanged."""
 
     now: Width
     over: Width = Field(description="What the YAML said when it was decided.")
@@ -175,7 +175,7 @@ class Lease(_Record):
 
 
 class Launch(_Record):
-    """A driver process was started."""
+    """A start of a driver process."""
 
     incarnation: str
     at: datetime
@@ -189,7 +189,7 @@ class Launch(_Record):
 
 
 class DriverState(StrEnum):
-    """What a driver says of itself."""
+    """The driver's own report of its state."""
 
     STARTING = "starting"
     WAITING = "waiting"
@@ -199,7 +199,7 @@ class DriverState(StrEnum):
 
 
 class LandingState(_Record):
-    """What a job with a landing folder has yet to read, and which of its files a person should look at."""
+    """Unread input of a landing folder, and files that need a person's attention."""
 
     waiting: int = Field(default=0, description="Files in plans that no batch has taken.")
     unplanned: int = Field(default=0, description="Files found and not planned yet.")
@@ -208,7 +208,7 @@ class LandingState(_Record):
 
 
 class Reread(_Record):
-    """Somebody asks that landed files be read once more."""
+    """A person's request to read landed files again."""
 
     id: str
     at: datetime
@@ -257,7 +257,7 @@ class OperatorProgress(_Record):
 
 
 class SourceProgress(_Record):
-    """How far a job is through its input."""
+    """The job's position in its input."""
 
     unit: Literal["files", "versions", "offsets"] = Field(
         description="Landed files, commits of a Delta table with new rows, or offsets of a Kafka topic."
@@ -281,7 +281,7 @@ class SourceProgress(_Record):
 
 
 class BatchProgress(_Record):
-    """What one batch did."""
+    """Results of one batch."""
 
     batch: int
     at: datetime
@@ -306,7 +306,7 @@ class BatchProgress(_Record):
 
 
 class Progress(_Record):
-    """Newest batch of an incarnation, and those before it."""
+    """The newest batch of an incarnation, and earlier ones."""
 
     incarnation: str
     at: datetime
@@ -317,8 +317,8 @@ class Progress(_Record):
 class Totals(_Record):
     """Sums over all incarnations of a generation. A batch is added once, by its id.
 
-    A rescale reads nothing again, so its generation begins with the sums of the one before; that of a restore begins
-    with none. A driver killed between a commit and this document leaves that one batch out.
+    A rescale reads nothing again, so its generation starts with the previous sums; a restore's generation starts at
+    zero. If a driver is killed between a commit and this document, that batch is missing.
     """
 
     generation: int
@@ -333,7 +333,7 @@ class Totals(_Record):
 
 
 class Exit(_Record):
-    """A driver's last word."""
+    """A driver's final report."""
 
     incarnation: str
     at: datetime
@@ -343,7 +343,7 @@ class Exit(_Record):
 
 
 class Request(_Record):
-    """Something that the control side asks of one incarnation."""
+    """A request of the control side to one incarnation."""
 
     id: str
     kind: Literal["stop"]
@@ -354,7 +354,7 @@ class Request(_Record):
 
 
 class RequestResult(_Record):
-    """What became of a request."""
+    """The result of a request."""
 
     id: str
     at: datetime
@@ -363,7 +363,7 @@ class RequestResult(_Record):
 
 
 class Step(_Record):
-    """One step of an operation. Whoever performs it fills it in as it goes."""
+    """One step of an operation. The performing process updates it."""
 
     model_config = ConfigDict(frozen=False)
 
@@ -374,7 +374,7 @@ class Step(_Record):
 
 
 class Operation(_Record):
-    """Something done to a job that takes several steps, such as a restore. A job has one at a time."""
+    """A change of a job in several steps, such as a restore. A job has at most one at a time."""
 
     id: str
     kind: Literal["restore", "rollout", "rescale"]
@@ -392,7 +392,7 @@ class Operation(_Record):
 
 
 class Cancel(_Record):
-    """Somebody wants an operation to go back."""
+    """A request to roll an operation back."""
 
     operation: str
     by: str
@@ -400,7 +400,7 @@ class Cancel(_Record):
 
 
 class RuleState(_Record):
-    """A health rule whose limit is reached, as it was told."""
+    """A health rule whose limit is reached, as last reported."""
 
     level: Literal["warn", "critical"]
     worst: Literal["", "warn", "critical"] = Field(
@@ -411,7 +411,7 @@ class RuleState(_Record):
 
 
 class HealthChange(_Record):
-    """A rule's level changed."""
+    """A change of a rule's level."""
 
     rule: str
     before: Literal["ok", "warn", "critical"]
@@ -424,14 +424,14 @@ class HealthChange(_Record):
 
 
 class Refused(_Record):
-    """A notifier failed, and is asked again later."""
+    """A failed notification, to be retried."""
 
     times: int = Field(description="In a row.")
     retry_at: datetime
 
 
 class HealthRecord(_Record):
-    """What was told of a job's health: what is not in it is well. Whoever tells it next compares with this."""
+    """The last reported health of a job; rules not in it are healthy. The next report compares with this."""
 
     rules: dict[str, RuleState] = Field(default_factory=dict)
     changes: list[HealthChange] = Field(default_factory=list, description="The newest ones, oldest first.")
@@ -448,7 +448,7 @@ class HealthRecord(_Record):
 
 
 class Restart(_Record):
-    """A supervisor started a job again."""
+    """A restart of a job by a supervisor."""
 
     at: datetime
     after: str = Field(description="The incarnation that ended.")
@@ -456,7 +456,7 @@ class Restart(_Record):
 
 
 class Decision(_Record):
-    """What a supervisor decided, and why."""
+    """A supervisor's decision, and its reason."""
 
     at: datetime
     what: str
@@ -464,11 +464,11 @@ class Decision(_Record):
 
 
 class Ending(_Record):
-    """How a supervisor ends a job's run.
+    """The end of a job's run by a supervisor.
 
-    One that failed stays down, however old the restarts get, until somebody starts it. One that is suspended at a limit
-    is so once its driver has ended and its savepoint is there, or can't be taken. Whichever supervisor finds that
-    removes this.
+    A failed job stays down until it is deployed again, even after its restarts leave the window. A suspension at a
+    limit is complete once the driver has ended and the savepoint exists or can't be taken. The next supervisor to
+    observe that removes this record.
     """
 
     incarnation: str = Field(description="The one that was the last. It says nothing of any later one.")
@@ -480,7 +480,7 @@ class Ending(_Record):
 
 
 class Supervision(_Record):
-    """A supervisor's memory. It lives here, so that another supervisor goes on where one died."""
+    """A supervisor's memory. It is stored here, so that another supervisor can continue after a crash."""
 
     restarts: list[Restart] = Field(default_factory=list)
     decisions: list[Decision] = Field(default_factory=list)

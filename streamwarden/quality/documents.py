@@ -1,4 +1,4 @@
-"""Writing and reading the documents of runs: results, report, and the list of runs."""
+"""Write and read the documents of runs: results, report, and the list of runs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ __all__ = ["latest_runs", "read_run", "write_run"]
 RESULTS = "results.json"
 REPORT = "report.html"
 INDEX = "index.html"
-# Of this many runs the list shows a line: at one an hour, four days.
+# Maximum runs in the list: four days with one run an hour.
 LISTED = 100
 
 
 def write_run(storage: Storage, prefix: str, run: QualityRun) -> None:
     """Write ``RUN_ID/results.json``, ``RUN_ID/report.html`` and ``index.html`` below a prefix, each atomically.
 
-    The report is rendered from the document as written, so it cannot show what the document does not hold. It does not
-    remove old runs.
+    The report is rendered from the written document, so both have the same content. Old runs are not removed.
     """
-    # NaN and infinity would make it no JSON; they were made texts.
+    # NaN and infinity are not JSON; they were converted to text before.
     document = json.dumps(run.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False)
-    # First the results: whoever sees a report can rely on them.
+    # Results first: a reader of the report can rely on them.
     storage.write(f"{prefix}/{run.run_id}/{RESULTS}", document.encode())
     storage.write(f"{prefix}/{run.run_id}/{REPORT}", render_report(QualityRun.model_validate_json(document)).encode())
     storage.write(f"{prefix}/{INDEX}", render_index(latest_runs(storage, prefix)).encode())
@@ -41,7 +40,7 @@ def read_run(storage: Storage, prefix: str, run_id: str) -> QualityRun:
     Raises
     ------
     StreamwardenError
-        ``DOCUMENT_INVALID`` if there is none, or it is of another format.
+        ``DOCUMENT_INVALID`` if it is missing, or has another format.
     """
     key = f"{prefix}/{run_id}/{RESULTS}"
     entry = storage.read(key)
@@ -54,9 +53,9 @@ def read_run(storage: Storage, prefix: str, run_id: str) -> QualityRun:
 
 
 def latest_runs(storage: Storage, prefix: str, limit: int = LISTED) -> list[QualityRun]:
-    """Return the latest runs, newest first. Documents that cannot be read are left out, not reported."""
+    """Return the latest runs, newest first. Unreadable documents are skipped, not reported."""
     keys = [key for key in storage.list(prefix) if key.endswith(f"/{RESULTS}")]
-    # A run id begins with its start.
+    # A run id begins with its start time.
     run_ids = sorted((key.split("/")[-2] for key in keys), reverse=True)
     runs = []
     for run_id in run_ids[:limit]:

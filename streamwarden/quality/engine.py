@@ -1,9 +1,8 @@
-"""One suite on one DataFrame, by Great Expectations.
+"""Evaluate one suite on one DataFrame with Great Expectations.
 
-Great Expectations turns each metric of each expectation into a Spark job of its own unless it can bundle them, and asks
-for values, rows and keys of failing rows whether or not there are any. So a suite runs twice at most: once for the
-counts, with samples of size zero, which Spark answers without a job; and once more for the expectations that failed,
-for a limited number of failing rows.
+Great Expectations runs one Spark job for each metric that it can't bundle, and fetches values, rows and keys of failing
+rows even if there are none. So a suite runs at most twice. The first run counts, with samples of size zero, which Spark
+answers without a job. The second run fetches a limited number of rows of failed expectations.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Checker", "build", "import_great_expectations"]
 
-# Great Expectations' own name for a query that returns the rows that should not be.
+# Great Expectations' name for a query that returns the failing rows.
 _ROWS = "unexpected_rows_expectation"
 
 
 @cache
 def import_great_expectations() -> Any:
-    """Import Great Expectations and return it; seconds of work the first time."""
+    """Import Great Expectations and return it; the first call takes seconds."""
     with _main_has_file():
         import great_expectations
         import great_expectations.expectations  # registers the expectations
@@ -43,8 +42,8 @@ def import_great_expectations() -> Any:
 
 @contextmanager
 def _main_has_file() -> Iterator[None]:
-    # PySpark's Connect client, which Great Expectations tries to import, takes a `__main__` without a file (python -c,
-    # a script on stdin) for its own doctests and, where grpcio-status is not installed, ends the process: exit code 0.
+    # PySpark's Connect client, which Great Expectations tries to import, treats a `__main__` without a file (python -c,
+    # stdin) as its own doctests. Without grpcio-status it then ends the process with exit code 0.
     main = sys.modules["__main__"]
     if hasattr(main, "__file__"):
         yield
@@ -62,8 +61,8 @@ def build(suite: Suite, path: Path) -> Any:
     Raises
     ------
     StreamwardenError
-        ``SUITE_INVALID``, naming the file and the expectation that Great Expectations does not know or accept. Its
-        own suite loader logs such an expectation and leaves it out.
+        ``SUITE_INVALID``, with the file and the expectation that Great Expectations rejects. Its own suite loader only
+        logs such an expectation and skips it.
     """
     gx = import_great_expectations()
     return gx.ExpectationSuite(name=suite.name, expectations=[_build(item, path) for item in suite.expectations])
@@ -77,7 +76,7 @@ def _build(expectation: Expectation, path: Path) -> Any:
         return ExpectationConfiguration(
             type=expectation.type,
             kwargs=dict(expectation.arguments),
-            # Only what finds the expectation again among the results.
+            # Only the id, which identifies the expectation among the results.
             meta={"id": expectation.meta.id},
         ).to_domain_obj()
     except ExpectationNotFoundError as error:
@@ -85,15 +84,15 @@ def _build(expectation: Expectation, path: Path) -> Any:
             "SUITE_INVALID", f"{path}: {expectation.meta.id}: there is no expectation {expectation.type!r}"
         ) from error
     except (ValueError, TypeError) as error:
-        # pydantic's errors are ValueErrors, and of several lines.
+        # pydantic's errors are ValueErrors with several lines.
         said = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
         raise StreamwardenError("SUITE_INVALID", f"{path}: {expectation.meta.id}: {said}") from error
 
 
 class Checker:
-    """Great Expectations with an in-memory context; reads no project folder and writes nothing.
+    """Great Expectations with an in-memory context; uses no project folder and writes nothing.
 
-    Not for use from several threads: Great Expectations binds SQL queries to one temporary view per session.
+    Not thread-safe: Great Expectations binds SQL queries to one temporary view per session.
 
     Parameters
     ----------
@@ -109,20 +108,20 @@ class Checker:
         self._examples = examples
 
     def run(self, suite: Suite, built: Any, frame: DataFrame, rows: int) -> list[ExpectationResult]:
-        """Evaluate a suite, in the suite's order.
+        """Evaluate a suite; results are in the suite's order.
 
         Parameters
         ----------
         suite
-            What to expect.
+            The expectations.
         built
             The same suite from :func:`build`.
-        frame
+        The rows. Read many times, so persist it first.
             The rows. Read many times over, so best persisted.
         rows
-            How many they are.
+            The number of rows.
         """
-        # Great Expectations keeps metrics by batch name; a new one makes sure that none is taken from another frame.
+        # Great Expectations caches metrics by batch name; a new name prevents results of another frame.
         self._batches += 1
         asset = self._source.add_dataframe_asset(f"{suite.name}_{self._batches}")
         batch = asset.add_batch_definition_whole_dataframe("all").get_batch({"dataframe": frame})
@@ -137,7 +136,7 @@ class Checker:
         counted = validate(built.expectations, {"result_format": "BASIC", "partial_unexpected_count": 0})
         broken = [item for item in built.expectations if _to_explain(counted[item.meta["id"]])]
         queries = [item for item in broken if item.expectation_type == _ROWS]
-        # Rows of a query come with COMPLETE only, and then up to Great Expectations' own limit (200), not all.
+        # Failing rows of a query come only with COMPLETE, up to Great Expectations' own limit (200).
         explained = validate(queries, {"result_format": "COMPLETE"}) if self._examples else {}
         keys = [key for key in suite.meta.keys if key in frame.columns]
         if self._examples and keys:
@@ -159,7 +158,7 @@ class Checker:
         error = _error(counted)
         observed, checked, unexpected, percent = found.get("observed_value"), None, None, None
         if error is None and expectation.type == _ROWS:
-            # What a query returns are failing rows, though it says so as "observed".
+            # A query's result is failing rows, though Great Expectations calls it "observed".
             observed, checked, unexpected = None, rows, int(observed or 0)
             percent = 100 * unexpected / rows if rows else None
         elif error is None and "unexpected_count" in found:
@@ -196,23 +195,23 @@ def _to_explain(counted: Any) -> bool:
 
 
 def _error(counted: Any) -> str | None:
-    # One exception, or one for each metric that raised.
+    # One exception, or one for each failed metric.
     info = counted.exception_info or {}
     parts = [info] if "raised_exception" in info else [part for part in info.values() if isinstance(part, dict)]
     said = [str(part.get("exception_message") or "unknown error") for part in parts if part.get("raised_exception")]
     if not said:
         return None
-    # Spark's messages go on with the query plan.
+    # Spark's messages continue with the query plan.
     return said[0].strip().splitlines()[0][:500]
 
 
 def jsonable(value: Any) -> Any:
-    """Return a value of Spark's or Great Expectations' as plain JSON, losing no digit of a decimal.
+    """Return a value of Spark or Great Expectations as plain JSON, with all digits of a decimal.
 
-    Timestamps become UTC: Spark hands them over in the time zone of the machine, whatever the session's.
+    Timestamps become UTC: Spark returns them in the machine's time zone, whatever the session's is.
     """
     if isinstance(value, datetime):
-        # A naive one is taken as local time, which is what it is.
+        # A naive timestamp is local time.
         said = value.astimezone(UTC).isoformat(timespec="microseconds" if value.microsecond else "seconds")
         return said.replace("+00:00", "Z")
     if isinstance(value, date):
@@ -220,7 +219,7 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, float) and not math.isfinite(value):
-        # JSON has no word for them.
+        # JSON can't represent them.
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

@@ -1,4 +1,4 @@
-"""Pages from results: one file each, with nothing to load. Every value is escaped, wherever it came from."""
+"""Render results as self-contained HTML pages. All values are escaped."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _STATUS = {
     "warned": "passed, with warnings",
     "passed": "passed",
 }
-# Longer values are cut: a page must stay readable whatever a row holds.
+# Longer values are cut, to keep the page readable.
 _LONGEST = 200
 
 
 def render_report(run: QualityRun) -> str:
-    """Return a run as one HTML page: the verdict on top, then the tables, failing ones first."""
+    """Return a run as one HTML page: the verdict first, then the tables, failing ones first."""
     tables = sorted(run.tables, key=lambda table: _ORDER[table.status])
     return _environment().get_template("report.html.j2").render(run=run, tables=tables)
 
 
 def render_index(runs: list[QualityRun]) -> str:
-    """Return a list of runs as one HTML page, in the order given, each linked to its report."""
+    """Return a list of runs as one HTML page, in the given order, each with a link to its report."""
     return _environment().get_template("index.html.j2").render(runs=runs)
 
 
@@ -40,7 +40,7 @@ def render_index(runs: list[QualityRun]) -> str:
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("streamwarden.quality"),
-        # Always, not by file name: table names, messages and examples come from data.
+        # Always on, not by file name: table names, messages and examples come from data.
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

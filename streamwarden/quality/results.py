@@ -1,4 +1,4 @@
-"""What a run found: plain records, which are also the documents of ``results.json``."""
+"""Results of a run: plain records, which are also the documents of ``results.json``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Record(BaseModel):
 
 
 class ExpectationResult(_Record):
-    """One expectation on one version of a table."""
+    """Result of one expectation on one version of a table."""
 
     id: str
     type: str
@@ -44,12 +44,12 @@ class ExpectationResult(_Record):
         return not self.success and self.severity == "critical"
 
     def summary(self) -> str:
-        """Return expectation, columns and what was found in one line."""
+        """Return expectation, columns and finding in one line."""
         where = f" on {', '.join(self.columns)}" if self.columns else ""
         return f"{self.id} [{self.type}]{where}: {self.finding()}"
 
     def finding(self) -> str:
-        """Return what was found, in words."""
+        """Return the finding as text."""
         if self.error is not None:
             return f"could not be evaluated: {self.error}"
         if self.unexpected_count is not None:
@@ -62,7 +62,7 @@ class ExpectationResult(_Record):
 
 
 class TableResult(_Record):
-    """One suite on one version of its table."""
+    """Result of one suite on one version of its table."""
 
     table: str
     status: TableStatus
@@ -78,7 +78,7 @@ class TableResult(_Record):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def success(self) -> bool:
-        """Whether no critical expectation failed, on a table that is there and has rows."""
+        """Whether the table exists with rows, and no critical expectation failed."""
         return self.status in ("passed", "warned")
 
     @property
@@ -88,14 +88,14 @@ class TableResult(_Record):
 
     @property
     def warnings(self) -> list[ExpectationResult]:
-        """The failed expectations that do not."""
+        """The failed expectations that do not fail the table."""
         return [result for result in self.expectations if not result.success and not result.fails_table]
 
 
 class QualityRun(_Record):
-    """All suites of one run.
+    """Results of all suites of one run.
 
-    It holds what was found, and does not publish, quarantine or stop anything: that is the caller's.
+    The run does not publish, quarantine or stop anything: that is the caller's task.
     """
 
     format: Literal[1] = 1
@@ -116,12 +116,12 @@ class QualityRun(_Record):
         return all(table.success for table in self.tables)
 
     def raise_for_failures(self) -> None:
-        """Do nothing if the run succeeded.
+        """Return if the run succeeded; raise otherwise.
 
         Raises
         ------
         StreamwardenError
-            ``TABLE_NOT_FOUND`` if missing tables are all that is wrong; else ``EXPECTATIONS_FAILED``, whose text names
+            ``TABLE_NOT_FOUND`` if missing tables are the only problem; else ``EXPECTATIONS_FAILED``, whose text has
             table, expectation and columns of every critical failure.
         """
         failed = [table for table in self.tables if not table.success]
@@ -139,7 +139,7 @@ class QualityRun(_Record):
         raise StreamwardenError("EXPECTATIONS_FAILED", "\n".join(lines))
 
     def brief(self) -> dict[str, Any]:
-        """Return the verdict in a few lines of JSON: for a command's output, where the whole document is too much."""
+        """Return a short JSON verdict for a command's output, which can't hold the whole document."""
 
         def line(item: ExpectationResult) -> dict[str, Any]:
             return {
@@ -176,7 +176,7 @@ def _words(value: Any) -> str:
 
 
 def _percent(value: float) -> str:
-    # A single row of millions must not read as 0 %.
+    # A single row of millions must not appear as 0 %.
     if 0 < value < 0.01:
         return "under 0.01 %"
     return f"{value:.2f} %"

@@ -1,4 +1,4 @@
-"""One run: every suite on its table at a fixed Delta version, in one Spark session."""
+"""One run: check every suite on its table at a fixed Delta version, in one Spark session."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
-# Good for a check, whose jobs are many and small: the session of a streaming job would do, more slowly.
+# A check has many small jobs. A streaming job's session would work too, but more slowly.
 _SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
-    # The tables of a stream are many small files. At Spark's 4 MB a file they would spread over dozens of tasks.
+    # A stream's tables are many small files. With Spark's 4 MB a file they would become dozens of tasks.
     "spark.sql.files.openCostInBytes": "65536",
 }
 
 
-# Great Expectations compares what it collects with the suite's bounds, which have no zone, either.
+# Great Expectations compares collected values with the suite's bounds, which have no zone either.
 @in_utc()
 def check(
     *,
@@ -51,48 +51,47 @@ def check(
 ) -> QualityRun:
     """Run suites over tables, and write ``RUN_ID/results.json``, ``RUN_ID/report.html`` and ``index.html``.
 
-    A table that is missing, empty or unreadable fails, and the others are still checked. It returns for a failed run
-    as for a passed one: :meth:`QualityRun.raise_for_failures` makes an error of it. It does not change, publish or
-    quarantine anything, and does not look at tables that have no suite.
+    A missing, empty or unreadable table fails; the others are still checked. A failed run returns like a passed run:
+    :meth:`QualityRun.raise_for_failures` raises. The check does not change, publish or quarantine anything, and ignores
+    tables without a suite.
 
     Parameters
     ----------
     tables_dir
-        Folder or URI that holds the Delta tables.
+        Folder or URI of the Delta tables.
     expectations_dir
-        Folder that holds the suites, ``TABLE.json``.
+        Folder of the suites, ``TABLE.json``.
     results_dir
-        Folder where results go.
+        Folder for the results.
     tables
-        Which tables; default all that have a suite.
+        Tables to check; default all with a suite.
     spark
-        A session to use and leave running; it must have Delta. Default: the active one, else one of its own, stopped
-        at the end.
+        A session with Delta to use and leave running. Default: the active session, else a new one, stopped at the end.
     versions
-        TABLE: Delta version to check; for others the latest. What is committed later does not disturb.
+        Delta version to check by TABLE; default the latest. Later commits have no effect.
     master, memory, settings
-        For a session of its own: Spark master, heap, further Spark settings.
+        For a new session: Spark master, heap, further Spark settings.
     s3
-        For a session of its own: the S3 server that the tables are on, or None on disk.
+        For a new session: the S3 server of the tables, or None on disk.
     examples
-        How many failing rows to keep for a failed expectation.
+        Maximum failing rows to keep for a failed expectation.
 
     Raises
     ------
     StreamwardenError
-        ``SUITE_INVALID``, before Spark starts where that can be told; ``JAVA_MISSING`` or ``JAR_MISSING``.
+        ``SUITE_INVALID``, before Spark starts if possible; ``JAVA_MISSING`` or ``JAR_MISSING``.
     """
     began = time.monotonic()
     started = datetime.now(UTC)
     suites = load_suites(expectations_dir, tables)
     asked = dict(versions or {})
-    # Before the thread, so that two threads don't import its modules at the same time.
+    # Before the thread starts, so that two threads don't import its modules at the same time.
     from pyspark.sql import SparkSession
 
-    # A session that is there already is not ours to stop, and a JVM has room for one only.
+    # An existing session is not ours to stop, and a JVM has room for one only.
     spark = spark or SparkSession.getActiveSession()
-    # The JVM starts in a process of its own, and then reads its first Delta log; neither needs this process, which
-    # can import meanwhile. That is five seconds of some twenty on a small machine.
+    # The JVM starts in its own process and reads its first Delta log. This process can import in the meantime, which
+    # saves five of some twenty seconds on a small machine.
     importing = threading.Thread(target=engine.import_great_expectations, name="import-great-expectations")
     importing.start()
     own = spark is None
@@ -104,15 +103,15 @@ def check(
     ready = time.monotonic()
     try:
         root = str(tables_dir).rstrip("/")
-        # All versions are taken close together, before the first table is looked into.
+        # All versions are read close together, before the first table is checked.
         opened = [_open(session, suite, f"{root}/{suite.name}", asked.get(suite.name)) for suite in suites]
-        # If it failed, the next call of the import says why.
+        # If the import failed, its next call raises the reason.
         importing.join()
         built = [engine.build(suite, expectations_dir / f"{suite.name}.json") for suite in suites]
         checker = engine.Checker(examples=examples)
         found = [_judge(checker, suite, made, table) for suite, made, table in zip(suites, built, opened, strict=True)]
         run = QualityRun(
-            # Sorts by time; two runs may start in one second.
+            # Sortable by time; two runs may start in the same second.
             run_id=f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
             started=_moment(started),
             ended=_moment(datetime.now(UTC)),
@@ -123,7 +122,7 @@ def check(
             spark=session.version,
             tables=tuple(found),
         )
-        # Before Spark stops, which can fail, and does not concern what was found.
+        # Before Spark stops: that may fail, and does not affect the results.
         write_run(LocalStorage(results_dir.parent), results_dir.name, run)
     finally:
         importing.join()
@@ -144,7 +143,7 @@ def _own_session(master: str, memory: str, settings: dict[str, str], s3: S3Serve
 
 @dataclass(frozen=True)
 class _Table:
-    """A table at its version, not read yet, or why there is none."""
+    """A table at its version, not read yet, or the reason for its absence."""
 
     seconds: float
     version: int | None = None
@@ -172,7 +171,7 @@ def _open(spark: SparkSession, suite: Suite, path: str, version: int | None) -> 
         if version is None:
             row = DeltaTable.forPath(spark, path).history(1).select("version", "timestamp").collect()[0]
             version, version_time = int(row["version"]), str(engine.jsonable(row["timestamp"]))
-        # By number, so that every pass over the table sees the same rows while its job goes on writing.
+        # Fixed by number, so that every pass reads the same rows while its job writes.
         frame = spark.read.format("delta").option("versionAsOf", version).load(path)
     except PySparkException as error:
         said = _first_line(error)
@@ -205,11 +204,11 @@ def _judge(checker: engine.Checker, suite: Suite, built: Any, table: _Table) -> 
     try:
         rows = frame.count()
         if rows == 0:
-            # Most expectations hold for no rows at all; a table without rows is a job that does not work.
+            # Most expectations hold for zero rows, but an empty table means a job that does not work.
             return result("no_rows", rows=0, what="the table has no rows at this version; nothing was judged")
         found = tuple(checker.run(suite, built, frame, rows))
     except (PySparkException, Py4JJavaError) as error:
-        # PySpark has an exception of its own for most, but not for all that the JVM throws.
+        # PySpark wraps most JVM exceptions, but not all.
         return result("unreadable", what=f"the table cannot be read: {_first_line(error)}")
     finally:
         frame.unpersist()
@@ -221,7 +220,7 @@ def _judge(checker: engine.Checker, suite: Suite, built: Any, table: _Table) -> 
 
 
 def _first_line(error: Exception) -> str:
-    # Spark's messages go on with plans and stack traces; Py4J's begin with its own affairs.
+    # Spark's messages continue with plans and stack traces; Py4J's start with its own text.
     thrown = getattr(error, "java_exception", None)
     lines = str(error if thrown is None else thrown.getMessage()).strip().splitlines()
     return lines[0][:500] if lines else type(error).__name__

@@ -1,7 +1,7 @@
-"""Expectation suites as files: one Great Expectations suite a table, in Great Expectations' own JSON.
+"""Expectation suites as files: one Great Expectations suite for each table, in Great Expectations' JSON.
 
-Reading them needs neither Great Expectations nor Spark, so a wrong suite is refused before a JVM starts. What only
-Great Expectations can judge (is there such an expectation, does it take these arguments) is judged when it builds them.
+Loading needs neither Great Expectations nor Spark, so an invalid suite fails before a JVM starts. Great Expectations
+checks expectation types and arguments when it builds the suite.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _QUERY = "unexpected_rows_query"
 
 
 class _Document(BaseModel):
-    # Great Expectations writes fields of its own when it saves a suite; they are no mistake.
+    # Great Expectations adds its own fields when it saves a suite; they are allowed.
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class ExpectationMeta(_Document):
-    """What Streamwarden needs to know of an expectation beyond Great Expectations' own fields."""
+    """Streamwarden's metadata of an expectation, beyond Great Expectations' fields."""
 
     id: str = Field(
         min_length=1,
@@ -65,14 +65,14 @@ class Expectation(_Document):
     @field_validator("arguments")
     @classmethod
     def _bound_query(cls, value: dict[str, Any]) -> dict[str, Any]:
-        # Great Expectations only prints a hint, and the query would then read whatever it names, at any version.
+        # Great Expectations only logs a hint; the query would then read any table at any version.
         if _QUERY in value and "{batch}" not in str(value[_QUERY]):
             raise ValueError(f"{_QUERY} must read from {{batch}}, the table at the version under check")
         return value
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns it is about; empty where it is about the table as a whole."""
+        """The expectation's columns; empty for the whole table."""
         if self.meta.columns:
             return self.meta.columns
         names: list[str] = []
@@ -85,7 +85,7 @@ class Expectation(_Document):
 
     @property
     def sentence(self) -> str:
-        """The description, else one made from the type and its arguments."""
+        """The description, else a text made from type and arguments."""
         if self.description:
             return self.description
         words = self.type.removeprefix("expect_").replace("_", " ")
@@ -94,7 +94,7 @@ class Expectation(_Document):
 
 
 class SuiteMeta(_Document):
-    """What Streamwarden needs to know of a table."""
+    """Streamwarden's metadata of a table."""
 
     keys: tuple[str, ...] = Field(min_length=1, description="Columns that lead a person to a failing row.")
 
@@ -110,7 +110,7 @@ class Suite(_Document):
     @field_validator("expectations")
     @classmethod
     def _not_empty(cls, value: tuple[Expectation, ...]) -> tuple[Expectation, ...]:
-        # A suite that expects nothing passes whatever the table holds.
+        # A suite without expectations would always pass.
         if not value:
             raise ValueError("the suite expects nothing")
         seen: set[str] = set()
@@ -145,28 +145,28 @@ def load_suite(path: Path) -> Suite:
 
 
 def load_suites(folder: Path, tables: Iterable[str] | None = None) -> list[Suite]:
-    """Load the suites of a folder, sorted by table, or those of some tables in the order given.
+    """Load the suites of a folder, sorted by table, or those of given tables in the given order.
 
-    It does not look at the tables, nor at Great Expectations.
+    Checks neither the tables nor Great Expectations' own rules.
 
     Parameters
     ----------
     folder
-        Holds one ``TABLE.json`` a table.
+        Folder with one ``TABLE.json`` for each table.
     tables
-        Which; default all.
+        Tables; default all.
 
     Raises
     ------
     StreamwardenError
-        ``SUITE_INVALID``: no suite at all, none for a table asked for, or one that cannot be used.
+        ``SUITE_INVALID``: no suite at all, none for a requested table, or an unusable suite.
     """
     known = sorted(path.stem for path in folder.glob("*.json"))
     if not known:
         raise StreamwardenError("SUITE_INVALID", f"{folder}: no suite (TABLE.json) in this folder")
     wanted = known if tables is None else list(dict.fromkeys(tables))
     if not wanted:
-        # An empty choice would pass without having looked at anything.
+        # An empty choice would pass without any check.
         raise StreamwardenError("SUITE_INVALID", f"no table was named (suites: {', '.join(known)})")
     for table in wanted:
         if table not in known:

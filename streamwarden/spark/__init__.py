@@ -1,1 +1,1 @@
-"""Spark itself: the pinned JVM jars, our classes for S3, and the session. Shared by driver/ and quality/."""
+"""Spark: the pinned JVM jars, our classes for logs, and the session. Shared by driver/ and quality/."""

@@ -1,8 +1,8 @@
-"""An archive of Spark's loaded classes, made once at set-up: a driver's JVM maps it, and loads none of them one by one.
+"""Archive of Spark's loaded classes, made once at set-up. A driver's JVM maps it instead of loading each class.
 
-It is the JVM's own class data sharing (JEP 350, "Dynamic CDS Archives"). A start, a recovery, a restore and a rescale
-all wait for those classes. The JVM compares Java's version and the class path with the archive's, and starts without it
-when they differ: a missing or an old archive costs time and nothing else.
+It uses the JVM's class data sharing (JEP 350, "Dynamic CDS Archives"). Starts, recoveries, restores and rescales all
+wait for these classes. If Java's version or the class path differ from the archive's, the JVM ignores it: a missing or
+old archive only costs time.
 
 ``python -m streamwarden.spark.class_archive`` makes the archives anew, for instance after an update of Java.
 """
@@ -26,43 +26,43 @@ __all__ = ["archive_path", "build", "java_options"]
 
 _KINDS = ("", "s3")
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
-"""Differences would be told on the console of every start, where the job's own words belong."""
+"""Otherwise the JVM would print differences to the console at each start, among the job's own output."""
 
 _TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)
 class _NoServer:
-    """For S3's jars on the class path alone; nothing is asked of it."""
+    """Only puts S3's jars on the class path; nothing connects to it."""
 
     endpoint: str | None = "http://127.0.0.1:9"
     region: str = "us-east-1"
 
 
 def archive_path(use: str = "") -> Path:
-    """Return where the archive for a class path lies: that of local files, or with ``s3`` that with S3's jars."""
+    """Return the archive's path for a class path: that of local files, or ``s3`` for the one with S3's jars."""
     return jar_dir() / (f"classes-{use}.jsa" if use else "classes.jsa")
 
 
 def java_options(use: str = "") -> str:
-    """Return the JVM's options that use the archive; none if it was not made."""
+    """Return the JVM options that use the archive; empty if there is no archive."""
     path = archive_path(use)
     return f"{quoted(f'-XX:SharedArchiveFile={path}')} {_QUIET}" if path.is_file() else ""
 
 
 def build(use: str = "") -> Path:
-    """Make an archive of what a small stateful job over Delta loads.
+    """Make an archive of the classes that a small stateful job over Delta loads.
 
     Raises
     ------
     subprocess.CalledProcessError
-        With what the process said. A JVM without dynamic archives ends so.
+        With the process's output. A JVM without dynamic archives fails like this.
     """
     path = archive_path(use)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".classes-") as work:
         made = Path(work) / path.name
-        # In a process of its own: the JVM writes the archive when it exits.
+        # In a separate process: the JVM writes the archive when it exits.
         command = [sys.executable, "-m", "streamwarden.spark.class_archive", "--record", str(made), use]
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
         made.replace(path)
@@ -70,7 +70,7 @@ def build(use: str = "") -> Path:
 
 
 def _record(archive: Path, use: str) -> None:
-    # Imported here: the session's module takes its options from this one.
+    # Imported here: the session module imports this module.
     from streamwarden.spark.session import BASE, build_session
 
     files = "spark.sql.streaming.checkpointFileManagerClass"
@@ -83,7 +83,7 @@ def _record(archive: Path, use: str) -> None:
                 "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
             ),
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-            # S3's own refuses the local folders that are written here.
+            # S3's own file manager refuses the local folders used here.
             files: BASE[files],
         },
         java_options=f"{quoted(f'-XX:ArchiveClassesAtExit={archive}')} {_QUIET}",
@@ -140,7 +140,7 @@ def _stream(session: SparkSession, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Make the archives, as ``make setup`` does, and say what they are."""
+    """Make the archives, as ``make setup`` does, and print them."""
     if arguments[:1] == ["--record"]:
         _record(Path(arguments[1]), arguments[2])
         return 0
@@ -149,7 +149,7 @@ def main(arguments: list[str]) -> int:
         try:
             path = build(use)
         except (OSError, subprocess.SubprocessError) as error:
-            # Everything works without it, and starts slower.
+            # Everything works without the archive, with a slower start.
             sys.stderr.write(f"classes: no archive for {use or 'local files'}: {error}\n")
             sys.stderr.write(str(getattr(error, "stderr", "") or "")[-2000:])
             continue

@@ -1,8 +1,8 @@
-"""Our own classes for Spark, compiled once at set-up: by them one of two writers of an entry of a log fails.
+"""Our own classes for Spark, compiled once at set-up: they make one of two writers of a log entry fail.
 
-Of Delta's log and of a checkpoint's logs: on S3 by conditional PUT, on disk by a hard link. What they do is said in
-their sources, ``java/*.java``; why, in docs/decisions/0015. Their compiler is Janino, which Spark carries for its
-generated code: a Java runtime has none.
+They cover Delta's log and a checkpoint's logs: on S3 by conditional PUT, on disk by a hard link. The sources
+``java/*.java`` describe them; docs/decisions/0015 gives the reason. The compiler is Janino, which Spark carries for its
+generated code, because a Java runtime has no compiler.
 
 ``python -m streamwarden.spark.conditional_put`` compiles them.
 """
@@ -38,14 +38,14 @@ DISK_CHECKPOINT_FILE_MANAGER = "streamwarden.HardLinkCheckpointFileManager"
 _SOURCES = tuple(sorted((Path(__file__).parent / "java").glob("*.java")))
 _NAME = "streamwarden-conditional-put"
 _JANINO = "org.codehaus.commons.compiler.samples.CompilerDemo"
-"""Its command line, named as a sample of how to use it."""
+"""Janino's command line, which it names as a sample."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The first moment that a zip file can tell: the same sources make the same jar."""
+"""The earliest time in a zip file: a fixed time makes equal jars from equal sources."""
 
 
 def _path() -> Path:
-    """Return where the jar of these sources lies: those of another version have another name."""
+    """Return the path of the jar for these sources: other versions have other names."""
     content = b"".join(source.read_bytes() for source in _SOURCES)
     return jar_dir() / f"{_NAME}-{hashlib.sha256(content).hexdigest()[:12]}.jar"
 
@@ -65,14 +65,14 @@ def jar() -> Path:
 
 
 def compile_jar() -> Path:
-    """Compile the sources, unless that was done, and return the jar's path. Jars of other versions are removed.
+    """Compile the sources if necessary, and return the jar's path. Removes jars of other versions.
 
     Raises
     ------
     StreamwardenError
-        ``JAVA_MISSING``; ``JAR_MISSING`` if a jar that the sources need is not there.
+        ``JAVA_MISSING``; ``JAR_MISSING`` if a jar needed for compilation is missing.
     subprocess.CalledProcessError
-        With what the compiler said.
+        With the compiler's output.
     """
     path = _path()
     if path.is_file():
@@ -99,7 +99,7 @@ def compile_jar() -> Path:
 
 
 def main() -> int:
-    """Compile, as ``make setup`` does, and say what is there."""
+    """Compile, as ``make setup`` does, and print the result."""
     try:
         path = compile_jar()
     except (StreamwardenError, subprocess.SubprocessError) as error:

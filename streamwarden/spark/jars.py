@@ -1,7 +1,7 @@
-"""The pinned JVM jars: fetched once at set-up, checked by SHA-256, never resolved when Spark starts.
+"""The pinned JVM jars: fetched once at set-up, checked by SHA-256, never resolved at Spark's start.
 
-``python -m streamwarden.spark.jars`` fetches what is missing. The fetching is done by Apache Ivy, which PySpark's wheel
-carries, with a cache of its own: Ivy stumbles over a half-filled ``~/.m2``.
+``python -m streamwarden.spark.jars`` fetches missing jars with Apache Ivy, which PySpark's wheel carries. Ivy gets its
+own cache, because it fails on a half-filled ``~/.m2``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MIRROR_ENV = "STREAMWARDEN_MAVEN_REPO"
 
 @dataclass(frozen=True)
 class Jar:
-    """One pinned jar: Maven coordinates and SHA-256, and what it is for: ``s3``, ``kafka``, or nothing: all need it."""
+    """One pinned jar: Maven coordinates, SHA-256, and its use: ``s3``, ``kafka``, or empty if all sessions need it."""
 
     group: str
     artifact: str
@@ -50,7 +50,7 @@ _PINS = Path(__file__).with_name("jars.toml")
 
 @cache
 def pinned(pins: Path = _PINS) -> tuple[Jar, ...]:
-    """Return the jars that a file pins."""
+    """Return the jars pinned in a file."""
     table = tomllib.loads(pins.read_text(encoding="utf-8"))
     return tuple(Jar(**row) for row in table["jar"])
 
@@ -62,10 +62,10 @@ def jar_dir() -> Path:
 
 
 def require(*uses: str) -> list[Path]:
-    """Return the paths of the jars that every session needs, and of those for the given uses; all of them are there.
+    """Return the paths of the jars for all sessions and for the given uses; all of them exist.
 
-    Hashes are checked at set-up and not here: hashing costs time at every start, and a file that changed afterwards
-    was changed by someone who can change this program too.
+    Only set-up checks hashes: hashing would slow every start, and whoever can change a jar later can change this
+    program too.
 
     Raises
     ------
@@ -81,17 +81,17 @@ def require(*uses: str) -> list[Path]:
 
 
 _PROBES = 3
-"""How often Java is asked for its version where a signal ends it: whoever kills that process, such as a kernel that is
-short of memory, has said nothing of the Java. A job whose driver takes it for missing stays down."""
+"""Attempts to ask Java for its version if a signal ends it. A kernel that is short of memory kills that process, which
+does not mean that Java is missing. A job whose driver reports Java as missing stays down."""
 
 
 def find_java() -> str:
-    """Return the path of a Java 17 (or newer, as far as Spark allows: 17, 21, 25) launcher.
+    """Return the path of a launcher of Java 17 or newer, as far as Spark allows: 17, 21, 25.
 
     Raises
     ------
     StreamwardenError
-        ``JAVA_MISSING``, naming what was found instead.
+        ``JAVA_MISSING``, with what was found instead.
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
@@ -110,7 +110,7 @@ def find_java() -> str:
 
 
 def fetch(jars: Sequence[Jar] | None = None, folder: Path | None = None) -> list[Path]:
-    """Fetch the jars that are missing, check all of them, and return their paths.
+    """Fetch missing jars, check all jars, and return their paths.
 
     Parameters
     ----------
@@ -122,8 +122,8 @@ def fetch(jars: Sequence[Jar] | None = None, folder: Path | None = None) -> list
     Raises
     ------
     StreamwardenError
-        ``JAVA_MISSING``, ``JAR_DOWNLOAD_FAILED`` or ``JAR_HASH_MISMATCH``. A jar of a wrong hash fetched now is not
-        left in the folder; one that was there before is left for its owner to look at.
+        ``JAVA_MISSING``, ``JAR_DOWNLOAD_FAILED`` or ``JAR_HASH_MISMATCH``. A fetched jar with a wrong hash does not
+        stay in the folder; an older one stays for inspection.
     """
     java = find_java()
     folder = folder or jar_dir()
@@ -137,7 +137,7 @@ def fetch(jars: Sequence[Jar] | None = None, folder: Path | None = None) -> list
             missing.append(jar)
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
-        # Fetched beside their final place, so that the final rename stays on one file system.
+        # Fetched beside the final place, so that the final rename stays within one file system.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as work:
             _ivy(java, missing, Path(work))
             for jar in missing:
@@ -182,7 +182,7 @@ def _ivy(java: str, jars: list[Jar], work: Path) -> None:
 
 
 def main() -> int:
-    """Fetch, as ``make setup`` does, and say what is there."""
+    """Fetch, as ``make setup`` does, and print the result."""
     try:
         paths = fetch()
     except StreamwardenError as error:

@@ -1,8 +1,8 @@
-"""Without this, the first call into a JVM imports pandas.
+"""Keep the first call into a JVM from importing pandas.
 
-PySpark 4.2 asks ``pyspark.testing.utils`` whether there is NumPy, in the converters that Py4J tries on every argument
-(``pyspark.sql.types.NumpyScalarConverter``). That module, made for tests, imports pandas to see whether it is there:
-half of what a driver's Python does until its query starts, and 38 MiB that it keeps.
+PySpark 4.2's converters, which Py4J tries on every argument (``pyspark.sql.types.NumpyScalarConverter``), ask
+``pyspark.testing.utils`` whether NumPy exists. That test module imports pandas: half of a driver's Python time until
+its query starts, and 38 MiB of memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME = "pyspark.testing.utils"
 
 
 class _NumPyOnly(ModuleType):
-    """Answers that one question; whoever asks for anything else gets the module itself, from then on."""
+    """Answers that question only; any other attribute loads the real module, which then replaces this one."""
 
     def __init__(self) -> None:
         super().__init__(_NAME)
@@ -27,7 +27,7 @@ class _NumPyOnly(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
-            # What Python's import system looks for in any module.
+            # Attributes that Python's import system reads from any module.
             raise AttributeError(name)
         if sys.modules.get(_NAME) is self:
             del sys.modules[_NAME]
@@ -35,5 +35,5 @@ class _NumPyOnly(ModuleType):
 
 
 def install() -> None:
-    """Put it in the place of the module, unless that is imported already."""
+    """Install this module under that name, unless the real one is already imported."""
     sys.modules.setdefault(_NAME, _NumPyOnly())

@@ -1,4 +1,4 @@
-"""Spark's settings for S3, in one place, each with its reason."""
+"""Spark's settings for S3, each with its reason."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ __all__ = ["S3Server", "s3_settings"]
 
 _A = "spark.hadoop.fs.s3a"
 
-# Credentials are not among them: settings are shown on pages and written to logs. S3A takes them from the environment,
-# by the variables that boto3 takes them from.
+# No credentials: pages and logs show settings. S3A reads credentials from the environment, by boto3's variables.
 _ALWAYS: dict[str, str] = {
-    # Spark's default writes a file of a checkpoint under another name and renames it. On S3 a rename is a copy and a
-    # delete, in that order and one by one; this manager writes an object whole or, when interrupted, not at all. And
-    # where two drivers write the same entry of a log, one of them fails, as on disk.
+    # Spark's default writes a checkpoint file under another name and renames it. On S3 a rename is a copy and a delete
+    # for each file. This manager writes an object whole, or not at all if interrupted. Of two drivers that write the
+    # same log entry, one fails, as on disk.
     "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILE_MANAGER,
-    # Delta's own for s3a does not keep two writers of one table apart.
+    # Delta's own store for s3a does not separate two writers of one table.
     "spark.delta.logStore.s3a.impl": LOG_STORE,
-    # The defaults wait for minutes: 30 s for a connection (15 is the least it takes), 200 s of silence, 7 repetitions
-    # by S3A around 5 by the SDK. A batch that fails is tried again by the driver, out of a budget that a person has
-    # set, and says why; one that waits says nothing. As it is, a server that is back within some 10 s is not noticed,
-    # and one that stays away fails the batch after 20.
+    # The defaults wait for minutes: 30 s for a connection (15 is the minimum), 200 s of silence, 7 retries by S3A
+    # around 5 by the SDK. The driver retries a failed batch itself, within a configured budget and with a reason; a
+    # waiting batch gives none. With these values, a server's outage of some 10 s is not noticed, and a longer one fails
+    # the batch after 20 s.
     f"{_A}.connection.establish.timeout": "15s",
     f"{_A}.connection.timeout": "30s",
     f"{_A}.attempts.maximum": "3",
@@ -32,23 +31,23 @@ _ALWAYS: dict[str, str] = {
 
 
 class S3Server(Protocol):
-    """Which server, as :class:`streamwarden.storage.S3Location` has it too."""
+    """The S3 server, as :class:`streamwarden.storage.S3Location` describes it too."""
 
     @property
     def endpoint(self) -> str | None:
-        """``http(s)://host:port``, or None for Amazon's."""
+        """``http(s)://host:port``, or None for Amazon's server."""
 
     @property
     def region(self) -> str:
-        """The region that requests are signed for."""
+        """Region for which requests are signed."""
 
 
 def s3_settings(server: S3Server) -> dict[str, str]:
-    """Return the settings of a session that reads and writes ``s3a://`` on a server."""
+    """Return a session's settings for ``s3a://`` addresses of a server."""
     settings = {**_ALWAYS, f"{_A}.endpoint.region": server.region}
     if server.endpoint is not None:
         settings[f"{_A}.endpoint"] = server.endpoint
         settings[f"{_A}.connection.ssl.enabled"] = str(server.endpoint.startswith("https:")).lower()
-        # One host name for all buckets.
+        # The server has one host name for all buckets.
         settings[f"{_A}.path.style.access"] = "true"
     return settings

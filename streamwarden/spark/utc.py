@@ -1,4 +1,4 @@
-"""The time zone of a process that takes timestamps from Spark."""
+"""The time zone of a process that reads timestamps from Spark."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["in_utc"]
 
 @contextmanager
 def in_utc() -> Iterator[None]:
-    """Let this process be in UTC meanwhile, and the JVM that it starts.
+    """Set this process, and the JVM that it starts, to UTC within the context.
 
-    PySpark collects a timestamp as a datetime without a zone, by the process's clock, and takes it back by the same
-    clock, which in the hour that daylight saving gives twice names two moments. What compares such datetimes with
-    others is right in UTC only: Great Expectations, and jobs as people write them.
+    PySpark converts timestamps to datetimes without a zone, and back, in the process's local time. In the hour that
+    repeats when daylight saving ends, such a datetime is ambiguous. Code that compares them is correct only in UTC:
+    Great Expectations, and typical jobs.
     """
     before = os.environ.get("TZ")
     _switch("UTC")

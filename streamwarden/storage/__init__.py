@@ -1,4 +1,4 @@
-"""Small documents behind one interface with compare-and-swap, and trees of large files behind another."""
+"""Interfaces for small documents with compare-and-swap, and for trees of large files."""
 
 from streamwarden.storage.base import Conflict, Entry, Storage
 from streamwarden.storage.files import FileInfo, FileStore, Hashed, LocalFiles

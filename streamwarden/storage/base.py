@@ -9,7 +9,7 @@ __all__ = ["Conflict", "Entry", "Storage"]
 
 
 class Conflict(Exception):
-    """A conditional write found another version than it expected. Nothing was written."""
+    """A conditional write found another version than expected. Nothing was written."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Entry:
     data
         Its bytes.
     etag
-        Names this version. Made from the content, as S3 does it: a document written twice with the same bytes has
-        the same etag, so a document that must not suffer from that carries a counter.
+        The version's name. As on S3, equal bytes have equal etags. A document for which that is a problem carries a
+        counter.
     """
 
     data: bytes
@@ -32,20 +32,20 @@ class Entry:
 class Storage(ABC):
     """Documents of some kilobytes under keys like ``control/JOB/lease.json``.
 
-    Not for tables, checkpoints or anything large: those are written by Spark.
+    Not for tables, checkpoints or other large files: Spark writes those.
     """
 
     @abstractmethod
     def read(self, key: str) -> Entry | None:
-        """Return the document, or None where there is none. Never a half-written one."""
+        """Return the document, or None if it does not exist. Never returns a half-written document."""
 
     @abstractmethod
     def write(self, key: str, data: bytes) -> str:
-        """Write whatever stands there now, and return the new etag."""
+        """Write the document unconditionally, and return the new etag."""
 
     @abstractmethod
     def create(self, key: str, data: bytes) -> str:
-        """Write only where nothing stands, and return the etag.
+        """Write the document if the key does not exist, and return the etag.
 
         Raises
         ------
@@ -55,17 +55,17 @@ class Storage(ABC):
 
     @abstractmethod
     def replace(self, key: str, data: bytes, etag: str) -> str:
-        """Write only over the version that `etag` names, and return the new etag.
+        """Write the document if its current version is `etag`, and return the new etag.
 
         Raises
         ------
         Conflict
-            If another version, or nothing, stands there. Of many racing callers exactly one succeeds.
+            If the key has another version, or does not exist. Of many racing callers exactly one succeeds.
         """
 
     @abstractmethod
     def delete(self, key: str) -> None:
-        """Remove the document; no error where there is none."""
+        """Remove the document; no error if it does not exist."""
 
     @abstractmethod
     def list(self, prefix: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Trees of large immutable files, checkpoints and savepoints: copied, hashed and removed many files at once."""
+"""Trees of large immutable files (checkpoints, savepoints): copy, hash and remove many files at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FileInfo:
     size
         Bytes.
     links
-        How many names its bytes have: more than 1 means that they are shared with another tree. Always 1 on S3.
+        Number of names of the file's bytes. More than 1: another tree shares them. Always 1 on S3.
     """
 
     key: str
@@ -41,7 +41,7 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class Hashed:
-    """What reading a whole file gave: its bytes' number and SHA-256 (hexadecimal)."""
+    """Size and SHA-256 (hexadecimal) of a file that was read whole."""
 
     size: int
     sha256: str
@@ -50,13 +50,13 @@ class Hashed:
 class FileStore(ABC):
     """Files under keys like ``checkpoints/JOB/g000001/offsets/0``, relative to one root.
 
-    For files that are never changed once they are there. Says :class:`FileNotFoundError` for a file that is gone, and
-    :class:`OSError` or a :class:`~streamwarden.errors.StreamwardenError` for a store that can't be reached.
+    For files that never change. Methods raise :class:`FileNotFoundError` for a missing file, and :class:`OSError` or a
+    :class:`~streamwarden.errors.StreamwardenError` for an unreachable store.
 
     Parameters
     ----------
     workers
-        How many files are worked on at once.
+        Number of files processed at once.
     """
 
     def __init__(self, *, workers: int) -> None:
@@ -64,12 +64,12 @@ class FileStore(ABC):
 
     @abstractmethod
     def walk(self, prefix: str, *, after: str = "") -> Iterator[FileInfo]:
-        """Yield every file below a folder-like prefix, hidden ones too, sorted by key; none where there is none.
+        """Yield every file below a folder-like prefix, hidden ones too, sorted by key; none if it does not exist.
 
         Parameters
         ----------
         after
-            If given, only files whose keys sort behind ``prefix/after``. On S3 the others are not listed at all.
+            If given, only files whose keys sort after ``prefix/after``. On S3 the other files are not listed.
         """
 
     @abstractmethod
@@ -82,11 +82,11 @@ class FileStore(ABC):
 
     @abstractmethod
     def write(self, key: str, data: bytes) -> None:
-        """Write a small file: whole or not at all, over whatever stands there."""
+        """Write a small file atomically, over any existing file."""
 
     @abstractmethod
     def copy(self, source: str, target: str) -> None:
-        """Give a file's bytes a second name: a hard link, a server-side copy, or a byte copy where neither is possible.
+        """Give a file's bytes a second name: a hard link, a server-side copy, or else a byte copy.
 
         An existing target is replaced.
         """
@@ -97,23 +97,23 @@ class FileStore(ABC):
 
     @abstractmethod
     def delete(self, key: str) -> None:
-        """Remove a file; no error where there is none."""
+        """Remove a file; no error if it does not exist."""
 
     @abstractmethod
     def delete_tree(self, prefix: str) -> int:
-        """Remove every file below a prefix, and return how many; no error where there is none. May be repeated."""
+        """Remove every file below a prefix, and return their number; no error if there are none. May be repeated."""
 
     @abstractmethod
     def prune(self, prefix: str) -> None:
-        """Remove folders below a prefix, and itself, that hold no file; nothing to do where folders don't exist."""
+        """Remove folders without files, from a prefix down; no effect on stores without folders."""
 
     @abstractmethod
     def free_bytes(self) -> int | None:
-        """Return how many bytes fit in yet, or None where there is no such limit."""
+        """Return the free bytes of the store, or None if it has no such limit."""
 
     @abstractmethod
     def device(self) -> int | None:
-        """Return what tells the disk that they are on from others, or None where they are on none."""
+        """Return the id of the store's disk, or None if the store is not on a disk."""
 
     def copy_many(self, pairs: Iterable[tuple[str, str]], *, done: Callable[[int], None] | None = None) -> None:
         """Copy many files at once.
@@ -128,7 +128,7 @@ class FileStore(ABC):
         Raises
         ------
         FileNotFoundError
-            If a source is gone. What is copied by then stays.
+            If a source is gone. Files copied until then stay.
         """
         self._each(lambda pair: self.copy(*pair), list(pairs), done)
 
@@ -151,7 +151,7 @@ class FileStore(ABC):
                     if done is not None:
                         done(finished)
             finally:
-                # After an error, what is queued is not begun; what runs is waited for.
+                # After an error, queued files are not begun; running ones are awaited.
                 pool.shutdown(cancel_futures=True)
         return [future.result() for future in futures]
 
@@ -159,8 +159,8 @@ class FileStore(ABC):
 class LocalFiles(FileStore):
     """Files below a root folder; copies are hard links within one file system.
 
-    A hard link shares the bytes with the file that was copied: safe, because Spark never changes a checkpoint's file
-    but puts another one in its place.
+    A hard link shares the bytes with the original. That is safe because Spark replaces a checkpoint's files and never
+    changes them.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ class LocalFiles(FileStore):
     """
 
     def __init__(self, root: Path) -> None:
-        # Hashing is what takes time, and releases the interpreter's lock.
+        # Hashing takes most of the time, and releases the interpreter's lock.
         super().__init__(workers=min(4, os.cpu_count() or 1))
         self.root = root
 
@@ -190,7 +190,7 @@ class LocalFiles(FileStore):
                         try:
                             status = entry.stat()
                         except FileNotFoundError:
-                            # A checkpoint is listed while Spark removes old files from it. The others count.
+                            # Spark may remove old files while a checkpoint is listed.
                             continue
                         found.append(FileInfo(key, status.st_size, status.st_nlink))
             except (FileNotFoundError, NotADirectoryError):
@@ -230,7 +230,7 @@ class LocalFiles(FileStore):
         except FileNotFoundError:
             raise
         except OSError:
-            # Another file system, or one without hard links.
+            # Another file system, or a file system without hard links.
             temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
             shutil.copyfile(origin, temporary)
             temporary.replace(path)
@@ -264,7 +264,7 @@ class LocalFiles(FileStore):
             try:
                 Path(folder).rmdir()
             except OSError:
-                # Somebody writes there at this moment; what is left is found by the next housekeeping.
+                # Another process writes there now; the next housekeeping removes what is left.
                 continue
 
     @override

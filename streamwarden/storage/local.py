@@ -1,4 +1,4 @@
-"""Documents on a local file system: an atomic rename under a lock."""
+"""Documents on a local file system, written by an atomic rename under a lock."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ _LOCKS = ".locks"
 class LocalStorage(Storage):
     """Documents as files below a root folder.
 
-    Readers take no lock: a rename is atomic, so they see the old document or the new one. Conditional writers take an
-    ``flock`` on one of the 256 files in ``ROOT/.locks``; the kernel drops it when a process dies, so a killed writer
-    blocks nobody. Keys that share a file wait for each other, and nobody ever holds two. One that is paused in the
-    midst of a rename blocks until it goes on or is killed, as a supervisor does. It holds between processes of one
-    machine, not on network file systems without POSIX locks.
+    Readers take no lock: a rename is atomic, so they read the old document or the new one. Conditional writers acquire
+    an ``flock`` on one of the 256 files in ``ROOT/.locks``. The kernel releases a dead process's lock. Keys that share
+    a lock file wait for each other; no process holds two locks. A process that is paused during a rename blocks them
+    until it continues or is killed. Locks don't work on network file systems without POSIX locks.
 
     Parameters
     ----------
     root
-        The folder. Made when first written to.
+        The folder. Created by the first write.
     """
 
     def __init__(self, root: Path) -> None:
@@ -40,7 +39,7 @@ class LocalStorage(Storage):
     @override
     def read(self, key: str) -> Entry | None:
         try:
-            # Not by pathlib, which takes as long as the reading: supervisors read ten documents at every look.
+            # pathlib would take as long as the read itself: supervisors read ten documents in every check.
             with open(self._name(key), "rb") as stream:  # noqa: PTH123
                 data = stream.read()
         except (FileNotFoundError, NotADirectoryError):
@@ -49,7 +48,7 @@ class LocalStorage(Storage):
 
     @override
     def write(self, key: str, data: bytes) -> str:
-        # Under the lock too: an unconditional write must not slip between another's comparison and its rename.
+        # Needs the lock too: an unconditional write must not fall between another writer's comparison and its rename.
         with self._written(key, data) as temporary, self._lock(key):
             temporary.replace(self._path(key))
         return _etag(data)
@@ -58,7 +57,7 @@ class LocalStorage(Storage):
     def create(self, key: str, data: bytes) -> str:
         with self._written(key, data) as temporary, self._lock(key):
             try:
-                # Fails where a file stands, also one that somebody else wrote without our lock, as Delta does its log.
+                # Fails if the file exists, also if its writer did not take our lock, as Delta does for its log.
                 os.link(temporary, self._path(key))
             except FileExistsError:
                 raise Conflict(f"{key} exists") from None
@@ -100,10 +99,9 @@ class LocalStorage(Storage):
 
     @contextmanager
     def _written(self, key: str, data: bytes) -> Iterator[Path]:
-        """Give the file that is to be the document, written and synced before anybody waits for the lock.
+        """Yield the temporary file for the document, written and synced before the lock is acquired.
 
-        A process that is paused with the lock makes all others wait for as long: no longer than a rename takes shall
-        one hold it.
+        A process that is paused with the lock blocks all others. So the lock is held for the rename only.
         """
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +110,7 @@ class LocalStorage(Storage):
             with os.fdopen(handle, "wb") as stream:
                 stream.write(data)
                 stream.flush()
-                # Without it a power cut can leave an empty file under the final name.
+                # Without the sync a power cut can leave an empty file under the final name.
                 os.fsync(stream.fileno())
             yield Path(name)
         finally:
@@ -122,8 +120,8 @@ class LocalStorage(Storage):
     def _lock(self, key: str) -> Iterator[None]:
         folder = self.root / _LOCKS
         folder.mkdir(parents=True, exist_ok=True)
-        # Never removed, which would let two holders hold two different files. So there are few, and not one for each
-        # key: every launch, savepoint and operation has keys of its own.
+        # Lock files are never removed: otherwise two holders could lock two different files. So there are few of them:
+        # one for each key would grow with every launch, savepoint and operation.
         name = hashlib.sha256(key.encode()).hexdigest()[:2]
         with (folder / name).open("wb") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Documents and files on S3: a conditional PUT where a disk has a rename under a lock, server-side copies for links."""
+"""Documents and files on S3: conditional PUTs instead of locked renames, server-side copies instead of links."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ __all__ = ["S3Files", "S3Storage"]
 _CHUNK = 1 << 20
 _DELETED_AT_ONCE = 1000
 
-# What Amazon copies by one request; more goes by parts.
+# Largest file that Amazon copies by one request; larger files are copied by parts.
 _COPIED_AT_ONCE = 5 << 30
-# Of 10,000 parts at most, so this is enough for the largest object that there is (5 TB).
+# Amazon allows 10,000 parts, so this is enough for the largest possible object (5 TB).
 _PART = 1 << 30
 
-# A document's PUT carries a random word of its own: by it a writer whose answer was lost knows its write again, also
-# among others that wrote the very same bytes.
+# Metadata key of a random word in each document's PUT. If the answer was lost, the writer recognises its own write by
+# the word, also among writers of the same bytes.
 _WRITE = "streamwarden-write"
 
 
 class S3Storage(Storage):
     """Documents as objects below a location's prefix.
 
-    `create` and `replace` are PUTs with ``If-None-Match: *`` and ``If-Match: ETAG``: the server lets exactly one of
-    many through. Amazon S3 does so, and so do versitygw, MinIO and Ceph; a server that passes over these headers is
-    not fit for control documents, and nothing here can tell.
+    `create` and `replace` are PUTs with ``If-None-Match: *`` and ``If-Match: ETAG``: of many writers exactly one
+    succeeds. Amazon S3, versitygw, MinIO and Ceph support this. A server that ignores these headers is not fit for
+    control documents; this class can't detect it.
 
-    A request that was not answered is made again, and so may be told by the second answer that the key is at another
-    version: the first one's. Before it says :class:`~streamwarden.storage.Conflict`, a conditional write therefore
-    looks whether what stands there is its own. Where that can't be found out, it says ``S3_UNREACHABLE``, and the
-    document may be at either version.
+    An unanswered request is repeated. The repetition may fail because the first request changed the version. So a
+    conditional write compares the stored document with its own before it raises
+    :class:`~streamwarden.storage.Conflict`. If that read fails, it raises ``S3_UNREACHABLE``; then the document may
+    have either version.
 
     Parameters
     ----------
     location
-        Where. Neither the bucket nor the credentials are looked at before the first request.
+        Where. The first request checks the bucket and the credentials.
     """
 
     def __init__(self, location: S3Location) -> None:
-        # Through this a lease of 20 s is renewed: three attempts of 5 s, with waits of 3 s at most between, end
-        # before it runs out. A document of some kilobytes takes milliseconds where all is well. A driver has few
-        # threads that read and write documents: heartbeat, batch, listener.
+        # A lease of 20 s is renewed through this bucket. Three attempts of 5 s, with waits of at most 3 s, end before
+        # it expires. A document of some kilobytes normally takes milliseconds. Few threads of a driver use documents:
+        # heartbeat, batch, listener.
         self._bucket = Bucket(location, connections=10, attempts=3, read_timeout_s=5)
 
     @override
@@ -88,7 +88,7 @@ class S3Storage(Storage):
     @override
     def list(self, prefix: str) -> list[str]:
         keys = [item["Key"] for item in self._bucket.list(prefix)]
-        # A folder's mark ends with a slash; a name with a dot before it is hidden, as on disk.
+        # Folder markers end with a slash. A name that begins with a dot is hidden, as on disk.
         return [key for key in keys if not key.endswith("/") and not key.rsplit("/", 1)[-1].startswith(".")]
 
     def _put(self, key: str, data: bytes, **options: Any) -> str:
@@ -109,7 +109,7 @@ class S3Storage(Storage):
         except StreamwardenError as error:
             if not error.retryable:
                 raise
-            # Not answered to the end: it may have been done all the same.
+            # The request was not answered completely, but may have succeeded.
             try:
                 etag = self._own(key, word)
             except StreamwardenError:
@@ -123,7 +123,7 @@ class S3Storage(Storage):
         return etag
 
     def _own(self, key: str, word: str) -> str | None:
-        """Return the ETag of what stands there, if the write of this word put it there."""
+        """Return the ETag of the stored document if the write with this word stored it."""
         try:
             found = self._bucket.head(key)
         except FileNotFoundError:
@@ -132,8 +132,8 @@ class S3Storage(Storage):
 
 
 def _lost_race(error: ClientError) -> bool:
-    # 412: another version stands there. 409: another write was being done at that moment. No such key: If-Match, and
-    # nothing stands there.
+    # 412: another version is stored. 409: a concurrent write was in progress. No such key: If-Match on a missing
+    # document.
     return error_code(error) in ("412", "ConditionalRequestConflict", "NoSuchKey", "PreconditionFailed")
 
 
@@ -144,7 +144,7 @@ T = TypeVar("T")
 def _patient(
     method: Callable[Concatenate[S3Files, P], T],
 ) -> Callable[Concatenate[S3Files, P], T]:
-    """Repeat a method while the server is away or asks for patience: for what may be done twice."""
+    """Repeat a method while the server is away or throttles. Only for methods that may run twice."""
 
     @functools.wraps(method)
     def repeated(self: S3Files, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -160,30 +160,30 @@ def _patient(
 
 
 class S3Files(FileStore):
-    """Files as objects below a location's prefix; copies are made by the server and cross no network.
+    """Files as objects below a location's prefix; the server makes copies, without network traffic.
 
-    An object is there whole or not at all, so a copy that was broken off leaves nothing under its key. One by parts
-    that is killed leaves parts that no listing shows: let a lifecycle rule of the bucket remove incomplete uploads.
+    An object exists whole or not at all, so an aborted copy leaves nothing under its key. A killed copy by parts leaves
+    parts that no listing shows: use a lifecycle rule of the bucket that removes incomplete uploads.
 
     Parameters
     ----------
     location
         Where.
     copied_at_once
-        Bytes up to which a file is copied by one request. Default 5 GiB, Amazon's limit.
+        Size in bytes up to which one request copies a file. Default 5 GiB, Amazon's limit.
     patience_s
-        Seconds for which each file is tried again while the server is away. Default 30: as long as a server takes to
-        be started anew. A copy of thousands of files should not end with the first that met such a moment.
+        Seconds for which each file is retried while the server is away. Default 30: the time of a server's restart, so
+        that a restart does not fail a copy of thousands of files.
     """
 
     def __init__(
         self, location: S3Location, *, copied_at_once: int = _COPIED_AT_ONCE, patience_s: float = 30.0
     ) -> None:
-        # A request is mostly waiting: 2,000 small files take 5 s with 8 threads, and little less with more.
+        # Requests mostly wait: 2,000 small files take 5 s with 8 threads, and little less with more threads.
         super().__init__(workers=8)
         self._copied_at_once = copied_at_once
         self.patience_s = patience_s
-        # A server may say nothing while it copies some gigabytes within a request.
+        # A server may be silent while it copies some gigabytes in one request.
         self._bucket = Bucket(location, connections=self._workers, attempts=3, read_timeout_s=120)
 
     @override
@@ -217,7 +217,7 @@ class S3Files(FileStore):
     def copy(self, source: str, target: str) -> None:
         found = self._bucket.head(source)
         with self._bucket.errors("copy", source):
-            # Of this version and no other, also where it is copied by parts.
+            # Copy exactly this version, also by parts.
             origin: CopySourceTypeDef = {"Bucket": self._bucket.name, "Key": self._bucket.key(source)}
             if found["ContentLength"] > self._copied_at_once:
                 self._copy_by_parts(origin, found["ETag"], found["ContentLength"], target)
@@ -240,7 +240,7 @@ class S3Files(FileStore):
                     digest.update(chunk)
                     size += len(chunk)
             except FlexibleChecksumError:
-                # Said at the end of a body that is not what was stored. The caller compares, and knows what with.
+                # Raised at the end of a body that differs from the stored one. The caller compares the hashes.
                 pass
             finally:
                 body.close()
@@ -254,7 +254,7 @@ class S3Files(FileStore):
     @override
     @_patient
     def delete_tree(self, prefix: str) -> int:
-        # Folders' marks too, and each after what is in it: a server on a file system refuses them otherwise.
+        # Includes folder markers, each after its contents: servers on a file system refuse another order.
         keys = [item["Key"] for item in reversed(self._bucket.list(prefix))]
         self._delete_all(keys, prefix)
         return sum(not key.endswith("/") for key in keys)
@@ -262,7 +262,7 @@ class S3Files(FileStore):
     @override
     @_patient
     def prune(self, prefix: str) -> None:
-        # Hadoop leaves marks of empty folders, and takes them for folders.
+        # Hadoop leaves markers of empty folders, and treats them as folders.
         keys = [item["Key"] for item in reversed(self._bucket.list(prefix))]
         self._delete_all([key for key in keys if key.endswith("/")], prefix)
 
@@ -276,7 +276,7 @@ class S3Files(FileStore):
                 )
                 for refused in answer.get("Errors", []):
                     if refused.get("Code") not in ("NoSuchKey", None):
-                        # As if the whole request had been refused: it may be repeated, and then finds what is left.
+                        # Treat as a refused request: the repetition removes the rest.
                         raise ClientError({"Error": refused}, "DeleteObjects")
 
     @override
@@ -293,7 +293,7 @@ class S3Files(FileStore):
         return [FileInfo(item["Key"], item["Size"]) for item in found if not item["Key"].endswith("/")]
 
     def _full(self, key: str) -> str:
-        # The slash at a mark's end is part of its key.
+        # A marker's key includes its final slash.
         return self._bucket.key(key) + ("/" if key.endswith("/") else "")
 
     def _copy_by_parts(self, origin: CopySourceTypeDef, etag: str, size: int, target: str) -> None:
@@ -315,7 +315,7 @@ class S3Files(FileStore):
                 parts.append({"ETag": part["CopyPartResult"]["ETag"], "PartNumber": number})
             client.complete_multipart_upload(Bucket=name, Key=key, UploadId=upload, MultipartUpload={"Parts": parts})
         except BaseException:
-            # What went wrong first is what the caller is told.
+            # The caller gets the first error.
             with suppress(BotoCoreError, ClientError):
                 client.abort_multipart_upload(Bucket=name, Key=key, UploadId=upload)
             raise

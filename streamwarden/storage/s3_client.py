@@ -1,4 +1,4 @@
-"""One bucket's client: made when it is first used, with limits of time, and errors in the catalogue's words."""
+"""Client for one bucket: created on first use, with timeouts, and errors of our catalogue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Bucket", "S3Location", "error_code", "make_client"]
 
 _BODY_TRIES = 3
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
-# 503 without words is what a HEAD gets for SlowDown.
+# A HEAD request gets a plain 503 for SlowDown.
 _THROTTLED = {"429", "503", "RequestLimitExceeded", "ServiceUnavailable", "SlowDown", "Throttling"}
 _ELSEWHERE = {"301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"}
 _NO_CREDENTIALS = (
@@ -36,19 +36,19 @@ _NO_ANSWER = (failures.ConnectionError, failures.HTTPClientError, failures.Incom
 
 @dataclass(frozen=True)
 class S3Location:
-    """Where on S3. Credentials are no part of it: boto3 and Spark each take them from the environment.
+    """A location on S3. Credentials are not part of it: boto3 and Spark each read them from the environment.
 
     Parameters
     ----------
     bucket
         The bucket's name. It must exist.
     prefix
-        What every key begins with, without a slash at either end; empty for the whole bucket.
+        Common beginning of every key, without a slash at either end; empty for the whole bucket.
     endpoint
-        ``http(s)://host:port`` of a server that is not Amazon's; buckets are then addressed by path, because such a
-        server has one name. None for Amazon's.
+        ``http(s)://host:port`` of another server than Amazon's. Its buckets are addressed by path, because such a
+        server has one host name. None for Amazon's.
     region
-        The region that requests are signed for.
+        Region for which requests are signed.
     """
 
     bucket: str
@@ -57,28 +57,28 @@ class S3Location:
     region: str = "us-east-1"
 
     def uri(self, scheme: str) -> str:
-        """Return the place as an address, without a slash at its end: ``s3a`` for Spark, ``s3`` for others."""
+        """Return the location as an address without a final slash: ``s3a`` for Spark, ``s3`` for others."""
         return f"{scheme}://{self.bucket}/{self.prefix}".rstrip("/")
 
 
 class Bucket:
     """The objects below a location's prefix, by keys relative to it. Thread-safe.
 
-    Buckets of one server share one client in a process, and with it open connections: a supervisor opens its place
-    anew at every look.
+    Buckets of one server share one client in a process, and its open connections, because a supervisor opens its
+    workspace anew in every check.
 
     Parameters
     ----------
     location
         Where.
     connections
-        How many threads may speak at once without waiting for each other.
+        Number of threads that can send requests at the same time.
     attempts
-        How often a request is made in all. botocore's standard mode repeats what was not answered, and 5xx, after
-        random waits of up to 0.05, 0.1, 0.2 … s, and SlowDown after up to 1, 2, 4 … 20 s. After some 35 repetitions in
-        short time it stops to repeat anything, until requests succeed again.
+        Total attempts for each request. botocore's standard mode retries unanswered requests and 5xx after random waits
+        of up to 0.05, 0.1, 0.2 … s. SlowDown waits up to 1, 2, 4 … 20 s. After some 35 retries in a short time it stops
+        retrying until requests succeed again.
     read_timeout_s
-        Seconds of silence after which an answer is given up.
+        Seconds of silence after which a request fails.
     """
 
     def __init__(self, location: S3Location, *, connections: int, attempts: int, read_timeout_s: float) -> None:
@@ -94,7 +94,7 @@ class Bucket:
 
     @property
     def client(self) -> S3Client:
-        """The client. Making it asks no server, and takes half a second, so it waits for the first request."""
+        """The client, created by the first request: creation takes half a second, and contacts no server."""
         return make_client(
             self.location.endpoint,
             self.location.region,
@@ -110,7 +110,7 @@ class Bucket:
         Raises
         ------
         ValueError
-            If a part is empty, ``.`` or ``..``: a folder on disk would refuse it or lead elsewhere.
+            If a part is empty, ``.`` or ``..``: on disk such a part is refused or leads to another folder.
         """
         parts = key.strip("/").split("/")
         if any(part in ("", ".", "..") for part in parts):
@@ -118,13 +118,13 @@ class Bucket:
         return "/".join([self.location.prefix, *parts]) if self.location.prefix else "/".join(parts)
 
     def list(self, prefix: str = "", *, after: str = "") -> list[ObjectTypeDef]:
-        """Return what is below a folder-like prefix, sorted by key. ``Key`` is relative, as everywhere here.
+        """Return the objects below a folder-like prefix, sorted by key. ``Key`` is relative.
 
-        What ends with a slash is no file but the mark of a folder, which Spark leaves behind.
+        A key that ends with a slash is a folder marker, which Spark leaves behind.
 
         Parameters
         ----------
-        after
+        If given, only keys that sort after ``prefix/after``; other keys are not listed.
             If given, only keys that sort behind ``prefix/after``; the others are not listed.
         """
         start = len(self.location.prefix) + 1 if self.location.prefix else 0
@@ -146,7 +146,7 @@ class Bucket:
         Raises
         ------
         FileNotFoundError
-            If there is none.
+            If the object does not exist.
         """
         with self.errors("read", key):
             for further in reversed(range(_BODY_TRIES)):
@@ -154,49 +154,49 @@ class Bucket:
                 try:
                     return answer["Body"].read(), answer["ETag"]
                 except _NO_ANSWER:
-                    # botocore repeats requests, and leaves it to us when the connection breaks inside an answer.
+                    # botocore retries requests, but not connections that break inside an answer.
                     if not further:
                         raise
         raise AssertionError("unreachable")
 
     def head(self, key: str) -> HeadObjectOutputTypeDef:
-        """Return what is known of an object: size, ETag, metadata.
+        """Return an object's size, ETag and metadata.
 
         Raises
         ------
         FileNotFoundError
-            If there is none.
+            If the object does not exist.
         """
         with self.errors("look at", key):
             try:
                 return self.client.head_object(Bucket=self.name, Key=self.key(key))
             except failures.ClientError as error:
                 if error_code(error) == "404":
-                    # An answer to HEAD has no words: this asks again whether it is the bucket that is missing.
+                    # An answer to HEAD has no error code: this request finds out whether the bucket is missing.
                     self.client.list_objects_v2(Bucket=self.name, Prefix=self.key(key), MaxKeys=1)
                 raise
 
     def delete(self, key: str) -> None:
-        """Remove an object; no error where there is none."""
+        """Remove an object; no error if it does not exist."""
         try:
             with self.errors("delete", key):
                 self.client.delete_object(Bucket=self.name, Key=self.key(key))
         except FileNotFoundError:
-            # Amazon says nothing of an object that was not there; other servers do.
+            # Amazon reports no error for a missing object; other servers do.
             return
 
     def open(self, key: str) -> GetObjectOutputTypeDef:
-        """Ask for an object, whose body is read later. Errors are botocore's: for use inside :meth:`errors`."""
+        """Request an object whose body is read later. Raises botocore's errors: use it inside :meth:`errors`."""
         return self.client.get_object(Bucket=self.name, Key=self.key(key))
 
     @contextmanager
     def errors(self, doing: str, key: str) -> Iterator[None]:
-        """Make botocore's errors ours, saying what was being done to which key.
+        """Translate botocore's errors into ours, with the action and the key.
 
         Raises
         ------
         FileNotFoundError
-            If the object is not there.
+            If the object does not exist.
         StreamwardenError
             ``S3_CREDENTIALS_MISSING``, ``S3_REFUSED``, ``S3_BUCKET_MISSING``, ``S3_UNREACHABLE``, ``S3_THROTTLED`` or
             ``S3_OBJECT_DAMAGED``.
@@ -222,25 +222,25 @@ def make_client(
     read_timeout_s: float,
     process: int,  # noqa: ARG001
 ) -> S3Client:
-    """Make a client, once for the same arguments. `process` is this one's id: connections don't outlive a fork."""
-    # Half a second, which a process that stays on its disk needn't spend.
+    """Create a client, cached by its arguments. `process` is the process id: connections don't survive a fork."""
+    # The import takes half a second, which a process without S3 need not spend.
     import boto3
     from botocore.config import Config
 
     config = Config(
-        # The time of a TCP handshake, with room for one lost packet and its repetition.
+        # Time of a TCP handshake, with room for one lost packet and its retransmission.
         connect_timeout=2,
         read_timeout=read_timeout_s,
         retries={"mode": "standard", "total_max_attempts": attempts},
         max_pool_connections=connections,
         s3={"addressing_style": "path" if endpoint else "auto"},
     )
-    # A session of its own: boto3's default one may not be shared by threads while it makes clients.
+    # Own session: threads may not share boto3's default session while they create clients.
     return boto3.session.Session().client("s3", region_name=region, endpoint_url=endpoint, config=config)
 
 
 def error_code(error: failures.ClientError) -> str:
-    """Return the server's word for what is wrong: ``NoSuchKey``, or an HTTP status where the answer has no words."""
+    """Return the server's error code, such as ``NoSuchKey``, or the HTTP status if the answer has none."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
@@ -253,14 +253,14 @@ def _translated(error: Exception, where: str) -> Exception | None:
         return StreamwardenError("S3_OBJECT_DAMAGED", f"{where}: {error}")
     if isinstance(error, _NO_ANSWER):
         return StreamwardenError("S3_UNREACHABLE", f"{where}: {error}")
-    # The rest says that a request was put together wrongly: a mistake of this program.
+    # Other errors mean a malformed request, which is a bug in this program.
     return None
 
 
 def _refusal(error: failures.ClientError, where: str) -> Exception:
     code = error_code(error)
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    # Code and message only: the answer's other fields repeat what was signed.
+    # Code and message only: other fields of the answer repeat signed data.
     what = f"{where}: {code}: {error.response.get('Error', {}).get('Message', '')}"
     if code in _ABSENT:
         return FileNotFoundError(what)

@@ -1,4 +1,4 @@
-"""Loading configuration: YAML to validated models, with file and field named in every error."""
+"""Load configuration from YAML into validated models. Every error names file and field."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config_dir() -> Path:
 
 
 def job_names(config: Path | None = None) -> list[str]:
-    """Return the names of the configured jobs, sorted. Reads file names only, so that DAG parsing stays fast."""
+    """Return the names of the configured jobs, sorted. Reads file names only, to keep DAG parsing fast."""
     return sorted(path.stem for path in ((config or config_dir()) / "jobs").glob("*.yaml"))
 
 
@@ -40,11 +40,11 @@ def load_job(name: str, *, config: Path | None = None, profile: Profile | None =
     Parameters
     ----------
     name
-        The job, which is also the file's stem.
+        The job's name, which is also the file's stem.
     config
         The configuration folder; default :func:`config_dir`.
     profile
-        If given, its overrides are laid over the job.
+        If given, its overrides replace values of the job.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def load_job(name: str, *, config: Path | None = None, profile: Profile | None =
 
 
 def load_profile(name: str, *, config: Path | None = None) -> Profile:
-    """Load and check ``profiles/NAME.yaml``. A file that has not changed since is not read again.
+    """Load and check ``profiles/NAME.yaml``. An unchanged file is not read again.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def load_profile(name: str, *, config: Path | None = None) -> Profile:
     return _profile(path, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
-# A supervisor opens its place at every look, and YAML would be half of a look's time.
+# A supervisor opens its workspace in every check; YAML parsing would take half of that time.
 @lru_cache(maxsize=16)
 def _profile(path: Path, *_version: int) -> Profile:
     profile = _validate(Profile, _read(path), path)
@@ -90,7 +90,7 @@ def _profile(path: Path, *_version: int) -> Profile:
 
 
 def load_alerts(config: Path | None = None) -> AlertSpec:
-    """Load and check ``alerts.yaml``. Where there is none, nobody is notified.
+    """Load and check ``alerts.yaml``. Without that file, no notifications are sent.
 
     Raises
     ------
@@ -102,10 +102,10 @@ def load_alerts(config: Path | None = None) -> AlertSpec:
 
 
 def describe_validation(error: ValidationError) -> str:
-    """Return pydantic's findings as ``field.path: message`` joined by semicolons, without the input's value."""
+    """Return pydantic's findings as ``field.path: message``, joined by semicolons, without input values."""
     parts = []
     for item in error.errors(include_url=False, include_context=False):
-        # Discriminated unions put their tag into the path; it names no field of the file.
+        # Discriminated unions add their tag to the path, but the file has no such field.
         place = ".".join(str(step) for step in item["loc"] if step not in ("files", "delta", "kafka"))
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
@@ -115,7 +115,7 @@ def describe_validation(error: ValidationError) -> str:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML says that keys are unique; PyYAML takes the last one in silence."""
+    """YAML loader that rejects duplicate keys; PyYAML silently uses the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -145,19 +145,19 @@ def _read(path: Path) -> Any:
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        # Not from it: a traceback would show the line, which may hold a secret, as the error's own words do.
+        # Without the cause: a traceback would show the line, and so would the error's message. It may hold a secret.
         raise StreamwardenError("CONFIG_INVALID", f"{path}: not YAML: {_slip(error)}") from None
 
 
 def _slip(error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """Say what is wrong and where, without the words that are there."""
+    """Describe the error and its position without the file's text."""
     if isinstance(error, UnicodeDecodeError):
         return f"{error.reason} at byte {error.start}"
     if isinstance(error, yaml.reader.ReaderError):
         return f"{error.reason} at character {error.position}"
     mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", None) or type(error).__name__)
     where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-    # A character, or a key that is there twice, tells no secret; an alias or a tag that is none is perhaps a password.
+    # A character or a duplicate key reveals no secret; an invalid alias or tag may be a password.
     words = problem if "there twice" in problem else re.sub(r"'[^']{2,}'", "'…'", problem)
     return f"{words}{where}"
 

@@ -1,4 +1,4 @@
-"""The control documents: what they hold, and typed access to them.
+"""The control documents: their contents, and typed access.
 
 ``ROOT/control/JOB/`` holds ``desired.json``, ``checkpoint.json``, ``lease.json``, ``supervision.json``,
 ``supervisor.json``, ``health.json``, ``parallelism.json``, ``cancel.json``, ``operation.json`` (past ones:
@@ -48,16 +48,16 @@ class Document(Generic[M]):
     Parameters
     ----------
     storage
-        Where it is kept.
+        Where the document is kept.
     key
         Its key.
     model
-        What it holds.
+        Its content's type.
     seldom
-        Whether it is read far more often than it changes: readers of the same bytes are then given one object.
+        Whether it is read far more often than it changes. Then readers of the same bytes share one object.
     derived
-        Whether it is made anew by itself: then a damaged one counts as one that is not there. Any other decides what
-        runs, and is an error until ``streamwarden repair`` has restored it.
+        Whether the driver or supervisor recreates it. Then a damaged document counts as missing. Other damaged
+        documents are errors until ``streamwarden repair`` has restored them.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Document(Generic[M]):
         return (value, etag) if value is not None and etag is not None else None
 
     def _read(self) -> tuple[M | None, str | None]:
-        """Return the document, and the etag of what stands there: of a damaged derived one the etag alone."""
+        """Return the document and its etag; for a damaged derived document only the etag."""
         entry = self.storage.read(self.key)
         if entry is None:
             return None, None
@@ -99,23 +99,23 @@ class Document(Generic[M]):
             raise StreamwardenError("DOCUMENT_INVALID", what, remedy=_remedy(self.key)) from error
 
     def write(self, value: M) -> str:
-        """Write whatever stands there now."""
+        """Write unconditionally."""
         return self.storage.write(self.key, _encode(value))
 
     def create(self, value: M) -> str:
-        """Write where nothing stands; raises :class:`~streamwarden.storage.Conflict` otherwise."""
+        """Write if the document does not exist; raises :class:`~streamwarden.storage.Conflict` otherwise."""
         return self.storage.create(self.key, _encode(value))
 
     def replace(self, value: M, etag: str) -> str:
-        """Write over one version; raises :class:`~streamwarden.storage.Conflict` over any other."""
+        """Replace one version; raises :class:`~streamwarden.storage.Conflict` for any other."""
         return self.storage.replace(self.key, _encode(value), etag)
 
     def delete(self) -> None:
-        """Remove it; no error where there is none."""
+        """Remove the document; no error if it does not exist."""
         self.storage.delete(self.key)
 
     def update(self, change: Callable[[M | None], M], *, tries: int = 10) -> M:
-        """Read, change and write back, again from the start where somebody was faster.
+        """Read, change and write back; retry after a lost race.
 
         Raises
         ------
@@ -141,7 +141,7 @@ def _parse(model: type[BaseModel], data: bytes) -> BaseModel:
 
 
 def _remedy(key: str) -> str | None:
-    """Return the remedy for a damaged document of a job; None, which is the catalogue's, for another one's."""
+    """Return the remedy for a job's damaged document; None (the catalogue's remedy) for other documents."""
     folder, _, rest = key.partition("/")
     if folder != "control" or "/" not in rest:
         return None
@@ -149,8 +149,8 @@ def _remedy(key: str) -> str | None:
     return f"`streamwarden repair {job}` shows what it can be restored from; with --yes it does so."
 
 
-# Every look at a job reads its spec twice, wanted and launched, and that took as long as all else of the look. 256: a
-# fleet of a hundred jobs, and some that were changed.
+# Every check of a job reads its spec twice, wanted and launched. Parsing took as long as the rest of the check. 256 is
+# enough for a fleet of a hundred jobs, with some changes.
 _parsed = lru_cache(maxsize=256)(_parse)
 
 
@@ -159,7 +159,7 @@ class JobDocuments:
 
     Parameters
     ----------
-    storage
+    Where the documents are kept.
         Where they are kept.
     job
         The job's name.
@@ -183,7 +183,7 @@ class JobDocuments:
         return self._document(f"totals/g{generation:06}.json", Totals, derived=True)
 
     def current_totals(self) -> Totals | None:
-        """Return the totals of the generation that is in force; None before its first batch."""
+        """Return the totals of the current generation; None before its first batch."""
         reference = self.checkpoint.read()
         return self.totals(reference.generation).read() if reference is not None else None
 
@@ -212,39 +212,39 @@ class JobDocuments:
         return self._document(f"results/{request}.json", RequestResult, derived=True)
 
     def reread(self, request: str) -> Document[Reread]:
-        """Return a request to read landed files once more; gone once the driver has planned them."""
+        """Return a request to read landed files again; the driver removes it after planning them."""
         return self._document(f"rereads/{request}.json", Reread, derived=True)
 
     def rereads(self) -> list[Reread]:
-        """Return the open requests to read landed files once more, oldest first."""
-        # One that is damaged is asked for again: its file is told for as long as it is not read.
+        """Return the open requests to read landed files again, oldest first."""
+        # A damaged request is made again: its file is reported until it has been read.
         keys = self.storage.list(f"{self.base}/rereads")
         names = [key.rsplit("/", 1)[1].removesuffix(".json") for key in keys]
         found = [request for name in names if (request := self.reread(name).read())]
         return sorted(found, key=lambda request: (request.at, request.id))
 
     def past_operation(self, operation: str) -> Document[Operation]:
-        """Return the document of an operation that has ended."""
+        """Return the document of an ended operation."""
         return self._document(f"operations/{operation}.json", Operation, derived=True)
 
     def past_operations(self) -> list[str]:
-        """Return the ids of the operations that have ended, oldest first."""
+        """Return the ids of ended operations, oldest first."""
         keys = self.storage.list(f"{self.base}/operations")
         return sorted(key.rsplit("/", 1)[1].removesuffix(".json") for key in keys)
 
     def incarnations(self) -> list[str]:
-        """Return the incarnations ever launched, oldest first: their ids begin with the time."""
+        """Return the ids of all launched incarnations, oldest first: ids begin with the time."""
         keys = self.storage.list(f"{self.base}/incarnations")
         return sorted({key.split("/")[3] for key in keys if key.endswith("/launch.json")})
 
     def requests(self, incarnation: str) -> list[Request]:
-        """Return every request to an incarnation, oldest first."""
+        """Return all requests to an incarnation, oldest first."""
         keys = self.storage.list(f"{self.base}/requests/{incarnation}")
         found = [request for key in keys if (request := Document(self.storage, key, Request, derived=True).read())]
         return sorted(found, key=lambda request: (request.at, request.id))
 
     def open_requests(self, incarnation: str) -> list[Request]:
-        """Return the requests to an incarnation that have no result yet, oldest first."""
+        """Return the requests to an incarnation without a result, oldest first."""
         return [request for request in self.requests(incarnation) if self.result(request.id).read() is None]
 
     def _document(self, name: str, model: type[M], *, seldom: bool = False, derived: bool = False) -> Document[M]:

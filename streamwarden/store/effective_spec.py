@@ -1,8 +1,8 @@
-"""How wide a job runs, where a rescale has decided that: values that stand above those of its YAML.
+"""Parallelism decided by a rescale, which overrides the job's YAML.
 
-The YAML's numbers are what a job begins with. A rescale keeps its own in ``control/JOB/parallelism.json``, each beside
-the YAML's number that it replaced. It counts for as long as the YAML says that number still: who edits the YAML
-afterwards, and deploys that, has the last word.
+The YAML has a job's initial numbers. A rescale writes its own to ``control/JOB/parallelism.json``, each beside the
+YAML's number that it replaced. A number counts while the YAML still has the replaced one. An edit of the YAML that is
+deployed later wins.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from streamwarden.store.workspace import Workspace
 __all__ = ["FIELDS", "as_before", "decide", "effective_spec", "forget_overruled", "widened", "width_of"]
 
 FIELDS = {"partitions": "state.partitions", "cores": "resources.cores", "memory": "resources.memory"}
-"""What a rescale can change, with the spec's fields."""
+"""The values that a rescale can change, with the spec's fields."""
 
 
 def width_of(spec: JobSpec) -> Width:
-    """Return how wide a spec says that its job runs."""
+    """Return a spec's width."""
     return Width(partitions=spec.state.partitions, cores=spec.resources.cores, memory=spec.resources.memory)
 
 
@@ -36,7 +36,7 @@ def widened(spec: JobSpec, width: Width) -> JobSpec:
 
 
 def effective_spec(workspace: Workspace, job: str) -> JobSpec:
-    """Return a job's spec: its YAML with the profile's overrides, and with what a rescale has decided.
+    """Return a job's spec: its YAML with the profile's overrides and the decisions of a rescale.
 
     Raises
     ------
@@ -49,14 +49,14 @@ def effective_spec(workspace: Workspace, job: str) -> JobSpec:
 
 
 def forget_overruled(workspace: Workspace, job: str, written: Width) -> None:
-    """Forget what a rescale decided over numbers of the YAML that were deployed otherwise since.
+    """Remove decisions of a rescale whose numbers were deployed otherwise since.
 
-    Otherwise it would count again, should the YAML say the old number once more.
+    Otherwise they would count again if the YAML returned to the old number.
 
     Parameters
     ----------
     written
-        What the YAML said when it was deployed: a rollout takes minutes, and it may say something else by now.
+        The YAML's width at the deployment. A rollout takes minutes, so the YAML may have changed since.
     """
     document = JobDocuments(workspace.storage, job).parallelism
     found = document.read()
@@ -79,25 +79,25 @@ def _in_force(found: Parallelism, written: Width) -> Width:
 
 
 def as_before(workspace: Workspace, job: str, kept: dict[str, Any] | None, *, by: str) -> Parallelism | None:
-    """Return the document that puts it back to what it was, as JSON values; does not write it.
+    """Return the document that restores an earlier state, as JSON values; does not write it.
 
     Parameters
     ----------
     kept
-        What it was; None: there was none.
+        The earlier state; None if there was no document.
 
     Returns
     -------
     Parallelism or None
-        None where there is nothing to write.
+        None if there is nothing to write.
     """
     if kept is not None:
         return Parallelism.model_validate(kept)
     found = JobDocuments(workspace.storage, job).parallelism.read()
-    # Over the YAML's own numbers it says nothing. Not read again: a slip there must not hold up a way back.
+    # Equal numbers override nothing. The YAML is not read again: an error there must not block a rollback.
     return Parallelism(now=found.over, over=found.over, by=by) if found is not None else None
 
 
 def decide(workspace: Workspace, job: str, width: Width, *, by: str) -> Parallelism:
-    """Return the document that makes a width count over what the YAML says now; does not write it."""
+    """Return the document that lets a width override the YAML's current one; does not write it."""
     return Parallelism(now=width, over=width_of(workspace.job(job)), by=by)

@@ -1,4 +1,4 @@
-"""Ids that sort by the time at which they were made."""
+"""Ids that sort by creation time."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["new_id"]
 
 
 def new_id() -> str:
-    """Return a new id: the time to the millisecond, so that ids sort by it, and four random hexadecimal digits."""
+    """Return a new id: the time in milliseconds, for sorting, and four random hexadecimal digits."""
     return f"{utc_now():%Y%m%dT%H%M%S%f}"[:-3] + f"z{secrets.token_hex(2)}"

@@ -1,4 +1,4 @@
-"""Which folders can be a place's root: all but those with characters that Spark or delta-rs take for something else."""
+"""Check a workspace's root: some characters have another meaning for Spark or delta-rs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamwarden.errors import StreamwardenError
 
 __all__ = ["checked_root"]
 
-# Tried with Spark 4.2, Delta 4.4 and delta-rs 1.6: by each of these one of them looks elsewhere, or refuses.
+# Tested with Spark 4.2, Delta 4.4 and delta-rs 1.6: each fails or reads another path for some of these.
 _REFUSED = (
     (re.compile(r"[\x00-\x1f\x7f-\x9f]"), "a control character"),
     (re.compile(r"[\ud800-\udfff]"), "bytes that are not UTF-8"),
@@ -27,19 +27,19 @@ _REMEDY = (
 
 
 def checked_root(root: Path, profile: str) -> Path:
-    """Return a root if everything can be kept below it.
+    """Return the root if it may hold a workspace.
 
     Parameters
     ----------
     root
         The folder, absolute.
     profile
-        Whose it is.
+        The profile's name, for the error.
 
     Raises
     ------
     StreamwardenError
-        ``CONFIG_INVALID``, with the first character that stands against it.
+        ``CONFIG_INVALID``, with the first character that is not allowed.
     """
     for pattern, why in _REFUSED:
         found = pattern.search(str(root))

@@ -1,4 +1,4 @@
-"""Where everything of one place to run is: configuration, documents, tables, checkpoints, logs."""
+"""A workspace: configuration, documents, tables, checkpoints and logs of one profile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT_ENV = "STREAMWARDEN_ROOT"
 
 @dataclass(frozen=True)
 class Workspace:
-    """An opened place to run.
+    """An opened workspace.
 
     Parameters
     ----------
@@ -29,14 +29,14 @@ class Workspace:
     profile
         The profile in force.
     root
-        The folder on this machine that holds ``landing/ logs/ quality/ scratch/``, and where no bucket does all else.
+        Local folder of ``landing/ logs/ quality/ scratch/``, and of everything else if there is no bucket.
     storage
         Control documents.
     files
         Checkpoints and savepoints, under the same root as the documents.
-    base
+    The same root as Spark writes it: a folder, or ``s3a://bucket/prefix``.
         That root as Spark writes it: a folder, or ``s3a://bucket/prefix``.
-    s3
+    The location on S3, or None on disk.
         Where on S3 they are, or None on disk.
     """
 
@@ -50,26 +50,26 @@ class Workspace:
 
     @property
     def tables(self) -> str:
-        """The folder of the Delta tables, as Spark reads it."""
+        """The folder of the Delta tables, as a path for Spark."""
         return self.uri("tables")
 
     def table(self, name: str) -> str:
-        """Return the folder of one Delta table, as Spark reads it."""
+        """Return the folder of one Delta table, as a path for Spark."""
         return self.uri(f"tables/{name}")
 
     def uri(self, key: str) -> str:
-        """Return a key of `files` or `storage` as Spark reads it."""
+        """Return a key of `files` or `storage` as a path for Spark."""
         return f"{self.base}/{key}"
 
     def schemed_uri(self, key: str) -> str:
-        """Return :meth:`uri` with its scheme, as Spark itself writes paths down."""
+        """Return :meth:`uri` with its scheme, as Spark writes paths in its own files."""
         uri = self.uri(key)
         return uri if "://" in uri else f"file:{uri}"
 
     def delta_rs(self, name: str) -> tuple[str, dict[str, str] | None]:
-        """Return a Delta table's address and storage options as delta-rs takes them.
+        """Return a Delta table's address and storage options for delta-rs.
 
-        Credentials are not among them: delta-rs takes them from the environment, as AWS_ACCESS_KEY_ID.
+        Without credentials: delta-rs reads them from the environment, as AWS_ACCESS_KEY_ID.
         """
         if self.s3 is None:
             return self.table(name), None
@@ -80,7 +80,7 @@ class Workspace:
         return f"{self.s3.uri('s3')}/tables/{name}", options
 
     def source_path(self, path: str) -> str:
-        """Return a file source's folder as Spark reads it: relative ones count from the root."""
+        """Return a file source's folder as a path for Spark; relative paths start at the root."""
         return path if "://" in path else str(self.root / path)
 
     def log_dir(self, job: str, incarnation: str) -> Path:
@@ -89,7 +89,7 @@ class Workspace:
 
     @property
     def scratch(self) -> Path:
-        """The folder for what running drivers put on this machine's disk; see :mod:`streamwarden.runtime.work_dirs`."""
+        """Local folder for temporary files of running drivers; see :mod:`streamwarden.runtime.work_dirs`."""
         return self.root / "scratch"
 
     def scratch_dir(self, job: str, incarnation: str) -> Path:
@@ -104,7 +104,7 @@ class Workspace:
 def open_workspace(
     profile: str | None = None, *, config: Path | None = None, root: Path | str | None = None
 ) -> Workspace:
-    """Open a place to run. Asks no server: what is wrong with a bucket shows at the first document.
+    """Open a workspace. Contacts no server: errors of a bucket appear at the first document.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def open_workspace(
 
 
 def _location(spec: S3Spec) -> S3Location:
-    """Fill in what the profile leaves to the environment, by the variables that Amazon's own tools read."""
+    """Complete the profile's location from the environment, by the variables of Amazon's tools."""
     environment = os.environ.get
     return S3Location(
         bucket=spec.bucket,

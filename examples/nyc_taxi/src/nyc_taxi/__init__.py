@@ -1,4 +1,4 @@
 """The example: NYC taxi trips, real or generated, replayed into a landing folder; and the demo that checks every job.
 
-No part of the library. Its commands, ``streamwarden replay`` and ``streamwarden generate``, come by an entry point.
+Not part of the library. An entry point adds its commands, ``streamwarden replay`` and ``streamwarden generate``.
 """

@@ -32,7 +32,7 @@ __all__ = ["app"]
 app = typer.Typer()
 
 _LINE_S = 10.0
-"""Between two lines of a replay without a terminal."""
+"""Seconds between two lines of a replay without a terminal."""
 
 
 @app.command()
@@ -123,7 +123,7 @@ def generate_trips(
 
 @contextmanager
 def _shown(trips: int, *, transient: bool) -> Iterator[Callable[[ReplayProgress], None]]:
-    """Give what shows how far a replay is: a bar on a terminal, else a line now and then."""
+    """Yield a function that shows a replay's progress: a bar on a terminal, else a line every ten seconds."""
     if not err.is_terminal:
         yield _Lines()
         return
@@ -141,7 +141,7 @@ def _shown(trips: int, *, transient: bool) -> Iterator[Callable[[ReplayProgress]
 
 
 class _Lines:
-    """Prints where a replay stands: at its beginning, and every ten seconds. Its end the command itself prints."""
+    """Prints a replay's progress: at its beginning, and every ten seconds. The command prints its end."""
 
     def __init__(self) -> None:
         self._due = 0.0

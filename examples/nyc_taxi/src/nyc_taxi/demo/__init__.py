@@ -1,1 +1,1 @@
-"""The demo, and the plain batch computations that its tables are compared with."""
+"""The demo, and the batch computations that its tables are compared with."""

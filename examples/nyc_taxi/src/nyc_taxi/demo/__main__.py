@@ -41,15 +41,15 @@ from streamwarden.supervision.observe import Phase, observe
 
 JOBS = ("ingest_trips", "zone_windows", "card_sessions")
 VICTIM = "card_sessions"
-# Event seconds a second: the week in a good minute.
+# Event seconds a second: a week takes a little over a minute.
 SPEED = 9_000
-# Later than this a trip may not come, and the watermark of zone_windows is 2 h: nothing is dropped.
+# Maximum lateness. The watermark of zone_windows is 2 h, so nothing is dropped.
 LATE_MAX = "90m"
 FILE_EVERY = "3h"
 
 
 class DemoError(StreamwardenError):
-    """Something did not go as it must."""
+    """A step of the demo failed."""
 
     def __init__(self, what: str) -> None:
         super().__init__("DEMO_FAILED", what)
@@ -62,11 +62,11 @@ class Demo:
     Parameters
     ----------
     workspace
-        Where.
+        The workspace.
     trips
         A TLC file, or None for generated trips.
     airflow
-        The Airflow to use, not started yet.
+        The Airflow to use, not yet started.
     """
 
     workspace: Workspace
@@ -78,19 +78,19 @@ class Demo:
     runs: dict[str, str] = field(default_factory=dict)
 
     def say(self, what: str) -> None:
-        """Print a line with the time since the beginning."""
+        """Print a line with the time since the start."""
         out.print(f"[dim]{time.monotonic() - self.began:6.1f} s[/dim]  {what}")
 
     @contextmanager
     def step(self, name: str, what: str) -> Iterator[None]:
-        """Announce a step and take its time."""
+        """Announce a step and measure its time."""
         self.say(what)
         began = time.monotonic()
         yield
         self.steps[name] = round(time.monotonic() - began, 1)
 
     def run(self) -> bool:
-        """Do all of it; return whether every table equals its batch computation."""
+        """Run the demo; return whether every table equals its batch computation."""
         with ThreadPoolExecutor(1) as pool:
             week: Future[tuple[int, datetime]] = pool.submit(
                 write_week, self.trips, self.workspace.root / "week.parquet"
@@ -142,7 +142,7 @@ class Demo:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def kill_midway(self, replay: subprocess.Popen[bytes], trips: int) -> None:
-        """Kill a driver with SIGKILL once a third of the trips are in, and wait until its successor commits."""
+        """Kill a driver with SIGKILL after a third of the trips, and wait until its successor commits."""
         self.until(lambda: self.rows_in(VICTIM) >= trips / 3, 180, f"{VICTIM} to read a third of the trips", replay)
         seen = observe(self.workspace, VICTIM)
         assert seen.heartbeat is not None and seen.incarnation is not None
@@ -164,14 +164,14 @@ class Demo:
         self.figures |= {"killed": VICTIM, "recovery_s": round(took, 1)}
 
     def await_replay(self, replay: subprocess.Popen[bytes], trips: int) -> None:
-        """Wait for the replay's end."""
+        """Wait for the end of the replay."""
         self.until(lambda: replay.poll() is not None, 180, "the replay to end")
         if replay.returncode != 0:
             raise DemoError(f"the replay ended with {replay.returncode}: {self.workspace.root / 'replay.log'}")
         self.say(f"the replay has ended: {trips:,} trips in {self.landed()} files")
 
     def await_caught_up(self) -> None:
-        """Wait until every row has passed every job, and every session is closed."""
+        """Wait until every job has processed every row, and every session is closed."""
         self.until(lambda: self.rows_in("ingest_trips") >= self.figures["trips_replayed"], 120, "ingest_trips")
         valid = read_table(self.workspace, "trips").num_rows
         for job in ("zone_windows", "card_sessions"):
@@ -190,7 +190,7 @@ class Demo:
         self.say(f"quality: every expectation is met; report: {reports[-1]}")
 
     def stop(self) -> None:
-        """Run the stop DAG, and see the drivers end and the job DAGs succeed."""
+        """Run the stop DAG; wait until the drivers end and the job DAGs succeed."""
         run = self.airflow.client.trigger_dag("stop", {"job": "all", "reason": "the demo is over"})
         state = self.airflow.client.wait_for_run("stop", run, timeout=180)
         if state != "success":
@@ -242,7 +242,7 @@ class Demo:
         what: str,
         replay: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        """Wait for a condition, and fail if a job fails or the time runs out."""
+        """Wait for a condition; fail if a job fails or the time runs out."""
         deadline = time.monotonic() + timeout
         while not condition():
             for job in self.runs:
@@ -261,12 +261,12 @@ class Demo:
         self.until(lambda: observe(self.workspace, job).phase in phases, timeout, f"{job} to be {phases[0]}")
 
     def rows_in(self, job: str) -> int:
-        """Return how many rows a job has read so far."""
+        """Return the number of rows that a job has read so far."""
         totals = JobDocuments(self.workspace.storage, job).current_totals()
         return totals.rows_in if totals else 0
 
     def is_idle(self, job: str) -> bool:
-        """Tell whether a job has committed the last of its input; a killed driver's last batch is in no total."""
+        """Return whether a job has committed all its input; totals may lack a killed driver's last batch."""
         seen = observe(self.workspace, job)
         if seen.progress is None or seen.progress.last is None or seen.phase is not Phase.RUNNING:
             return False
@@ -274,19 +274,19 @@ class Demo:
         return job == VICTIM and len(recent) == 3 and not any(batch.rows_in for batch in recent)
 
     def landed(self) -> int:
-        """Return how many files have landed."""
+        """Return the number of landed files."""
         return sum(1 for path in (self.workspace.root / "landing").glob("*.parquet"))
 
     def sessions_closed(self) -> bool:
-        """Tell whether no session is open any more."""
+        """Return whether all sessions are closed."""
         statuses = set(read_table(self.workspace, "card_sessions")["status"].to_pylist())
         return statuses == {"closed"}
 
     def windows_final(self) -> bool:
-        """Tell whether the windows that the last watermark has passed are marked."""
+        """Return whether the windows behind the last watermark are marked."""
         heartbeat = observe(self.workspace, "zone_windows").heartbeat
-        # Where its last rows moved the watermark, Spark runs one more batch for that, without any rows; only then it is
-        # idle. Where they didn't, there is no such batch to wait for.
+        # If the last rows moved the watermark, Spark runs one more batch without rows, and is idle only after it.
+        # Otherwise there is no such batch.
         return heartbeat is not None and heartbeat.idle
 
 
@@ -295,7 +295,7 @@ def _tables(workspace: Workspace) -> list[str]:
 
 
 def kill_drivers(workspace: Workspace) -> None:
-    """End every driver that is left, and its JVM."""
+    """End every remaining driver, and its JVM."""
     for job in job_names(workspace.config):
         documents = JobDocuments(workspace.storage, job)
         lease = documents.lease.read()
@@ -313,7 +313,7 @@ def _interrupted(number: int, _: FrameType | None) -> None:
 
 
 def main() -> int:
-    """Run the demo, and leave nothing running."""
+    """Run the demo, and leave no process running."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--trips", type=Path, help="a TLC green-taxi Parquet file; default: generated trips")
     parser.add_argument("--keep", action="store_true", help="leave Airflow up and print its URL and login")
@@ -339,7 +339,7 @@ def _run(workspace: Workspace, trips: Path | None, keep: bool, port: int) -> int
         "STREAMWARDEN_ROOT": str(root),
     }
     airflow = Standalone(home=root / "airflow", port=port, env=env)
-    # What an earlier demo left, if it was killed or kept.
+    # Stop an earlier demo's Airflow, if it was killed or kept.
     airflow.stop()
     kill_drivers(workspace)
     shutil.rmtree(root, ignore_errors=True)

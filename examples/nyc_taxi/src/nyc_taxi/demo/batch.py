@@ -1,7 +1,7 @@
-"""What the three jobs' tables must hold, computed in one go by DuckDB, and the comparison with what they do hold.
+"""Compute the three jobs' expected tables with DuckDB, and compare them with the actual ones.
 
-Nothing here shares code with ``spark_jobs/``: the rules are written a second time, in SQL, so that a mistake would have
-to be made twice. Equality is exact. Money is summed in whole cents, which no order of rows can change.
+No code is shared with ``spark_jobs/``: the rules are written again in SQL, so that a mistake would have to be made
+twice. Equality is exact. Money is summed in whole cents, so that the order of rows does not matter.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 Reasons = tuple[str, ...]
-"""All reasons of one quarantined row, in the jobs' order; of a whole file, ``FILE_…`` without its message."""
+"""All reasons of a quarantined row, in the jobs' order; for a whole file, ``FILE_…`` without its message."""
 
 TRIP_KEY: Final = (
     "VendorID",
@@ -90,16 +90,16 @@ _EXAMPLES: Final = 5
 
 @dataclass(frozen=True)
 class Landed:
-    """What landed files hold.
+    """Content of landed files.
 
     Parameters
     ----------
     trips
         Valid trips, each once: of several with one key, the first by file and row.
     quarantine
-        Quarantined rows (a whole file is one) by their reasons.
+        Number of quarantined rows (a whole file is one row) by reasons.
     duplicates
-        Valid rows left out of `trips`.
+        Valid rows not in `trips`.
     """
 
     trips: pa.Table
@@ -109,22 +109,22 @@ class Landed:
 
 @dataclass(frozen=True)
 class Difference:
-    """How a table differs from what it must hold.
+    """Differences of a table from the expected one.
 
     Parameters
     ----------
     table
-        Its name.
+        The table's name.
     expected, actual
-        Rows.
+        Numbers of rows.
     missing
-        Keys that are expected and not there.
+        Expected keys that are missing.
     extra
-        Keys that are there and not expected, among them second rows of one key.
+        Keys that are not expected, including second rows of one key.
     different
-        Keys with other values.
+        Keys with different values.
     examples
-        Up to five of all of these, in words.
+        Up to five differences of all kinds, as text.
     """
 
     table: str
@@ -137,7 +137,7 @@ class Difference:
 
     @property
     def equal(self) -> bool:
-        """Whether there is none."""
+        """Whether the tables are equal."""
         return not (self.missing or self.extra or self.different)
 
     def __str__(self) -> str:
@@ -151,15 +151,15 @@ class Difference:
 
 
 def read_landed(files: Iterable[Path], *, earliest: datetime, latest: datetime) -> Landed:
-    """Read landed files and judge their rows.
+    """Read landed files and check their rows.
 
     Parameters
     ----------
     files
-        Parquet, CSV, or anything that is quarantined whole. Hidden ones (``.``, ``_``) are left out, as the source
-        leaves them out. Their times without a zone are UTC, as the job takes them by default.
+        Parquet, CSV, or files that are quarantined whole. Hidden files (``.``, ``_``) are ignored, as by the source.
+        Times without a zone are UTC, the job's default.
     earliest, latest
-        Bounds of the pickup, the second exclusive; UTC where they have no zone.
+        Bounds of the pickup, the second exclusive; UTC if they have no zone.
     """
     seen = sorted(path for path in files if not path.name.startswith((".", "_")))
     quarantine: Counter[Reasons] = Counter()
@@ -185,22 +185,22 @@ def read_landed(files: Iterable[Path], *, earliest: datetime, latest: datetime) 
 
 
 def expected_trips(files: Iterable[Path], *, earliest: datetime, latest: datetime) -> pa.Table:
-    """Return what ``trips`` must hold; see :func:`read_landed`."""
+    """Return the expected rows of ``trips``; see :func:`read_landed`."""
     return read_landed(files, earliest=earliest, latest=latest).trips
 
 
 def expected_quarantine(files: Iterable[Path], *, earliest: datetime, latest: datetime) -> Mapping[Reasons, int]:
-    """Return how many rows ``trips_quarantine`` must hold, by their reasons; see :func:`read_landed`."""
+    """Return the expected number of rows in ``trips_quarantine`` by reasons; see :func:`read_landed`."""
     return read_landed(files, earliest=earliest, latest=latest).quarantine
 
 
 def expected_zone_windows(trips: pa.Table, *, window: timedelta = timedelta(hours=1)) -> pa.Table:
-    """Return what ``zone_windows`` must hold once all trips came in time.
+    """Return the expected rows of ``zone_windows`` if no trip is late.
 
     Parameters
     ----------
     trips
-        Rows of ``trips``, expected ones or the table's.
+        Rows of ``trips``, expected or actual.
     window
         The job's option.
     """
@@ -226,12 +226,12 @@ def expected_zone_windows(trips: pa.Table, *, window: timedelta = timedelta(hour
 
 
 def expected_card_sessions(trips: pa.Table, *, gap: timedelta = timedelta(minutes=30)) -> pa.Table:
-    """Return what ``card_sessions`` must hold, but for ``status``, which depends on the time of day.
+    """Return the expected rows of ``card_sessions``, without ``status``, which depends on the time of day.
 
     Parameters
     ----------
     trips
-        Rows of ``trips``, expected ones or the table's; those without a card are left out.
+        Rows of ``trips``, expected or actual; rows without a card are ignored.
     gap
         The job's option.
     """
@@ -265,18 +265,18 @@ def expected_card_sessions(trips: pa.Table, *, gap: timedelta = timedelta(minute
 
 
 def compare_trips(expected: pa.Table, actual: pa.Table) -> Difference:
-    """Compare all that a trip says; where it came from (``source_…``) may differ between deliveries of one trip."""
+    """Compare trips, except their origin (``source_…``), which may differ between deliveries of one trip."""
     return _compare("trips", expected, actual, TRIP_KEY, list(_COLUMNS))
 
 
 def compare_zone_windows(expected: pa.Table, actual: pa.Table) -> Difference:
-    """Compare windows, but for ``is_final``, which depends on when the table is read."""
+    """Compare windows, except ``is_final``, which depends on the time of the read."""
     columns = ["window_start", "window_end", "zone_id", "trips", "revenue", "average_fare"]
     return _compare("zone_windows", expected, actual, ("window_start", "zone_id"), columns)
 
 
 def compare_card_sessions(expected: pa.Table, actual: pa.Table) -> Difference:
-    """Compare sessions, but for ``status``, which depends on when the table is read."""
+    """Compare sessions, except ``status``, which depends on the time of the read."""
     columns = ["card_id", "session_start", "session_end", "trips", "total_amount", "zones"]
     return _compare("card_sessions", expected, actual, ("card_id", "session_start"), columns)
 
@@ -303,11 +303,11 @@ def compare_quarantine(expected: Mapping[Reasons, int], actual: pa.Table) -> Dif
 
 
 def _load(db: duckdb.DuckDBPyConnection, path: Path, earliest: datetime, latest: datetime) -> Counter[Reasons]:
-    """Judge a file's rows into ``landed``; return what else is quarantined: the whole file, or what is no row."""
+    """Check a file's rows into ``landed``; return its other quarantine: the whole file, or lines that are no rows."""
     try:
         source, names, lost = _open(db, path)
         described = db.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()
-        # DuckDB numbers columns whose names differ in capitals only.
+        # DuckDB adds numbers to column names that differ only in capitals.
         shown, kinds = ([str(row[part]) for row in described] for part in (0, 1))
         if refused := _refused(names):
             return Counter([(refused,)])
@@ -319,7 +319,7 @@ def _load(db: duckdb.DuckDBPyConnection, path: Path, earliest: datetime, latest:
             else f"CAST(NULL AS {kind})"
             for name, kind in _COLUMNS.items()
         }
-        # "was_NAME": whether the file has a value, which may not have survived the conversion.
+        # "was_NAME": whether the file has a value, which the conversion may have lost.
         had = {name: f"{_name(shown[found[name]])} IS NOT NULL" if name in found else "false" for name in _COLUMNS}
         select = ", ".join(f'{typed[name]} AS "{name}", {had[name]} AS "was_{name}"' for name in _COLUMNS)
         columns = ", ".join(f'"{name}"' for name in _COLUMNS)
@@ -366,7 +366,7 @@ def _top_level(elements: list[tuple[str, int | None]]) -> list[str]:
 
 
 def _read_csv(path: Path, compression: str | None) -> tuple[pa.Table, int]:
-    """Read CSV as text, by arrow: the job reads it by Python's own parser."""
+    """Read CSV as text with arrow; the job uses Python's parser."""
     lost = 0
 
     def count(_: object) -> str:
@@ -406,7 +406,7 @@ def _name(column: str) -> str:
 
 
 def _reasons(earliest: datetime, latest: datetime) -> str:
-    """Return SQL for the list of everything that is wrong with a row."""
+    """Return SQL for the list of all errors of a row."""
     pickup, dropoff, zone = "lpep_pickup_datetime", "lpep_dropoff_datetime", '"PULocationID"'
     money = [f'"{name}"' for name, kind in _COLUMNS.items() if kind == "DOUBLE" and name not in _NOT_MONEY]
     rules = {f"UNPARSABLE:{name}": f'"was_{name}" AND "{name}" IS NULL' for name in _COLUMNS} | {
@@ -455,7 +455,7 @@ def _compare(
     name: str, expected: pa.Table, actual: pa.Table, keys: Sequence[str], columns: Sequence[str]
 ) -> Difference:
     with _duckdb() as db:
-        # Second rows of one key pair with second rows, so that they are neither hidden nor multiplied.
+        # Second rows of one key pair with each other, so that they are neither hidden nor multiplied.
         key = ", ".join(f'"{column}"' for column in keys)
         for side, table in (("expected", expected), ("actual", actual)):
             db.register(f"{side}_rows", _plain(table.select(list(columns))))
@@ -506,12 +506,12 @@ def _cents(amount: str) -> str:
 
 
 def _dollars(amount: str) -> str:
-    # DuckDB divides decimals as doubles; by multiplication they stay decimals.
+    # DuckDB divides decimals as doubles; multiplication keeps decimals.
     return f"CAST(CAST(sum({_cents(amount)}) AS DECIMAL(18, 0)) * CAST(0.01 AS DECIMAL(3, 2)) AS DECIMAL(18, 2))"
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Take times as plain UTC ones: a time zone would only be in DuckDB's way."""
+    """Convert times to UTC without a zone, which DuckDB handles more simply."""
     fields = [
         pa.field(field.name, pa.timestamp("us")) if pa.types.is_timestamp(field.type) else field
         for field in table.schema

@@ -19,10 +19,10 @@ _WEEK = timedelta(days=7)
 
 
 def densest_week(trips: pa.Table) -> datetime:
-    """Return the first midnight of the seven days in a row that hold the most pickups, the earliest of equals."""
+    """Return the first midnight of the seven consecutive days with most pickups; the earliest if several are equal."""
     days = pc.floor_temporal(pc.drop_null(trips[PICKUP].combine_chunks()), unit="day")
     counted = {entry["values"].as_py(): entry["counts"].as_py() for entry in pc.value_counts(days)}
-    # Of equals the first one.
+    # The earliest of equal weeks.
     first: datetime = max(
         sorted(counted), key=lambda start: sum(counted.get(start + timedelta(days=n), 0) for n in range(7))
     )
@@ -35,14 +35,14 @@ def write_week(source: Path | None, target: Path) -> tuple[int, datetime]:
     Parameters
     ----------
     source
-        A TLC green-taxi file, whose densest week is taken; None generates one, dirt included.
+        A TLC green-taxi file, whose densest week is used; None generates a week, with dirt.
     target
         The file to write.
 
     Returns
     -------
     tuple of int and datetime
-        How many trips, and the week's first midnight.
+        Number of trips, and the week's first midnight.
 
     Raises
     ------

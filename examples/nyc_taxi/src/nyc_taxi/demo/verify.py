@@ -1,4 +1,4 @@
-"""The demo's last step: each output table against a batch computation over the files that landed."""
+"""The demo's last step: compare each output table with a batch computation over the landed files."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ __all__ = ["read_table", "verify_outputs"]
 
 
 def read_table(workspace: Workspace, name: str) -> pa.Table:
-    """Return a Delta table's newest version, read without Spark."""
+    """Return a Delta table's newest version, without Spark."""
     uri, options = workspace.delta_rs(name)
     return DeltaTable(uri, storage_options=options).to_pyarrow_table()
 
 
 def verify_outputs(workspace: Workspace, *, finished: bool = True) -> list[Difference]:
-    """Compare the four tables with what the landed files say.
+    """Compare the four tables with the landed files.
 
     Parameters
     ----------
     workspace
-        Where the tables and the landing folder are.
+        The workspace of the tables and the landing folder.
     finished
-        Whether the stream is at its end and every session was closed: then a session that is not is a difference.
+        Whether the stream has ended and all sessions must be closed. Then an open session is a difference.
     """
     bounds = workspace.job("ingest_trips").options
     landed = read_landed(
@@ -64,7 +64,7 @@ def verify_outputs(workspace: Workspace, *, finished: bool = True) -> list[Diffe
 
 
 def _wrong_final(workspace: Workspace, trips: pa.Table, windows: pa.Table) -> int:
-    """Count windows whose mark is not what the last watermark, newest pickup less the delay, says."""
+    """Count windows whose mark disagrees with the last watermark: newest pickup minus the delay."""
     delay: timedelta | None = workspace.job("zone_windows").watermark
     assert delay is not None
     newest: Any = pc.max(trips["lpep_pickup_datetime"]).as_py()

@@ -1,9 +1,9 @@
 """Synthetic card ids.
 
-**The TLC publishes no card, rider or account**, and nothing here guesses one. A job that groups trips by card needs a
-column to group by, so each trip gets one of a dozen made-up cards of its pickup zone, by a hash of the trip itself.
-Busy zones so give cards that ride often (sessions of several trips, trips out of order), quiet zones cards with a trip
-now and then. Nothing about real people can be learnt from it.
+**The TLC publishes no card, rider or account**, and nothing here guesses one. A job that groups trips by card needs
+such a column. So a hash of the trip selects one of a dozen synthetic cards of its pickup zone. Cards of busy zones ride
+often (sessions of several trips, trips out of order); cards of quiet zones ride rarely. The cards say nothing about
+real people.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from nyc_taxi.trips.row_hash import hash_rows, integers
 __all__ = ["CARDS_A_ZONE", "add_card_ids", "card_ids"]
 
 CARDS_A_ZONE = 12
-"""At about 20 pickups an hour in the busiest zones, a card of theirs rides every 40 minutes or so: some trips follow
-within a session's gap of 30 minutes, some don't."""
+"""With about 20 pickups an hour in the busiest zones, each card there rides about every 40 minutes. So some trips
+follow within a session's gap of 30 minutes, and some don't."""
 
-# Any constant, as long as it stays: another one gives every trip another card.
+# Any constant, but never changed: another value gives every trip another card.
 _SALT = 0xCA4D
 _LARGEST_ZONE = 999
 
@@ -28,8 +28,8 @@ _LARGEST_ZONE = 999
 def card_ids(trips: pa.Table) -> pa.Array:
     """Return the card of each trip, like ``c074-07``: pickup zone, and number within it.
 
-    From the row alone: neither its place in a file, nor the other rows, nor the columns' types (74 or 74.0) matter. A
-    charge and its reversal have the same card. Never null: a trip without a usable zone has a card of ``c000``.
+    The card depends on the row alone: not on its place in a file, other rows, or column types (74 or 74.0). A charge
+    and its reversal have the same card. Never null: trips without a usable zone have cards of ``c000``.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def card_ids(trips: pa.Table) -> pa.Array:
     zones = integers(trips[PICKUP_ZONE])
     zones = np.where((zones >= 0) & (zones <= _LARGEST_ZONE), zones, 0)
     numbers = hash_rows(trips, salt=_SALT, signed=False) % np.uint64(CARDS_A_ZONE)
-    # A small table of names, looked up: formatting a million strings one by one would take seconds.
+    # Lookup in a small table of names: formatting a million strings one by one would take seconds.
     codes = zones * CARDS_A_ZONE + numbers.astype(np.int64)
     distinct, places = np.unique(codes, return_inverse=True)
     names = [f"c{code // CARDS_A_ZONE:03d}-{code % CARDS_A_ZONE:02d}" for code in distinct.tolist()]
@@ -47,7 +47,7 @@ def card_ids(trips: pa.Table) -> pa.Array:
 
 
 def add_card_ids(trips: pa.Table) -> pa.Table:
-    """Append ``card_id``, or replace it where it is: it follows from the row, so a different one would be wrong."""
+    """Append or replace ``card_id``: it follows from the row, so a different value would be wrong."""
     if CARD_ID in trips.column_names:
         trips = trips.drop_columns([CARD_ID])
     return trips.append_column(pa.field(CARD_ID, pa.string()), card_ids(trips))

@@ -1,4 +1,4 @@
-"""The columns of green-taxi trip records, as the TLC publishes them, and the two things the project says about them.
+"""Columns of the TLC's green-taxi trip records, the trip key, and a synthetic column.
 
 ``card_id`` is **synthetic**: the TLC publishes no card or rider. See :mod:`nyc_taxi.trips.cards`.
 """
@@ -27,13 +27,13 @@ DROPOFF = "lpep_dropoff_datetime"
 PICKUP_ZONE = "PULocationID"
 
 CARD_ID = "card_id"
-"""A string column that the replay adds to every trip. Synthetic."""
+"""A synthetic string column that the replay adds to every trip."""
 
 TRIP_KEY = ("VendorID", PICKUP, DROPOFF, PICKUP_ZONE, "DOLocationID", "total_amount")
-"""What tells one trip from another.
+"""Columns that identify a trip.
 
-The total is part of it because a charge and its reversal share the rest: they are two trips, netting to zero. Unique
-in every real file looked at (205,064 rows of 2023-01 to 2023-03, 46,912 of 2025-11).
+The total is included because a charge and its reversal share the rest: they are two trips, with a sum of zero. The key
+is unique in every checked real file (205,064 rows of 2023-01 to 2023-03, 46,912 of 2025-11).
 """
 
 GREEN_2023 = pa.schema(
@@ -60,9 +60,9 @@ GREEN_2023 = pa.schema(
         ("congestion_surcharge", pa.float64()),
     ]
 )
-"""As in 2023-02 and 2023-03. Types wander: 2023-01 has int64 ids, float codes and an all-null ``ehail_fee``."""
+"""As in 2023-02 and 2023-03. Types vary: 2023-01 has int64 ids, float codes and an all-null ``ehail_fee``."""
 
-# Nullable codes became floats again, and the congestion relief zone's fee came in January 2025.
+# Nullable codes are floats again; the congestion relief zone's fee was added in January 2025.
 _FLOATS_OF_2025 = {"RatecodeID", "passenger_count", "payment_type", "trip_type"}
 GREEN_2025 = pa.schema(
     [pa.field(field.name, pa.float64() if field.name in _FLOATS_OF_2025 else field.type) for field in GREEN_2023]
@@ -76,10 +76,10 @@ SCHEMAS: dict[SchemaName, pa.Schema] = {"2023": GREEN_2023, "2025": GREEN_2025}
 
 
 def accepts(name: str, found: pa.DataType) -> bool:
-    """Tell whether a TLC file may have this type for this column of :data:`GREEN_2025`.
+    """Return whether a TLC file may have this type for this column of :data:`GREEN_2025`.
 
-    Generous about widths and about integers stored as floats, because the TLC changes those from month to month; strict
-    about what a reader can't repair, like a pickup time that is text.
+    Any width, and integers stored as floats, are accepted, because the TLC changes those from month to month. Types
+    that a reader can't repair, such as a text pickup time, are rejected.
     """
     wanted = GREEN_2025.field(name).type
     if pa.types.is_timestamp(wanted):

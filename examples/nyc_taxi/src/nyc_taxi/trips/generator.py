@@ -1,11 +1,11 @@
-"""Generated trips, shaped after real green-taxi trips.
+"""Generated trips, modelled on real green-taxi trips.
 
-What is like the real ones: how many trips each hour of the week has, where they begin and end, how long, far and dear
-they are, how they are paid, in which order a file has them, and what is wrong with some of them (``shape.toml``).
+Realistic (``shape.toml``): trips by hour of the week, zones, durations, distances, fares, payment, the order of rows in
+a file, and errors in some of them.
 
-What is not: where a trip ends depends on where it begins only in that some end in the same zone; distances, fares and
-tips don't depend on zones; no holidays, weather or strikes; and the clock does not change, so the hour that daylight
-saving time skips has trips. Not a model of taxis: a source of trips with realistic skew, disorder and dirt.
+Not realistic: only trips within one zone relate start and end; distances, fares and tips don't depend on zones. There
+are no holidays, weather or strikes, and no daylight saving, so the skipped hour has trips. This is not a model of
+taxis, but a source of trips with realistic skew, disorder and dirt.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _SECOND = 1_000_000
 # 1970-01-01 was a Thursday.
 _EPOCH_HOUR_OF_WEEK = 3 * 24
 
-# Rows of a real file lag the latest pickup before them by 34 minutes in the median and 70-75 at the ninth decile.
+# Rows of a real file lag the latest earlier pickup by 34 minutes (median) and 70-75 minutes (ninth decile).
 _DISORDER = 85 * 60 * _SECOND
 
-# Real trips of clocks that were never set: seen in 2023-01 and 2023-02.
+# Real trips with unset clocks, seen in 2023-01 and 2023-02.
 _UNSET_CLOCKS = (datetime(2008, 12, 31, 23, 2, 29), datetime(2009, 1, 1, 20, 21, 27))
 _UNSET_CLOCKS_FROM = 100
 
@@ -49,7 +49,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class InvalidRows:
-    """How many rows are damaged beyond what the TLC publishes, beside the trips asked for. None by default."""
+    """Numbers of rows that are damaged beyond the TLC's errors, in addition to the trips. Default none."""
 
     dropoff_before_pickup: int = 0
     nan_amount: int = 0
@@ -63,32 +63,32 @@ class InvalidRows:
 
     @property
     def total(self) -> int:
-        """Damaged rows of all kinds."""
+        """Number of damaged rows of all kinds."""
         return sum(getattr(self, kind.name) for kind in fields(self))
 
 
 @dataclass(frozen=True)
 class GeneratorOptions:
-    """What to generate.
+    """Options of the generator.
 
     Parameters
     ----------
     start, end
-        Pickups are in ``[start, end)``, but for the ones that are wrong. By default the dense week 2023-03-06 up to
-        2023-03-13. Without time zone, as the TLC has them: New York's clocks.
+        Pickups are in ``[start, end)``, except erroneous ones. Default: the dense week 2023-03-06 to 2023-03-13.
+        Without time zone, as in TLC files: local time of New York.
     trips
-        How many, damaged rows not counted. None is as many as green taxis had in early 2023: 16,423 a week.
+        Number of trips without damaged rows. None: as many as green taxis had in early 2023, 16,423 a week.
     seed
-        The same options and seed give the same table, byte by byte.
+        Equal options and seed give the same table, byte by byte.
     schema
         ``"2023"``, or ``"2025"`` with ``cbd_congestion_fee``.
     dirt
-        Whether there are rows as the TLC publishes them now and then, at about their real rates: pickups far out of
-        the period (from 100 trips, at least one of 2008 and one of 2009), reversals, zero fares and distances,
-        distances over 100 miles, trips of about 24 hours. Off is for tests that want none of that. The block of rows
-        without passengers and payment, and zones 264 and 265, are too frequent to be called dirt and always there.
+        Whether to add errors of TLC files, at about their real rates: pickups far outside the period, reversals, zero
+        fares and distances, distances over 100 miles, trips of about 24 hours. From 100 trips on, at least one pickup
+        is of 2008 and one of 2009. Off is for tests. Rows without passengers and payment, and zones 264 and 265, are
+        frequent and always present.
     invalid
-        Rows that no valid file has, scattered among the others.
+        Rows that no valid file has, distributed among the others.
     """
 
     start: datetime = datetime(2023, 3, 6)
@@ -127,8 +127,8 @@ def generate(options: GeneratorOptions | None = None) -> pa.Table:
     Returns
     -------
     pyarrow.Table
-        In the order of a TLC file: roughly by pickup, the block without passengers and payment at the end. No two
-        rows have the same trip key. No ``card_id``: the replay adds it, to real trips as well.
+        In the order of a TLC file: roughly by pickup, rows without passengers and payment at the end. Trip keys are
+        unique. Without ``card_id``, which the replay adds.
     """
     options = options or GeneratorOptions()
     draws = Draws(options.seed)
@@ -137,7 +137,7 @@ def generate(options: GeneratorOptions | None = None) -> pa.Table:
     wanted = options.trips
     if wanted is None:
         wanted = round(weights.sum() * TRIPS_A_WEEK / sum(shape["clock"]["hour_of_week"]))
-    # Reversals come in addition, out of other rows, so there are fewer of the others.
+    # Reversals are additional rows, made of other rows, so there are fewer of the others.
     reversals = round(wanted * shape["dirt"]["reversal"]) if options.dirt else 0
     count = wanted - reversals + options.invalid.total
 
@@ -167,7 +167,7 @@ def generate(options: GeneratorOptions | None = None) -> pa.Table:
 
 
 def _hours(options: GeneratorOptions, profile: list[float]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Return the period's hours as [from, to) in microseconds, and the trips that each may expect."""
+    """Return the period's hours as [from, to) in microseconds, and the expected trips of each."""
     start, end = _micros(options.start), _micros(options.end)
     first = np.arange(start // _HOUR, -(-end // _HOUR))
     hours = np.stack([np.maximum(first * _HOUR, start), np.minimum((first + 1) * _HOUR, end)], axis=1)
@@ -178,7 +178,7 @@ def _hours(options: GeneratorOptions, profile: list[float]) -> tuple[npt.NDArray
 def _trips(
     draws: Draws, pickup: npt.NDArray[np.int64], unmetered: npt.NDArray[np.bool_], shape: dict[str, dict[str, Any]]
 ) -> Columns:
-    """Draw both populations for every row, and take from each its own: simple, and each draw stays where it is."""
+    """Draw both populations for every row, and select one for each: simple, and draws stay stable."""
     both = [_population(draws, name, pickup, shape[name]) for name in ("metered", "unmetered")]
     columns: Columns = {name: np.where(unmetered, both[1][name], both[0][name]) for name in both[0]}
     count, metered = len(pickup), shape["metered"]
@@ -192,7 +192,7 @@ def _trips(
         "passenger_count": passengers[draws.pick("passengers", count, passengers[:, 1]), 0],
         "stored": draws.chance("stored", count, metered["stored"]),
     }
-    # Only cards have recorded tips.
+    # Only card payments have recorded tips.
     columns["tip_amount"] = np.where(unmetered | (codes[:, 0] == 1), columns["tip_amount"], 0.0)
     return columns
 
@@ -214,7 +214,7 @@ def _population(draws: Draws, name: str, pickup: npt.NDArray[np.int64], shape: d
         minutes[inside] = draws.quantiles(f"{name}.minutes.{number}", int(inside.sum()), quantiles)
     base, by_mile, by_minute = shape["fare"]
     fare = base + by_mile * miles + by_minute * minutes + draws.quantiles(f"{name}.fare", count, shape["fare_residual"])
-    # Three dollars is what the meter starts with.
+    # The meter starts with three dollars.
     fare = np.round(np.maximum(fare, 3.0), 1 if name == "metered" else 2)
     tip = fare * draws.quantiles(f"{name}.tip", count, shape["tip_share"])
     tip[draws.chance(f"{name}.no_tip", count, shape["no_tip"])] = 0.0
@@ -239,7 +239,7 @@ def _population(draws: Draws, name: str, pickup: npt.NDArray[np.int64], shape: d
 
 
 def _surcharges(draws: Draws, name: str, pickup: npt.NDArray[np.int64], table: list[list[float]]) -> Columns:
-    """Draw extra, taxes and tolls together, by the class of the clock that the table's first column names."""
+    """Draw extra, taxes and tolls together, by the clock's class in the table's first column."""
     names = ("extra", "mta_tax", "improvement_surcharge", "tolls_amount", "congestion_surcharge")
     hour = (pickup // _HOUR + _EPOCH_HOUR_OF_WEEK) % 168
     night = (hour % 24 >= 20) | (hour % 24 < 6)
@@ -265,7 +265,7 @@ def _dirty(draws: Draws, columns: Columns, shape: dict[str, dict[str, Any]]) -> 
     far = draws.uniform("far", count) < np.where(unmetered, shape["unmetered"]["far"], shape["metered"]["far"])
     miles = np.round(draws.quantiles("far_miles", count, dirt["far_miles"]), 2)
     columns["trip_distance"] = np.where(far, miles, columns["trip_distance"])
-    # Nothing was charged at all.
+    # Trips without any charge.
     free = draws.chance("zero_fare", count, dirt["zero_fare"]) & ~unmetered
     for name in _AMOUNTS:
         columns[name] = np.where(free, 0.0, columns[name])
@@ -284,7 +284,7 @@ _AMOUNTS = (
 
 
 def _charge(draws: Draws, columns: Columns, charges: npt.NDArray[np.int64], shape: dict[str, dict[str, Any]]) -> None:
-    """Make the rows what is later reversed: short rides that ended in a dispute."""
+    """Turn the rows into later reversed ones: short rides that ended in a dispute."""
     count = len(charges)
     fare = draws.quantiles("reversal_fare", count, shape["dirt"]["reversal_fare"])
     columns["fare_amount"][charges] = np.round(np.maximum(fare, 0.01), 2)
@@ -311,7 +311,7 @@ def _move_out_of_period(
     if len(among) >= _UNSET_CLOCKS_FROM:
         count = max(count, len(_UNSET_CLOCKS))
     moved = draws.some("out_of_period", among, count)
-    # Beyond the two of 2008 and 2009: meters some weeks late.
+    # Besides those of 2008 and 2009: meters some weeks late.
     days = 7 + (draws.uniform("out_of_period_days", len(moved)) * 21).astype(np.int64)
     pickup = columns["pickup"][moved] - days * 24 * _HOUR
     for place, clock in enumerate(_UNSET_CLOCKS[: len(moved)]):
@@ -325,13 +325,13 @@ def _total(columns: Columns) -> None:
 
 
 def _make_keys_unique(columns: Columns) -> None:
-    """Let the later one of two trips with the same key end a second later: the trip key is unique in real files."""
+    """Make trip keys unique, as in real files: the later of two equal trips ends a second later."""
     names = ("VendorID", "pickup", "dropoff", "PULocationID", "DOLocationID", "total_amount")
     while True:
         order = np.lexsort([columns[name] for name in names])
         same = np.ones(max(len(order) - 1, 0), dtype=bool)
         for name in names:
-            # The size of the total: a zero-cent difference aside, no charge may meet another's reversal.
+            # Absolute total: no charge may coincide with another charge's reversal.
             values = np.abs(columns[name][order])
             same &= values[1:] == values[:-1]
         if not same.any():
@@ -342,7 +342,7 @@ def _make_keys_unique(columns: Columns) -> None:
 def _damage(
     draws: Draws, columns: Columns, invalid: InvalidRows, among: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Damage rows in place, and return those whose pickup is to be null."""
+    """Damage rows in place, and return the rows whose pickup must be null."""
     rows = draws.some("invalid", among, invalid.total)
     ends = np.cumsum([invalid.dropoff_before_pickup, invalid.nan_amount, invalid.zone_out_of_range])
     backwards, nan, zone, null = np.split(rows, ends)
@@ -357,7 +357,7 @@ def _damage(
 def _table(columns: Columns, no_pickup: npt.NDArray[np.bool_], schema_name: SchemaName) -> pa.Table:
     unmetered = columns["unmetered"]
     nothing = np.ones(len(unmetered), dtype=bool)
-    # What a row has null, beyond its own nulls: the whole null block, and the fee that nobody levies.
+    # Columns that are null in addition to a row's own nulls: the whole null block, and the unused fee.
     unset = ("store_and_fwd_flag", "RatecodeID", "passenger_count", "payment_type", "trip_type", "congestion_surcharge")
     masks = {
         "lpep_pickup_datetime": no_pickup,

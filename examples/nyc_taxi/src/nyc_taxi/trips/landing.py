@@ -1,4 +1,4 @@
-"""The landing folder: files appear in it whole, or not at all."""
+"""The landing folder, in which files appear atomically."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from streamwarden.storage import LocalStorage
 
 __all__ = ["LandingFolder"]
 
-# Spark's file source passes over names that begin with a dot.
+# Spark's file source ignores names that begin with a dot.
 _HIDDEN = ".replay"
 _MILLISECOND = 1_000_000
 
 
 class LandingFolder:
-    """A local landing folder. Another kind (S3) would be another class with these methods.
+    """A local landing folder. Another kind (S3) would be a class with the same methods.
 
-    A file comes in two steps, so that a replay that dies between them knows which one it did: :meth:`prepare` writes
-    it in a hidden place, :meth:`land` moves it out by one rename.
+    A file lands in two steps, so that a replay can tell after a crash which step it reached: :meth:`prepare` writes a
+    hidden file, :meth:`land` moves it by one rename.
 
     Parameters
     ----------
     path
-        The folder. Made when needed. What consumers do with landed files, deleting them included, does not matter;
-        its hidden ``.replay`` belongs to the replay.
+        The folder. Created when needed. Consumers may do anything with landed files, even delete them; the hidden
+        ``.replay`` belongs to the replay.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,42 +41,42 @@ class LandingFolder:
         self._last_modified = 0
 
     def prepare(self, name: str, trips: pa.Table) -> None:
-        """Write a file completely, where no consumer sees it. One that is there already is replaced."""
+        """Write a complete hidden file. Replaces an existing one."""
         hidden = self._hidden(name)
         hidden.parent.mkdir(parents=True, exist_ok=True)
         with hidden.open("wb") as stream:
             pq.write_table(trips, stream)
             stream.flush()
-            # Without it a power cut can leave an empty file under the final name.
+            # Without the sync a power cut can leave an empty file under the final name.
             os.fsync(stream.fileno())
 
     def is_prepared(self, name: str) -> bool:
-        """Tell whether the file waits for :meth:`land`. Only of a file whose :meth:`prepare` is known to have ended."""
+        """Return whether the file waits for :meth:`land`. Valid only after :meth:`prepare` has returned for it."""
         return self._hidden(name).exists()
 
     def land(self, name: str) -> None:
-        """Let a prepared file appear, with a modification time after those of all files before it."""
+        """Move a prepared file into the folder, with a later modification time than all earlier files."""
         hidden = self._hidden(name)
-        # Spark takes files by modification time in milliseconds; two of the same one would have no order.
+        # Spark orders files by modification time in milliseconds; equal times would have no order.
         modified = max(time.time_ns() // _MILLISECOND, self._last_modified + 1)
         os.utime(hidden, ns=(modified * _MILLISECOND, modified * _MILLISECOND))
         hidden.replace(self.path / name)
         self._last_modified = modified
 
     def landed(self) -> list[str]:
-        """Return the names of the Parquet files that are there now, sorted."""
+        """Return the names of the current Parquet files, sorted."""
         if not self.path.is_dir():
             return []
         return sorted(path.name for path in self.path.glob("*.parquet") if not path.name.startswith("."))
 
     def clear_prepared(self) -> None:
-        """Remove what was prepared and never landed."""
+        """Remove prepared files that never landed."""
         for hidden in (self.path / _HIDDEN).glob(".*.parquet"):
             hidden.unlink(missing_ok=True)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the folder for one replay. The kernel lets go of it when a process dies.
+        """Lock the folder for one replay. The kernel releases the lock when the process dies.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class LandingFolder:
             stream.truncate(0)
             stream.write(str(os.getpid()).encode())
             stream.flush()
-            # Also after the clock was set back, or after a replay that landed files faster than one a millisecond.
+            # Also if the clock was set back, or an earlier replay landed more than one file a millisecond.
             times = [self._modified(name) for name in self.landed()]
             self._last_modified = max([0, *times])
             yield
@@ -106,5 +106,5 @@ class LandingFolder:
         try:
             return (self.path / name).stat().st_mtime_ns // _MILLISECOND
         except FileNotFoundError:
-            # A consumer took it meanwhile.
+            # A consumer removed it.
             return 0

@@ -1,7 +1,7 @@
-"""Measures the shape of real trips: ``python -m nyc_taxi.trips.measure FILE… > shape.toml``, the file beside this.
+"""Measure the shape of real trips: ``python -m nyc_taxi.trips.measure FILE… > shape.toml``, the file beside this.
 
-For who changes the generator's model; nothing else needs it. Only aggregates leave it: shares, counts by zone and by
-hour, and quantiles. No record can be read back from them.
+Needed only for changes of the generator's model. Its output has aggregates only: shares, counts by zone and by hour,
+and quantiles. No record can be reconstructed from them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _HEADER = """\
 
 _IN_PERIOD = "pickup >= '2023-01-01' and pickup < '2023-04-01'"
 
-# Two populations. The TLC fills neither passenger count nor payment for the second (the "null block").
+# Two populations. For the second, the TLC fills neither passenger count nor payment (the "null block").
 _BLOCKS = {"metered": "passenger_count is not null", "unmetered": "passenger_count is null"}
 
-# The edges in miles of the classes of distance within which durations are alike.
+# Edges of the distance classes in miles; durations within a class are alike.
 _EDGES = [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0]
 
 # Extras follow the clock: 0 by day, 1 at night from 20 to 6, 2 in the rush hours of working days, 16 to 20.
@@ -64,13 +64,13 @@ class _Trips:
         return [[round(value, 4) if isinstance(value, float) else value for value in row] for row in found]
 
     def counts(self, columns: str, where: str, at_least: int = 1) -> list[list[Any]]:
-        """Rows of the columns' values, and last how many trips have them."""
+        """Return the columns' values and, last, their number of trips."""
         return self.rows(
             f"select {columns}, count(*) n from trips where {where} group by all having n >= {at_least} order by all"
         )
 
     def quantiles(self, expression: str, where: str, steps: int) -> list[float]:
-        # Not the extremes: the generator draws evenly between neighbours, so one odd trip would bend a whole step.
+        # Without the extremes: the generator draws evenly between neighbours, so an outlier would distort a whole step.
         points = [min(max(step / steps, 0.002), 0.998) for step in range(steps + 1)]
         [[values]] = self.rows(f"select quantile_cont(({expression})::double, {points}) from trips where {where}")
         return [round(value, 3) for value in values]

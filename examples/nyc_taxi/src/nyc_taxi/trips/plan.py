@@ -1,4 +1,4 @@
-"""Which trip lands in which file, and when: worked out before the first file, the same every time."""
+"""Plan which trip lands in which file, and when, before the first file; deterministic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Integers = npt.NDArray[np.int64]
 _DAY = 86_400_000_000
 _MICROSECOND = timedelta(microseconds=1)
 
-# A gap without trips (a month left out between two files) is not waited through at length.
+# A gap without trips, such as a month missing between two files, is shortened.
 _LONGEST_QUIET = _DAY
 
 
@@ -34,17 +34,17 @@ class ReplayPlan:
     Parameters
     ----------
     trips
-        All that the replay lands, with ``card_id``.
+        All trips of the replay, with ``card_id``.
     starts
         The first row of each file.
     due
-        When each file is complete, by the event clock: microseconds since 1970.
+        Time when each file is complete, by the event clock: microseconds since 1970.
     arrivals
-        When each row arrives, by the event clock; ascending.
+        Arrival of each row by the event clock; ascending.
     every
-        The event time that a file covers, in microseconds.
+        Event time of one file, in microseconds.
     fingerprint
-        Names the trips and their arrivals. Other trips, or a program that plans differently, have another.
+        Hash of the trips and their arrivals. Other trips, or another planning algorithm, give another hash.
     """
 
     trips: pa.Table
@@ -56,11 +56,11 @@ class ReplayPlan:
 
     @property
     def files(self) -> int:
-        """How many files there are."""
+        """Number of files."""
         return len(self.starts)
 
     def trips_before(self, file: int) -> int:
-        """Return how many trips the files before this one hold."""
+        """Return the number of trips in the earlier files."""
         return int(self.starts[file]) if file < self.files else int(self.trips.num_rows)
 
     def file(self, number: int) -> pa.Table:
@@ -74,8 +74,8 @@ class ReplayPlan:
 
     @cached_property
     def elapsed(self) -> Integers:
-        """Event time in microseconds from the replay's beginning to each file, without long quiet gaps."""
-        # The first file takes as long to fill as any other.
+        """Event time in microseconds from the replay's start to each file, without long quiet gaps."""
+        # The first file takes as long to fill as the others.
         steps = np.diff(self.due, prepend=self.due[0] - self.every)
         return np.cumsum(np.minimum(steps, _LONGEST_QUIET))
 
@@ -91,7 +91,7 @@ def make_plan(
     late_max: timedelta,
     file_every: timedelta,
 ) -> ReplayPlan:
-    """Plan a replay; see :class:`~nyc_taxi.trips.replay.ReplayOptions` for what the options mean.
+    """Plan a replay; :class:`~nyc_taxi.trips.replay.ReplayOptions` describes the options.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def make_plan(
     if not len(rows):
         raise StreamwardenError("REPLAY_SOURCE_INVALID", f"no trip between {start or 'ever'} and {end or 'ever'}")
     arrivals = (places + _delays(trips, seed, late_share, late_min, late_max))[rows]
-    # Stable: trips of the same second stay in the source's order.
+    # Stable sort: trips of the same second keep the source's order.
     order = np.argsort(arrivals, kind="stable")
     rows, arrivals = rows[order], arrivals[order]
     every = file_every // _MICROSECOND
@@ -132,10 +132,10 @@ def make_plan(
 
 
 def _event_times(trips: pa.Table) -> Integers:
-    """Return when each trip began, as far as it can be believed.
+    """Return the plausible start time of each trip.
 
-    A trip with no pickup time, or one far from all others (a meter in 2008), counts as begun when the trip before it
-    in the source did: files are roughly in order of time. Otherwise the event clock would run through fifteen years.
+    A trip without a pickup time, or with one far from all others (a meter in 2008), gets the previous trip's: files are
+    roughly in time order. Otherwise the event clock would run through fifteen years.
     """
     pickups = microseconds(trips[PICKUP])
     known = pickups[pickups != MISSING]
@@ -143,7 +143,7 @@ def _event_times(trips: pa.Table) -> Integers:
         raise StreamwardenError("REPLAY_SOURCE_INVALID", "no trip has a pickup time" if len(pickups) else "no trips")
     low = int(np.quantile(known, 0.025, method="lower"))
     high = int(np.quantile(known, 0.975, method="higher"))
-    # Beyond the outer fortieths there is room for as many trips again, four times over, and for a day besides.
+    # Beyond the outer fortieths, allow four times the number of these trips, and a day.
     slack = _DAY + (high - low) // 10
     believable = (pickups != MISSING) & (pickups >= low - slack) & (pickups <= high + slack)
     before = np.maximum.accumulate(np.where(believable, np.arange(len(pickups)), -1))
@@ -151,7 +151,7 @@ def _event_times(trips: pa.Table) -> Integers:
 
 
 def _delays(trips: pa.Table, seed: int, share: float, shortest: timedelta, longest: timedelta) -> Integers:
-    # By the row's own hash, not by its place: the same trip is late whatever else is replayed with it.
+    # By the row's hash, not its position: a trip has the same delay whatever else is replayed.
     late = unit_interval(hash_rows(trips, salt=2 * seed + 1)) < share
     spread = unit_interval(hash_rows(trips, salt=2 * seed + 2)) * ((longest - shortest) / _MICROSECOND)
     return np.where(late, shortest // _MICROSECOND + spread.astype(np.int64), 0)

@@ -1,9 +1,8 @@
-"""Feeds a landing folder with trips the way a collector does: file by file, by the trips' own clock, some of them late.
+"""Replay trips into a landing folder like a collector: file by file, by the trips' own clock, some of them late.
 
-Every trip lands exactly once, also when the replay is stopped or killed and started again. Before a file appears, a
-state document says that it is prepared; a single rename then makes it appear and takes it from where it was prepared.
-So after a crash, a file that is still prepared has not landed, and one that is gone has, whatever a consumer did with
-it since.
+Every trip lands exactly once, also if the replay is stopped or killed and restarted. Before a file lands, a state
+document records that it is prepared; one rename then moves it from its prepared place. So after a crash, a prepared
+file has not landed, and a missing one has, whatever a consumer did with it since.
 """
 
 from __future__ import annotations
@@ -35,33 +34,32 @@ _STATE = "state.json"
 _VERSION = 1
 _NAME = re.compile(r"trips-(\d+)\.parquet")
 
-# Short, so that a stop acts at once; slept, not waited for: see stop_on_signals().
+# Short, so that a stop acts at once. A sleep and not a wait: see stop_on_signals().
 _STEP = 0.05
 _PROGRESS_EVERY = 0.5
 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """How trips land.
+    """Options of a replay.
 
     Parameters
     ----------
     speed
-        Event seconds in a second, or ``"max"``: as fast as files can be written. By default 600: a day of trips in
-        2.4 minutes. May change from one start to the next; all other options belong to the replay once it has begun.
+        Event seconds a second, or ``"max"``: as fast as files can be written. Default 600: a day of trips in 2.4
+        minutes. May change at each start; all other options are fixed once the replay has begun.
     late_share
-        The share of trips that arrive late. The others arrive when they begin. By default one in twenty.
+        The share of late trips. The others arrive at their start. Default 0.05.
     late_min, late_max
-        How late the late ones are, evenly spread. A watermark of `late_max` drops none of them as long as files are
-        read in order. By default 5 minutes to 2 hours.
+        Delays of late trips, uniformly distributed. If files are read in order, a watermark of `late_max` drops none.
+        Default 5 minutes to 2 hours.
     file_every
-        The event time that one file covers; it lands when that has passed. By default 15 minutes. A quarter of an
-        hour without trips has no file.
+        Event time of one file; it lands when that has passed. Default 15 minutes. Periods without trips have no file.
     start, end
-        Leave out trips before and from here on, by pickup; trips without a believable pickup go with their
-        neighbours in the source. Without time zone, like the trips. None leaves out nothing.
+        Omit trips before `start` and from `end` on, by pickup; a trip without a plausible pickup follows its neighbours
+        in the source. Without time zone, like the trips. None omits nothing.
     seed
-        Which trips are late, and how late. A trip keeps its delay whatever it is replayed with.
+        Selects the late trips and their delays. A trip has the same delay in every replay.
     """
 
     speed: float | Literal["max"] = 600.0
@@ -78,7 +76,7 @@ class ReplayOptions:
             if not holds:
                 raise StreamwardenError("REPLAY_OPTIONS_INVALID", what)
 
-        # NaN is neither above nor below anything, so it fails these too.
+        # NaN is neither above nor below any number, so it fails these checks too.
         require(self.speed == "max" or 0 < self.speed < float("inf"), f"speed is {self.speed}: more than 0, or max")
         require(0 <= self.late_share <= 1, f"late_share is {self.late_share}: from 0 to 1")
         require(timedelta(0) <= self.late_min, f"late_min is {self.late_min}: not below 0")
@@ -93,12 +91,12 @@ class ReplayOptions:
 
 @dataclass(frozen=True)
 class ReplayProgress:
-    """Where a replay stands.
+    """Progress of a replay.
 
     Parameters
     ----------
     files, total_files
-        Landed, by this and earlier runs of the same replay, and in all.
+        Landed files, by this and earlier runs of the same replay, and all files.
     trips, total_trips
         The same for trips.
     clock
@@ -117,7 +115,7 @@ class ReplayProgress:
 
 @dataclass(frozen=True)
 class _State:
-    """What ``.replay/state.json`` says. Files before `prepared` have landed; `prepared` itself if it's not hidden."""
+    """Content of ``.replay/state.json``. Files before `prepared` have landed; `prepared` too if it's not hidden."""
 
     options: dict[str, Any]
     source: str
@@ -140,21 +138,20 @@ class _State:
 class Replay:
     """A replay of trips into a landing folder.
 
-    Does not check trips, drop any, or keep them apart from what a consumer does with the files. One at a time for a
-    folder.
+    Does not check or drop trips, and does not track consumers of the files. A folder can have one replay at a time.
 
     Parameters
     ----------
     trips
-        From :func:`~nyc_taxi.trips.tlc.read_tlc` or :func:`~nyc_taxi.trips.generator.generate`. Column types
-        are kept; ``card_id`` is added.
+        From :func:`~nyc_taxi.trips.tlc.read_tlc` or :func:`~nyc_taxi.trips.generator.generate`. Column types are kept;
+        ``card_id`` is added.
     landing
-        A local folder, made when needed. Files are called ``trips-000000.parquet`` and so on.
+        A local folder, created when needed. Files are named ``trips-000000.parquet`` and so on.
     options
         See :class:`ReplayOptions`.
     restart
-        Land everything again, under names that have not been used before, even with other options. By default an
-        earlier replay of the same trips is resumed.
+        Land everything again under new names, also with other options. By default an earlier replay of the same trips
+        resumes.
     """
 
     def __init__(
@@ -167,7 +164,7 @@ class Replay:
 
     @cached_property
     def plan(self) -> ReplayPlan:
-        """What lands when. ``plan.trips`` is exactly what all files together hold, for comparisons."""
+        """The replay's plan. ``plan.trips`` holds exactly the trips of all files, for comparisons."""
         given = {field.name: getattr(self.options, field.name) for field in fields(self.options)}
         del given["speed"]
         return make_plan(self._trips, **given)
@@ -182,15 +179,15 @@ class Replay:
         Parameters
         ----------
         on_progress
-            Called at the beginning, after each file, and twice a second while the clock is waited for.
+            Called at the start, after each file, and twice a second during waits for the clock.
         stop
-            Set, it ends the run within a tenth of a second; see :func:`stop_on_signals`. A file that is not complete
-            by the event clock does not land: the next run begins with it.
+            When set, the run ends within a tenth of a second; see :func:`stop_on_signals`. A file that is not due by
+            the event clock does not land: the next run begins with it.
 
         Raises
         ------
         StreamwardenError
-            ``REPLAY_CONFLICT``: the folder holds another replay. ``REPLAY_RUNNING``: another one is feeding it.
+            ``REPLAY_CONFLICT``: the folder holds another replay. ``REPLAY_RUNNING``: another replay uses it.
             ``REPLAY_SOURCE_INVALID``: there is nothing to replay. ``DOCUMENT_INVALID``: the state can't be read.
         """
         report = on_progress or (lambda _: None)
@@ -198,7 +195,7 @@ class Replay:
         plan = self.plan
         with self._folder.exclusive():
             state = self._begin()
-            # A second run of this object goes on, too.
+            # A second run of this object continues.
             self._restart = False
             ready = state.prepared >= 0 and self._folder.is_prepared(_file_name(state, state.prepared))
             first = state.prepared if ready else state.prepared + 1
@@ -210,7 +207,7 @@ class Replay:
                     break
                 name = _file_name(state, file)
                 if file != state.prepared:
-                    # Never the other way round: what the state calls prepared is a complete file.
+                    # In this order: a file that the state calls prepared must be complete.
                     self._folder.prepare(name, plan.file(file))
                     state = replace(state, prepared=file)
                     self._write(state)
@@ -224,7 +221,7 @@ class Replay:
             return progress
 
     def _begin(self) -> _State:
-        """Return the state to go on from, written if it is new."""
+        """Return the state to continue from; writes it if it is new."""
         entry = self._folder.documents.read(_STATE)
         found = _State.from_json(entry.data, self._folder.path) if entry is not None else None
         fresh = _State(_content(self.options), self.plan.fingerprint, self.plan.files, first_number=0)
@@ -237,12 +234,12 @@ class Replay:
                 raise StreamwardenError(
                     "REPLAY_CONFLICT", f"{self._folder.path} holds files of a replay whose state (.replay) is gone"
                 )
-        # Also beyond files that landed and were taken away: Spark remembers names, and would pass over a known one.
+        # Also beyond landed files that were removed: Spark remembers names, and ignores known ones.
         known = [number + 1 for number in numbers]
         if found is not None:
             known.append(found.first_number + found.files)
         fresh = replace(fresh, first_number=max(known, default=0))
-        # The state first: of an old state with nothing prepared any more, one would think that its file had landed.
+        # State first: an old state without a prepared file would mean that the file has landed.
         self._write(fresh)
         self._folder.clear_prepared()
         return fresh
@@ -257,7 +254,7 @@ class Replay:
 
 
 class _Clock:
-    """The event clock: starts where the last file before `first` ended, and runs at `speed`."""
+    """The event clock: starts at the end of the last file before `first`, and runs at `speed`."""
 
     def __init__(self, plan: ReplayPlan, first: int, speed: float | Literal["max"]) -> None:
         self._plan = plan
@@ -266,7 +263,7 @@ class _Clock:
         self._base = int(plan.elapsed[first - 1]) if first > 0 else 0
 
     def wait(self, file: int, stop: threading.Event) -> bool:
-        """Sleep until the file is due (False), or for a moment (True: call again). A stop ends it, with False."""
+        """Sleep until the file is due (False), or briefly (True: call again). A stop ends the sleep, with False."""
         until = time.monotonic() + _PROGRESS_EVERY
         while not stop.is_set():
             left = self._left(file)
@@ -295,10 +292,10 @@ class _Clock:
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """Give an event that SIGTERM and SIGINT set, for :meth:`Replay.run`. In the main thread only.
+    """Yield an event that SIGTERM and SIGINT set, for :meth:`Replay.run`. In the main thread only.
 
-    Nobody may call the event's ``wait()`` in the main thread: a handler that runs in the midst of it and calls
-    ``set()`` would wait for a lock that its own thread holds. The replay sleeps in small steps instead.
+    Do not call the event's ``wait()`` in the main thread: if a signal's handler interrupts it, ``set()`` waits for a
+    lock that its own thread holds. So the replay sleeps in small steps.
     """
     stop = threading.Event()
 
@@ -319,7 +316,7 @@ def _file_name(state: _State, file: int) -> str:
 
 
 def _content(options: ReplayOptions) -> dict[str, Any]:
-    """Return the options that say what lands; how fast is another matter."""
+    """Return the options that decide what lands, without the speed."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, timedelta):

@@ -17,16 +17,16 @@ __all__ = ["read_tlc"]
 
 
 def read_tlc(paths: Sequence[Path], *, start: datetime | None = None, end: datetime | None = None) -> pa.Table:
-    """Read green-taxi files, in the order given, as they are: nothing is repaired, dropped or sorted.
+    """Read green-taxi files in the given order, without repairing, dropping or sorting rows.
 
     Parameters
     ----------
     paths
-        Of the 2023 schema, the 2025-11 schema, or both. One file keeps its column types; of several, each column gets
-        the narrowest type that holds all of them, and ``cbd_congestion_fee`` is null where a file has none.
+        Files of the 2023 schema, the 2025-11 schema, or both. A single file keeps its column types. Several files get
+        for each column the narrowest type that holds all values; a missing ``cbd_congestion_fee`` becomes null.
     start, end
-        Keep only pickups in ``[start, end)``, in the records' own local time. A trip without a pickup time is in no
-        period. None keeps everything on that side.
+        Keep only pickups in ``[start, end)``, in the records' local time. A trip without a pickup time is in no period.
+        None sets no bound on that side.
 
     Raises
     ------
@@ -47,9 +47,9 @@ def _read(path: Path) -> pa.Table:
     try:
         schema = pq.read_schema(path)
         _validate(path, schema)
-        # Only the known columns: what the TLC adds next is no part of the contract with the jobs.
+        # Known columns only: new columns of the TLC are not part of the contract with the jobs.
         known = [name for name in schema.names if name in GREEN_2025.names]
-        # The file itself, not a dataset: a folder name like `year=2023` would become a column.
+        # A file, not a dataset: a folder name like `year=2023` would become a column.
         return pq.ParquetFile(path).read(columns=known).replace_schema_metadata(None)
     except (OSError, pa.ArrowException) as error:
         raise StreamwardenError("REPLAY_SOURCE_INVALID", f"{path}: {error}") from error
