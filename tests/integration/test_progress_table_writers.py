@@ -26,7 +26,8 @@ pytestmark = pytest.mark.integration
 DRIVER = """
 import sys, time
 from pathlib import Path
-from streamwarden.store.documents import DriverState, Heartbeat, JobDocuments, Launch, Progress, utc_now
+from streamwarden.model.status import DriverState, Heartbeat, Launch, Progress, utc_now
+from streamwarden.store.documents import JobDocuments
 from streamwarden.runtime.processes import current_process
 from streamwarden.model.profile import ProgressTableSpec
 from streamwarden.store.workspace import open_workspace
