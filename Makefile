@@ -27,7 +27,7 @@ setup: .venv/.ready ## Install everything the other targets need
 	@$(PYTHON) -m venv .tools
 	@.tools/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-.venv/.ready: pyproject.toml uv.lock streamwarden/spark/jars.toml streamwarden/spark/class_archive.py \
+.venv/.ready: pyproject.toml examples/nyc_taxi/pyproject.toml uv.lock streamwarden/spark/jars.toml streamwarden/spark/class_archive.py \
 		streamwarden/spark/conditional_put.py $(wildcard streamwarden/spark/java/*.java) | .tools/bin/uv
 	@echo "setup: Python packages (180 of them; a minute or two the first time)"
 	@$(UV) sync --locked --python $(PYTHON)
