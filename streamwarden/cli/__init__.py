@@ -2,7 +2,7 @@
 
 Another package adds commands of its own by an entry point of the group ``streamwarden.commands``, a ``typer.Typer``.
 
-Exit codes: 0 done; 1 what was asked about is not well (a failed job, failed expectations, a damaged savepoint); 2 the
+Exit codes: 0 done; 1 the command reports a problem (a failed job, failed expectations, a damaged savepoint); 2 the
 command failed.
 """
 
