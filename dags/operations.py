@@ -92,6 +92,13 @@ with DAG(
             description="By default tables whose rows have keys are left, and those without are put back. A table that"
             " another job streams from is never put back.",
         ),
+        "suspended": Param(
+            default=False,
+            type="boolean",
+            title="Leave it suspended",
+            description="Don't start the job: its next deploy starts it from the savepoint. For a job whose source is"
+            " damaged, and is restored after it.",
+        ),
         "reason": Param(default="", type=["null", "string"], title="Reason", description="Kept with the job."),
         "health_timeout": Param(
             default=300,
@@ -109,6 +116,7 @@ with DAG(
         job="{{ params.job }}",
         savepoint="{{ params.savepoint }}",
         outputs="{{ params.outputs }}",
+        suspended="{{ params.suspended }}",
         reason="{{ params.reason or '' }}",
         health_timeout="{{ params.health_timeout }}",
     )

@@ -108,6 +108,9 @@ def restore(
     outputs: Annotated[
         str, typer.Option(help="default (as each sink's on_restore says), rewind (put back), leave.")
     ] = "default",
+    suspended: Annotated[
+        bool, typer.Option("--suspended", help="Don't start the job: the next deploy starts it from the savepoint.")
+    ] = False,
     profile: ProfileOption = None,
     root: RootOption = None,
     reason: ReasonOption = "",
@@ -127,6 +130,7 @@ def restore(
             savepoint=savepoint,
             of=of,
             outputs=chosen,
+            suspended=suspended,
             by=who(),
             reason=reason,
             stop_timeout=stop_timeout,

@@ -134,4 +134,7 @@ class Record(Part):
     seen_at: datetime | None = Field(default=None, description="When the taker was last heard of.")
     done: dict[str, Any] = Field(default_factory=dict, description="How far the taking is.")
     verification: Verification | None = None
+    outdated: str = Field(
+        default="", description="Why no job may start from it, though its files are whole: a table's log was cut off."
+    )
     in_use_by: list[str] = Field(default_factory=list, description="Ids of operations that start from it.")

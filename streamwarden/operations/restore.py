@@ -18,7 +18,13 @@ from streamwarden.savepoints import catalog
 from streamwarden.savepoints.catalog import Savepoint
 from streamwarden.savepoints.compatibility import incompatibilities, missing_outputs, readers_of, taken_outputs
 from streamwarden.savepoints.materialize import fresh_checkpoint
-from streamwarden.savepoints.table_damage import cut_off, damaged_outputs, forget_damaged_checkpoints, unfit
+from streamwarden.savepoints.table_damage import (
+    cut_off,
+    damaged_outputs,
+    forget_damaged_checkpoints,
+    outdate_savepoints,
+    unfit,
+)
 from streamwarden.savepoints.take import Report
 from streamwarden.store.effective_spec import as_before, decide, effective_spec, widened, width_of
 from streamwarden.store.workspace import Workspace
@@ -38,6 +44,7 @@ def restore(
     savepoint: str = catalog.LATEST,
     of: str | None = None,
     outputs: Outputs = "default",
+    suspended: bool = False,
     by: str,
     reason: str = "",
     stop_timeout: float = 300,
@@ -64,6 +71,9 @@ def restore(
     outputs
         ``rewind`` puts every output table back to its version at the savepoint. ``leave`` keeps the tables, and
         replayed rows are written to them again. ``default`` follows each sink's ``on_restore``.
+    suspended
+        Put the savepoint in force and leave the job suspended: the next deploy starts it. For a job whose source is
+        damaged, and is restored only afterwards.
     by, reason
         Actor and reason.
     stop_timeout, health_timeout
@@ -78,7 +88,7 @@ def restore(
         ``OPERATION_RUNNING``, or one of ``RESTORE_…`` for the first obstacle. After the job has returned to its old
         state: ``STOP_TIMED_OUT``, ``SAVEPOINT_…``, ``RESTORE_UNHEALTHY``.
     """
-    params = {"savepoint": savepoint, "of": of, "outputs": outputs, "reason": reason}
+    params = {"savepoint": savepoint, "of": of, "outputs": outputs, "suspended": suspended, "reason": reason}
     with begin(workspace, job, "restore", by=by, params=params) as handle:
         work = _Restore(workspace, handle, stop_timeout, health_timeout, report)
         with work.failure_on_record():
@@ -92,7 +102,7 @@ class _Restore(JobOperation):
             # Another process reached the switch; its plan is recorded.
             found = catalog.find(self._workspace, of, self._plan["savepoint"])
             after = CheckpointRef.model_validate(self._plan["after"])
-            error = ErrorInfo.model_validate(failure).to_exception() if failure else self._stopped_since()
+            error = ErrorInfo.model_validate(failure).to_exception() if failure else self._stopped_meanwhile()
             if error is not None:
                 with self._released(found):
                     self._roll_back(after, error)
@@ -138,10 +148,14 @@ class _Restore(JobOperation):
         current = self._documents.checkpoint.read()
         return current is not None and current.operation == self.handle.id
 
-    def _stopped_since(self) -> StreamwardenError | None:
+    def _stopped_meanwhile(self) -> StreamwardenError | None:
         """Return the error that names who stopped the job since a killed try switched; None if it was not stopped."""
         found, before = self._documents.desired.read(), self._plan.get("desired")
-        if found is None or (found.operation != self.handle.id and before and before["state"] != "running"):
+        if (
+            self._stays_suspended
+            or found is None
+            or (found.operation != self.handle.id and before and before["state"] != "running")
+        ):
             # The switch was cut off before it wrote the desired state, and the job was down before.
             return None
         return stopped_since(self._documents)
@@ -223,7 +237,7 @@ class _Restore(JobOperation):
             parallelism = self._documents.parallelism.read()
             now = Desired(
                 job=self._job,
-                state="running",
+                state="suspended" if self._stays_suspended else "running",
                 spec=spec,
                 digest=spec.digest(),
                 profile=self._workspace.profile.name,
@@ -273,6 +287,10 @@ class _Restore(JobOperation):
         return self.handle.operation.params.get("of") not in (None, self._job)
 
     @property
+    def _stays_suspended(self) -> bool:
+        return bool(self.handle.operation.params.get("suspended"))
+
+    @property
     def _half_way(self) -> bool:
         return bool(self._plan.get("after"))
 
@@ -296,8 +314,14 @@ class _Restore(JobOperation):
                 # Only after the savepoint is in force: the old checkpoint counts the removed commits as written.
                 with self.handle.step("cut the log") as step:
                     self.handle.check()
+                    # First: a savepoint from after the cut must not look usable, not even after a kill in between.
+                    marked = outdate_savepoints(self._workspace, table, version, by=self._by)
                     cut_off(self._workspace, table, version)
                     step.detail = f"{table}: from version {version} on, which is damaged"
+                    if marked:
+                        step.detail += f"; outdated savepoints: {', '.join(marked)}"
+            if self._stays_suspended:
+                return
             with self.handle.step("start") as step:
                 seen = observe(self._workspace, self._job)
                 # A driver without a generation yet was launched by a killed try after the switch. A second driver would

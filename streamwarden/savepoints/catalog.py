@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.savepoint import Manifest, Origin, Record
+from streamwarden.model.savepoint import Manifest, Origin, Record, Verification
 from streamwarden.model.spec import RetentionSpec
 from streamwarden.model.status import utc_now
 from streamwarden.savepoints.documents import folder_key, is_interrupted, manifest_document, record_document
@@ -25,6 +25,7 @@ __all__ = [
     "find",
     "housekeeping",
     "label",
+    "outdate",
     "release",
     "savepoints",
     "use",
@@ -144,6 +145,23 @@ def release(workspace: Workspace, found: Savepoint, operation: str) -> None:
         _update(workspace, found, remove)
     except StreamwardenError as error:
         # A deleted savepoint is not in use.
+        if error.code != "SAVEPOINT_NOT_FOUND":
+            raise
+
+
+def outdate(workspace: Workspace, found: Savepoint, why: str, *, by: str) -> None:
+    """Record that no job may start from a savepoint any more, whose files may be whole. Does nothing if it is deleted.
+
+    Its verdict is ``damaged`` from now on, whatever a verification finds.
+    """
+    verification = Verification(
+        verdict="damaged", at=utc_now(), by=by, took_s=0, files=len(found.manifest.files), bytes=0, problems=[why]
+    )
+    try:
+        _update(
+            workspace, found, lambda record: record.model_copy(update={"outdated": why, "verification": verification})
+        )
+    except StreamwardenError as error:
         if error.code != "SAVEPOINT_NOT_FOUND":
             raise
 

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.savepoint import Manifest
-from streamwarden.model.spec import JobSpec
+from streamwarden.model.spec import DeltaSource, JobSpec
 from streamwarden.savepoints import catalog
+from streamwarden.savepoints.catalog import Savepoint
 from streamwarden.savepoints.compatibility import readers_of
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
@@ -29,6 +30,7 @@ __all__ = [
     "damaged_outputs",
     "damaged_version",
     "forget_damaged_checkpoints",
+    "outdate_savepoints",
     "unfit",
 ]
 
@@ -141,10 +143,44 @@ def unfit(workspace: Workspace, job: str, manifest: Manifest, cut: dict[str, int
             if _has_read(workspace, reader, version):
                 yield StreamwardenError(
                     "RESTORE_BREAKS_READERS",
-                    f"{reader} has read version {version} of {table}",
-                    remedy="Bring the entry back from a copy of the disk or bucket. Were its rows written again, that"
-                    " job would have some of them twice, or never.",
+                    f"{reader} has read version {version} of {table}, which is damaged and would be written again",
+                    remedy=_remedy(workspace, job, reader, table, version),
                 )
+
+
+def _remedy(workspace: Workspace, job: str, reader: str, table: str, version: int) -> str:
+    before = next(
+        (
+            one
+            for one in catalog.savepoints(workspace, reader)
+            if one.verdict == "verified" and not _after(one, table, version)
+        ),
+        None,
+    )
+    if before is None:
+        return (
+            f"Bring the entry back from a copy of the disk or bucket: no verified savepoint of {reader} is from before."
+            f" `streamwarden savepoints verify {reader} all` looks through those that nobody has."
+        )
+    return (
+        f"Take the reader back first, and leave it suspended: `streamwarden restore {reader} --savepoint"
+        f" {before.manifest.id} --suspended`. Then restore {job}, then `streamwarden deploy {reader}`."
+    )
+
+
+def outdate_savepoints(workspace: Workspace, table: str, version: int, *, by: str) -> list[str]:
+    """Mark the savepoints that a table's cut log leaves behind; return their jobs and ids.
+
+    These are the savepoints of the table at a removed version, and those of readers that have read one. The versions
+    will exist again with other rows: a job that started there would skip rows or have them twice, silently.
+    """
+    marked = []
+    for job in workspace.files.folders("savepoints"):
+        for one in catalog.savepoints(workspace, job):
+            if not one.record.outdated and (_at(one.manifest, table) >= version or _after(one, table, version)):
+                catalog.outdate(workspace, one, f"{table} was cut off at version {version}, which it counts on", by=by)
+                marked.append(f"{job} {one.manifest.id}")
+    return marked
 
 
 def cut_off(workspace: Workspace, table: str, version: int) -> None:
@@ -179,7 +215,18 @@ def _has_read(workspace: Workspace, job: str, version: int) -> bool:
     offsets = reader.offsets(last) if reader is not None and last is not None else None
     if offsets is None or not offsets.sources or offsets.sources[0] is None:
         return False
-    position = json.loads(offsets.sources[0])
+    return _is_past(offsets.sources[0], version)
+
+
+def _after(one: Savepoint, table: str, version: int) -> bool:
+    """Return whether a savepoint's job had read a version of a table."""
+    source, positions = one.manifest.spec.source, one.manifest.sources
+    mine = isinstance(source, DeltaSource) and source.table == table
+    return mine and bool(positions) and positions[0] is not None and _is_past(positions[0], version)
+
+
+def _is_past(offset: str, version: int) -> bool:
+    position = json.loads(offset)
     # Index -1 is the position before a version's first row.
     return (int(position["reservoirVersion"]), int(position["index"])) > (version, -1)
 

@@ -124,8 +124,7 @@ def verify(
             rows=rows if manifest.operators else {},
             problems=problems[manifest.id][:_SHOWN],
         )
-        _record(workspace, one, verification)
-        found[manifest.id] = verification
+        found[manifest.id] = _record(workspace, one, verification)
     return found
 
 
@@ -146,10 +145,18 @@ def _compare(manifest: Manifest, rows: dict[str, int]) -> list[str]:
     return problems
 
 
-def _record(workspace: Workspace, one: Savepoint, verification: Verification) -> None:
+def _record(workspace: Workspace, one: Savepoint, verification: Verification) -> Verification:
+    """Record a result, and return it; the result of a savepoint that is outdated is damage, whatever its files are."""
+
     def apply(record: Record | None) -> Record:
-        return (record or one.record).model_copy(update={"verification": verification})
+        record = record or one.record
+        result = verification
+        if record.outdated:
+            problems = [record.outdated, *verification.problems]
+            result = verification.model_copy(update={"verdict": "damaged", "problems": problems})
+        return record.model_copy(update={"verification": result})
 
     # If it was deleted during the verification, it must not get a new record.
-    if manifest_document(workspace, one.manifest.job, one.manifest.id).read() is not None:
-        record_document(workspace, one.manifest.job, one.manifest.id).update(apply)
+    if manifest_document(workspace, one.manifest.job, one.manifest.id).read() is None:
+        return verification
+    return record_document(workspace, one.manifest.job, one.manifest.id).update(apply).verification or verification

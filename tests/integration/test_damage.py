@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import sys
@@ -9,9 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.runner import Driver
+from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.savepoint import Origin
 from streamwarden.operations.deploy import deploy_job
@@ -21,7 +24,7 @@ from streamwarden.savepoints.take import take
 from streamwarden.savepoints.verify import verify
 from streamwarden.store.ids import new_id
 from streamwarden.supervision import driver_control
-from streamwarden.supervision.observe import Observation, Phase
+from streamwarden.supervision.observe import Observation, Phase, observe
 from tests.integration.conftest import BY, REPOSITORY, Place
 
 pytestmark = pytest.mark.integration
@@ -168,6 +171,68 @@ def test_a_restore_brings_a_job_back_over_each_damage(
 ) -> None:
     damage(stopped.workspace.root / name)
     _comes_back(stopped, ran[1])
+
+
+@pytest.mark.long
+def test_a_damaged_table_that_another_job_has_read_comes_back_with_its_reader(place: Place) -> None:
+    small = {"cores": 1, "memory": "512m"}
+    place.numbers(resources=small)
+    place.job("numbers", sinks=[{"table": "numbers", "mode": "append", "keys": ["file"]}])
+    place.job(
+        "sizes",
+        module="tests.integration.jobs.sizes",
+        source={"kind": "delta", "table": "numbers"},
+        sinks=[{"table": "sizes", "mode": "upsert", "keys": ["bytes"]}],
+        resources=small,
+    )
+
+    def counted(files: int) -> None:
+        def reached(seen: Observation) -> bool:
+            assert seen.phase.alive, seen.error
+            committed = seen.heartbeat is not None and seen.heartbeat.batch is not None
+            there = committed and DeltaTable.is_deltatable(place.workspace.table("sizes"))
+            return there and sum(row["files"] for row in place.rows("sizes")) == files
+
+        place.wait("sizes", reached, f"{files} files counted", timeout=400)
+
+    place.land("a.txt")
+    place.land("b.txt", b"xx")
+    deploy_job(place.workspace, JOB, by=BY)
+    _committed(place, 1)
+    deploy_job(place.workspace, "sizes", by=BY)
+    counted(2)
+    made = {job: take(place.workspace, job, origin=Origin.MANUAL, by=BY).id for job in (JOB, "sizes")}
+    for job, savepoint in made.items():
+        verify(place.workspace, [catalog.find(place.workspace, job, savepoint)], by=BY, state=False)
+    place.land("c.txt", b"xx")
+    place.land("d.txt", b"xxx")
+    counted(4)
+    for job in ("sizes", JOB):
+        assert driver_control.stop(place.workspace, job, by=BY).phase is Phase.STOPPED
+    _empty(place.workspace.root / _commit(NEWEST + 1))
+
+    with pytest.raises(StreamwardenError) as refused:
+        restore(place.workspace, JOB, savepoint=made[JOB], by=BY)
+    assert refused.value.code == "RESTORE_BREAKS_READERS"
+    commands = re.findall(r"`streamwarden (.*?)`", refused.value.remedy)
+    assert commands == [f"restore sizes --savepoint {made['sizes']} --suspended", "deploy sizes"]
+
+    done = restore(place.workspace, "sizes", savepoint=made["sizes"], suspended=True, by=BY)
+    assert done.state == "done" and observe(place.workspace, "sizes").phase is Phase.STOPPED
+    assert restore(place.workspace, JOB, savepoint=made[JOB], by=BY).state == "done"
+    place.land("e.txt")
+    _committed(place, NEWEST + 1)
+    deploy_job(place.workspace, "sizes", by=BY)
+    counted(5)
+    assert {row["bytes"]: row["files"] for row in place.rows("sizes")} == {1: 2, 2: 2, 3: 1}
+    assert sorted(row["file"] for row in place.rows("numbers")) == ["a.txt", "b.txt", "c.txt", "d.txt", "e.txt"]
+
+    # What counts on the removed version is no longer a place to start from: the reader's pre-restore savepoint.
+    after = [one for one in catalog.savepoints(place.workspace, "sizes") if one.manifest.origin is Origin.PRE_RESTORE]
+    assert [one.verdict for one in after] == ["damaged"]
+    with pytest.raises(StreamwardenError, match="numbers was cut off at version 4") as refused:
+        restore(place.workspace, "sizes", savepoint=after[0].manifest.id, by=BY)
+    assert refused.value.code == "SAVEPOINT_DAMAGED"
 
 
 @pytest.mark.long

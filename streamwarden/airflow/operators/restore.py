@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from streamwarden.airflow.form_options import chosen_savepoint
-from streamwarden.airflow.operators.base import ProgressLog
+from streamwarden.airflow.operators.base import ProgressLog, is_true
 from streamwarden.airflow.operators.operation import OperationOperator
 from streamwarden.model.status import Operation
 from streamwarden.operations.restore import Outputs, restore
@@ -28,13 +28,23 @@ class RestoreOperator(OperationOperator):
     outputs
         ``default`` applies each output table's ``on_restore``, ``rewind`` restores the tables, ``leave`` leaves them
         unchanged. (templated)
+    suspended
+        Whether to leave the job suspended on the savepoint; the next deploy starts it. (templated)
     """
 
-    template_fields: Sequence[str] = (*OperationOperator.template_fields, "savepoint", "outputs")
+    template_fields: Sequence[str] = (*OperationOperator.template_fields, "savepoint", "outputs", "suspended")
     unhealthy = "RESTORE_UNHEALTHY"
 
-    def __init__(self, *, savepoint: str = LATEST, outputs: str = "default", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        savepoint: str = LATEST,
+        outputs: str = "default",
+        suspended: bool | str = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
+        self.suspended = suspended
         self.savepoint = savepoint
         self.outputs = outputs
 
@@ -45,6 +55,7 @@ class RestoreOperator(OperationOperator):
             self.job,
             savepoint=chosen_savepoint(self.savepoint),
             outputs=cast(Outputs, self.outputs),
+            suspended=is_true(self.suspended),
             by=by,
             reason=self.reason,
             stop_timeout=self.stop_timeout,

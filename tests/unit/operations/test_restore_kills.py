@@ -161,7 +161,7 @@ WRITES = range(1, 45)
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
 @pytest.mark.parametrize("at", WRITES)
-@pytest.mark.parametrize("goes_well", [True, False], ids=["healthy", "rolled back"])
+@pytest.mark.parametrize("end", ["healthy", "rolled back", "suspended"])
 def test_killed_at_a_write_and_gone_on_with(
     place: Workspace,
     writes: Writes,
@@ -169,13 +169,13 @@ def test_killed_at_a_write_and_gone_on_with(
     monkeypatch: pytest.MonkeyPatch,
     at: int,
     after: bool,
-    goes_well: bool,
+    end: str,
 ) -> None:
-    before = in_force(place)
+    before, goes_well, suspended = in_force(place), end != "rolled back", end == "suspended"
     monkeypatch.setattr(driver_control, "await_health", healthy if goes_well else unhealthy)
     try:
         writes.kill(at, after=after)
-        restore(place, JOB, by="test")
+        restore(place, JOB, suspended=suspended, by="test")
     except Killed:
         pass
     except StreamwardenError as error:
@@ -185,7 +185,7 @@ def test_killed_at_a_write_and_gone_on_with(
     found = JobDocuments(place.storage, JOB).operation.read()
     if found is not None and found.state == "running":
         try:
-            restore(place, JOB, by="test")
+            restore(place, JOB, suspended=suspended, by="test")
         except StreamwardenError as error:
             assert error.code == "RESTORE_UNHEALTHY" and not goes_well
     elif found is None or found.state == "done":
@@ -193,7 +193,9 @@ def test_killed_at_a_write_and_gone_on_with(
         goes_well = goes_well and found is not None
     now = in_force(place)
     if goes_well:
-        assert now == {**before, "note": "new", "restored": True, "outputs": [JOB]}
+        state = "suspended" if suspended else "running"
+        assert now == {**before, "note": "new", "restored": True, "outputs": [JOB], "state": state}
+        assert drivers == [] or not suspended
         memory = JobDocuments(place.storage, JOB).supervision.read()
         assert memory is not None and memory.restarts == []
     else:

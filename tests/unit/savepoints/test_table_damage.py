@@ -13,14 +13,18 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_restore import put_back
 from streamwarden.model.savepoint import Manifest, SinkState
 from streamwarden.model.status import Desired, utc_now
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.documents import manifest_document
 from streamwarden.savepoints.table_damage import (
     check_output,
     check_source,
     cut_off,
     damaged_version,
     forget_damaged_checkpoints,
+    outdate_savepoints,
     unfit,
 )
+from streamwarden.savepoints.verify import verify
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 from tests.unit.formats.test_checkpoint_files import Made
@@ -155,3 +159,29 @@ def test_a_version_that_another_job_has_read_is_not_cut_off(
     )
     codes = [one.code for one in unfit(workspace, "job", _of(2), {"job": 3})]
     assert codes == ([] if fits else ["RESTORE_BREAKS_READERS"])
+
+
+def _saved(workspace: Workspace, made: Manifest) -> None:
+    manifest_document(workspace, made.job, made.id).write(made)
+
+
+def test_savepoints_that_count_on_a_removed_version_are_outdated(workspace: Workspace) -> None:
+    """Whatever a verification finds of their files."""
+    source = {"kind": "delta", "table": "job"}
+    reader = spec(name="reader", source=source, sinks=[{"table": "other", "mode": "append"}])
+    for number, version in enumerate((2, 3)):
+        _saved(workspace, _of(version).model_copy(update={"id": f"w{number}"}))
+    for number, position in enumerate(('{"reservoirVersion":3,"index":-1}', '{"reservoirVersion":3,"index":0}')):
+        _saved(workspace, manifest(f"r{number}", job="reader", spec=reader, sources=[position]))
+    assert outdate_savepoints(workspace, "job", 3, by="test") == ["lamp w1", "reader r1"]
+    assert outdate_savepoints(workspace, "job", 3, by="test") == []
+    chosen = [one for job in ("lamp", "reader") for one in catalog.savepoints(workspace, job)]
+    verify(workspace, chosen, by="test", state=False)
+    found = {
+        f"{job} {one.manifest.id}": one for job in ("lamp", "reader") for one in catalog.savepoints(workspace, job)
+    }
+    problems = {name: one.record.verification.problems for name, one in found.items() if one.record.verification}
+    assert [problems[name][0] for name in ("lamp w1", "reader r1")] == [
+        "job was cut off at version 3, which it counts on"
+    ] * 2
+    assert [one.record.outdated for name, one in sorted(found.items()) if name in ("lamp w0", "reader r0")] == ["", ""]
