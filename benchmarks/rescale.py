@@ -3,12 +3,13 @@
 Run by ``make bench-rescale``. A real driver runs an aggregation with one state row for each key; each trigger interval
 of 5 s brings a batch of 5,000 rows. Its state partitions change between 4 and 8, in turn:
 
-- ``fast`` and ``plain``: our rescale, under the load. Downtime is from the last commit before to the first after it.
+- ``online`` and ``offline``: our rescale, under the load. Downtime is from the last commit before it to the first
+  after it.
 - ``bare``: the job is stopped, under the same load. An open session copies and repartitions the checkpoint, and runs
   a batch.
 - ``scratch``: a new checkpoint, which reads all input again. Once for each size.
 
-Medians count. ``plain`` is compared with ``bare`` by its time from the stop to the first batch, because an earlier
+Medians count. ``offline`` is compared with ``bare`` by its time from the stop to the first batch, because an earlier
 pause between batches belongs to the load.
 
 Options: ``--keys`` (several), ``--runs``.
@@ -28,9 +29,9 @@ from pathlib import Path
 
 from benchmarks.keyed_job import CORES, JOB, MEMORY, KeyedJob, Load, timed
 from benchmarks.report import REPOSITORY, goal_met, let_drivers_import, print_machine
-from streamwarden.model.status import Operation
+from streamwarden.model.operation import Operation
 from streamwarden.operations.deploy import deploy_job
-from streamwarden.operations.rescale import Way, rescale
+from streamwarden.operations.rescale import Mode, rescale
 from streamwarden.store.documents import JobDocuments
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import observe
@@ -81,22 +82,22 @@ class Measurement:
         self.folder = folder
 
     def run(self, runs: int) -> tuple[float, float]:
-        """Measure all in turn; return the downtime of ``fast`` in seconds, and the ratio of ``plain`` to ``bare``."""
+        """Measure all in turn; return the downtime of online in seconds, and the ratio of offline to bare."""
         self.job.fill()
         deploy_job(self.workspace, JOB, by="benchmark")
         self.job.await_rows(JOB, self.job.keys)
-        found: dict[str, list[float]] = {"fast": [], "plain": [], "bare": []}
+        found: dict[str, list[float]] = {"online": [], "offline": [], "bare": []}
         plain = []
         for number in range(runs):
-            ways: tuple[Way, Way] = ("fast", "plain") if number % 2 == 0 else ("plain", "fast")
+            modes: tuple[Mode, Mode] = ("online", "offline") if number % 2 == 0 else ("offline", "online")
             with Load(self.job.write_some, INTERVAL_S):
-                for way, width in zip(ways, WIDTHS, strict=True):
+                for mode, width in zip(modes, WIDTHS, strict=True):
                     self._settle()
-                    done = rescale(self.workspace, JOB, partitions=width, way=way, by="benchmark")
-                    found[way].append(float(done.plan["downtime_s"]))
-                    if way == "plain":
+                    done = rescale(self.workspace, JOB, partitions=width, mode=mode, by="benchmark")
+                    found[mode].append(done.plan.downtime_s or 0.0)
+                    if mode == "offline":
                         plain.append(_from_stop(done))
-                    _tell(self.job.keys, way, width, done)
+                    _tell(self.job.keys, mode, width, done)
                 self._settle()
                 driver_control.stop(self.workspace, JOB, by="benchmark")
                 found["bare"].append(self._bare(WIDTHS[0]))
@@ -107,12 +108,12 @@ class Measurement:
         ratio = statistics.median(a / b for a, b in zip(plain, found["bare"], strict=True))
         medians = {what: statistics.median(times) for what, times in found.items()}
         print(
-            f"{self.job.keys:>9,} keys: downtime fast {medians['fast']:.1f} s, plain {medians['plain']:.1f} s"
+            f"{self.job.keys:>9,} keys: downtime online {medians['online']:.1f} s, offline {medians['offline']:.1f} s"
             f" ({statistics.median(plain):.1f} s from the stop; bare {medians['bare']:.1f} s, ratio {ratio:.2f}),"
             f" from scratch {scratch:.1f} s",
             flush=True,
         )
-        return medians["fast"], ratio
+        return medians["online"], ratio
 
     def _bare(self, partitions: int) -> float:
         reference = self.documents.checkpoint.read()
@@ -203,7 +204,7 @@ def _tell(keys: int, way: str, width: int, done: Operation) -> None:
         name = step.name if step.name not in steps else f"{step.name} again"
         steps[name] = _seconds(step.started_at, step.ended_at)
     followed = next((f"; {step.detail}" for step in done.steps if step.name == "follow"), "")
-    _say(keys, way, f"{done.plan['downtime_s']:5.1f} s, to {width} partitions{followed}", steps)
+    _say(keys, way, f"{done.plan.downtime_s or 0.0:5.1f} s, to {width} partitions{followed}", steps)
 
 
 def _say(keys: int, what: str, away: str, steps: dict[str, float]) -> None:

@@ -128,12 +128,12 @@ with DAG(
     dag_id="rescale",
     description="Change a job's state partitions, cores or memory, keeping its state; go back if it is not healthy.",
     doc_md=(
-        "Looks first, while the job runs, whether it can, and starts the new driver's JVM beside it. By the way `fast`"
+        "Looks first, while the job runs, whether it can, and starts the new driver's JVM beside it. With `online`,"
         " a savepoint is taken and a copy of it gets the other number of partitions while the job runs on; its state is"
         " proved to be the same, and it follows the job batch by batch. Only then is the job stopped, between two"
-        " batches, and the new driver takes over. By the way `plain`, and where the copy can't keep up, the job is"
-        " stopped first. A job that does not become healthy goes back to the untouched checkpoint and to the width that"
-        " it had, and the run fails, saying why. The job's own DAG run goes on all the while.\n\n"
+        " batches, and the new driver takes over. With `offline`, and where the copy can't keep up, the job is"
+        " stopped first. A job that does not become healthy is rolled back to its untouched checkpoint and its earlier"
+        " parallelism, and the run fails with the reason. The job's own DAG run goes on all the while.\n\n"
         "Leave a field empty to keep what it is. Cores and memory alone need no copy. What is decided here counts over"
         " the job's YAML until somebody changes the same field there. Ended by hand, `rescale` leaves the job in the"
         " new or in the old state, whole."
@@ -157,17 +157,17 @@ with DAG(
             title="Memory",
             description="The JVM's heap, as in the job's YAML: `2g`.",
         ),
-        "way": Param(
-            default="fast",
+        "mode": Param(
+            default="online",
             type="string",
-            enum=["fast", "plain"],
+            enum=["online", "offline"],
             values_display={
-                "fast": "fast: prepare the state while the job runs on, and hand over",
-                "plain": "plain: stop the job first",
+                "online": "online: prepare the state while the job runs, then take over",
+                "offline": "offline: stop the job first",
             },
-            title="Way",
-            description="Of another number of partitions. Both end with the same state; two drivers need their memory"
-            " for a while, and fast for longer.",
+            title="Mode",
+            description="Matters only if the number of partitions changes. Both end with the same state. For a while"
+            " two drivers need their memory; online for longer.",
         ),
         "on_timeout": Param(
             default="roll back",
@@ -212,7 +212,7 @@ with DAG(
         cores="{{ params.cores }}",
         memory="{{ params.memory or '' }}",
         on_timeout="{{ params.on_timeout }}",
-        way="{{ params.way }}",
+        mode="{{ params.mode }}",
         reason="{{ params.reason or '' }}",
         health_timeout="{{ params.health_timeout }}",
         advised="{{ (dag_run.conf or {}).get('advised', False) }}",

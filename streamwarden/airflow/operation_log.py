@@ -10,7 +10,8 @@ from typing import Any
 from airflow.sdk import Context
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import Operation, Step, utc_now
+from streamwarden.model.operation import Operation, Step
+from streamwarden.model.status import utc_now
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 

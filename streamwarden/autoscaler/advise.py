@@ -14,8 +14,9 @@ from streamwarden.errors import OUTAGES, StreamwardenError
 from streamwarden.formats.checkpoint_files import newest_closure
 from streamwarden.model.advisor_spec import AdvisorSpec
 from streamwarden.model.durations import format_duration
+from streamwarden.model.operation import Operation, OperationState, StepName
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import BatchProgress, Operation, utc_now
+from streamwarden.model.status import BatchProgress, utc_now
 from streamwarden.operations.rescale_plan import current_width, plan_rescale
 from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.store.documents import JobDocuments, dump
@@ -30,9 +31,9 @@ _MORE_BATCHES = 50
 
 _DAY = timedelta(days=1)
 
-_FIRST_LOOK = "precheck"
+_FIRST_LOOK = StepName.PRECHECK
 
-_AWAY = frozenset({"stop", "switch"})
+_AWAY = frozenset({StepName.STOP, StepName.SWITCH})
 """Steps of a rescale during which the job is down."""
 
 _CANCELLED = "OPERATION_CANCELLED"
@@ -275,7 +276,8 @@ def _holds(
     failed = _failed_before(rescales, changes)
     if failed is not None:
         why = f": {failed.error.code}" if failed.error else ""
-        yield f"rescale {failed.id} to the same has {failed.state.replace('rolled', 'gone')}{why}"
+        how = "was rolled back" if failed.state == OperationState.ROLLED_BACK else "failed"
+        yield f"rescale {failed.id} to the same {how}{why}"
     if active is None and interrupted is None:
         try:
             plan_rescale(workspace, job, partitions=changes.get("partitions"), cores=changes.get("cores"))
@@ -297,11 +299,11 @@ def _was_felt(one: Operation) -> bool:
 def _failed_before(rescales: list[Operation], changes: Mapping[str, int]) -> Operation | None:
     """Return the failed rescale to the same target, unless a later one succeeded."""
     for one in rescales:
-        target = one.plan.get("to")
+        target = one.plan.to
         if one.state == "done":
             return None
         # Without a target it did not pass its precheck, which runs again anyway.
-        same = target and all(target.get(name) == value for name, value in changes.items())
+        same = target is not None and all(getattr(target, name) == value for name, value in changes.items())
         tried = one.error is None or one.error.code not in _SAYS_NOTHING
         if same and tried and one.state in ("failed", "rolled back"):
             return one

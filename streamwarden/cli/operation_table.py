@@ -9,7 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from streamwarden.model.status import Operation
+from streamwarden.model.operation import Operation
 from streamwarden.store.effective_spec import FIELDS
 
 __all__ = ["operation_table"]
@@ -29,33 +29,34 @@ def operation_table(found: list[Operation]) -> Table:
 
 def _rows(one: Operation) -> Iterator[tuple[str, str, str]]:
     yield "who", "", one.by
-    if one.plan.get("approved_by"):
-        yield "approved by", "", str(one.plan["approved_by"])
+    if one.plan.approved_by:
+        yield "approved by", "", one.plan.approved_by
     if one.params.get("reason"):
         yield "why", "", str(one.params["reason"])
     yield from ((name, "", detail) for name, detail in _what(one))
     for step in one.steps:
         yield step.name, _seconds(step.started_at, step.ended_at), step.detail
-    if one.plan.get("downtime_s") is not None:
-        yield "downtime", f"{one.plan['downtime_s']:.1f} s", "last commit before to first commit after"
+    if one.plan.downtime_s is not None:
+        yield "downtime", f"{one.plan.downtime_s:.1f} s", "last commit before to first commit after"
     if one.error is not None:
         yield "error", "", f"[{one.error.code}] {one.error.what}"
     yield "verdict", _seconds(one.started_at, one.ended_at), one.state
 
 
 def _what(one: Operation) -> Iterator[tuple[str, str]]:
-    was, to = one.plan.get("was"), one.plan.get("to")
+    was, to = one.plan.was, one.plan.to
     if was and to:
-        yield "from → to", ", ".join(f"{name} {was[name]} → {to[name]}" for name in FIELDS if was[name] != to[name])
+        numbers = [(name, getattr(was, name), getattr(to, name)) for name in FIELDS]
+        yield "from → to", ", ".join(f"{name} {old} → {new}" for name, old, new in numbers if old != new)
     else:
         # Refused, or of another kind.
         asked: dict[str, Any] = {name: one.params.get(name) for name in FIELDS}
         if any(asked.values()):
             yield "asked for", ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
-    if one.plan.get("savepoint"):
-        yield "savepoint", str(one.plan["savepoint"])
-    if one.plan.get("state_rows") is not None:
-        yield "state rows", f"{one.plan['state_rows']:,}"
+    if one.plan.savepoint:
+        yield "savepoint", one.plan.savepoint
+    if one.plan.state_rows is not None:
+        yield "state rows", f"{one.plan.state_rows:,}"
 
 
 def _seconds(began: datetime, ended: datetime | None) -> str:

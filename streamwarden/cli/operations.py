@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from streamwarden.cli.operation_table import operation_table
 from streamwarden.cli.terminal import JobArgument, JsonOption, ProfileOption, RootOption, out, print_json, reported, who
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import Operation
+from streamwarden.model.operation import Operation
 from streamwarden.runtime.operation_lock import abandon as end_by_hand
 from streamwarden.runtime.operation_lock import active_operation, operations_of
 from streamwarden.store.documents import JobDocuments, dump

@@ -20,7 +20,7 @@ from streamwarden.cli.terminal import (
     reported,
     who,
 )
-from streamwarden.operations.rescale import OnTimeout, Way, cancel
+from streamwarden.operations.rescale import OnTimeout, cancel, mode_of
 from streamwarden.operations.rescale import rescale as run_rescale
 from streamwarden.operations.rescale_plan import RescalePlan, plan_rescale
 from streamwarden.runtime.operation_lock import active_operation, interrupted_operation
@@ -46,9 +46,12 @@ def rescale(
     on_timeout: Annotated[
         str, typer.Option(help="For a job that only is not caught up in time: 'roll back' or 'hold'.")
     ] = "roll back",
-    way: Annotated[
-        str, typer.Option(help="'fast' prepares the state while the job runs on; 'plain' stops it first.")
-    ] = "fast",
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode", "--way", help="'online' prepares the state while the job runs; 'offline' stops the job first."
+        ),
+    ] = "online",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Look whether it can be done, and do nothing.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the rescale whose process died.")] = False,
     cancelled: Annotated[bool, typer.Option("--cancel", help="Ask the rescale that goes on to go back.")] = False,
@@ -66,8 +69,6 @@ def rescale(
     """Change a job's state partitions, cores or memory, keeping its state; go back if it does not become healthy."""
     if on_timeout not in get_args(OnTimeout):
         raise typer.BadParameter(f"{on_timeout!r} is not 'roll back' or 'hold'", param_hint="--on-timeout")
-    if way not in get_args(Way):
-        raise typer.BadParameter(f"{way!r} is not 'fast' or 'plain'", param_hint="--way")
     _refuse_together(
         {"--resume": resume, "--cancel": cancelled, "--dry-run": dry_run},
         {"--partitions": partitions, "--cores": cores, "--memory": memory},
@@ -84,14 +85,14 @@ def rescale(
         print_json(_described(planned)) if as_json else out.print(_plan_table(planned))
         return
     by, params = who(), {"partitions": partitions, "cores": cores, "memory": memory}
-    params |= {"on_timeout": on_timeout, "way": way, "reason": reason}
+    params |= {"on_timeout": on_timeout, "mode": mode_of(mode), "reason": reason}
     given: dict[str, float | None] = {"stop_timeout": stop_timeout, "health_timeout": health_timeout}
     timeouts: dict[str, float | None] = {"stop_timeout": _TIMEOUT_S, "health_timeout": None}
     if resume:
         # Whoever asked for it: it is known again by that, and by what was asked for.
         left = interrupted_operation(workspace, job, "rescale")
         by, params = left.by, left.params
-        timeouts |= {name: left.plan[name] for name in timeouts if name in left.plan}
+        timeouts |= {"stop_timeout": left.plan.stop_timeout, "health_timeout": left.plan.health_timeout}
     timeouts |= {name: value for name, value in given.items() if value is not None}
     with progress(hidden=as_json) as report:
         done = run_rescale(

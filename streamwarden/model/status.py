@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,7 +17,6 @@ from streamwarden.model.spec import JobSpec
 
 __all__ = [
     "BatchProgress",
-    "Cancel",
     "CheckpointRef",
     "Decided",
     "Decision",
@@ -32,7 +31,6 @@ __all__ = [
     "LandingState",
     "Launch",
     "Lease",
-    "Operation",
     "OperatorProgress",
     "OutputStart",
     "Parallelism",
@@ -44,7 +42,6 @@ __all__ = [
     "Restart",
     "RuleState",
     "SourceProgress",
-    "Step",
     "Supervision",
     "Totals",
     "Width",
@@ -360,43 +357,6 @@ class RequestResult(_Record):
     at: datetime
     outcome: Literal["done", "refused"]
     detail: str = ""
-
-
-class Step(_Record):
-    """One step of an operation. The performing process updates it."""
-
-    model_config = ConfigDict(frozen=False)
-
-    name: str
-    started_at: datetime
-    ended_at: datetime | None = None
-    detail: str = ""
-
-
-class Operation(_Record):
-    """A change of a job in several steps, such as a restore. A job has at most one at a time."""
-
-    id: str
-    kind: Literal["restore", "rollout", "rescale"]
-    job: str
-    by: str
-    params: dict[str, Any] = Field(description="What was asked for.")
-    plan: dict[str, Any] = Field(default_factory=dict, description="What another process needs to finish it.")
-    state: Literal["running", "done", "failed", "rolled back", "interrupted"] = "running"
-    started_at: datetime
-    ended_at: datetime | None = None
-    seen_at: datetime = Field(description="When whoever performs it was last heard of.")
-    process: ProcessRef | None = Field(description="Who performs it; None: whoever did has let go of it.")
-    steps: list[Step] = Field(default_factory=list)
-    error: ErrorInfo | None = None
-
-
-class Cancel(_Record):
-    """A request to roll an operation back."""
-
-    operation: str
-    by: str
-    at: datetime
 
 
 class RuleState(_Record):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ValidationError
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.operation import Cancel, Operation
 from streamwarden.model.savepoint import Manifest, Record
 from streamwarden.model.status import (
-    Cancel,
     CheckpointRef,
     Desired,
     Exit,
@@ -24,7 +24,6 @@ from streamwarden.model.status import (
     Heartbeat,
     Launch,
     Lease,
-    Operation,
     Parallelism,
     Progress,
     Request,

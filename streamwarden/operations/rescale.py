@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from typing import Any, Literal
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.operation import Cancel, InForce, Operation, Step, StepName
 from streamwarden.model.savepoint import Manifest, Origin
-from streamwarden.model.status import Cancel, CheckpointRef, ErrorInfo, Operation, Parallelism, Step, Width, utc_now
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import CheckpointRef, Parallelism, utc_now
 from streamwarden.operations.output_rollback import with_pending
 from streamwarden.operations.rescale_plan import RescalePlan, plan_rescale
 from streamwarden.operations.rescale_verify import ENOUGH, START, RescaleVerdict
 from streamwarden.operations.state_copy import StateCopy
-from streamwarden.operations.workflow import Interrupted, is_anothers, is_passing, named, stopped_since
 from streamwarden.runtime.operation_lock import begin
 from streamwarden.runtime.spare import Standby, standby
 from streamwarden.savepoints.compatibility import readers_of
@@ -26,13 +27,28 @@ from streamwarden.supervision import driver_control
 from streamwarden.supervision.backlog import pending
 from streamwarden.supervision.observe import Observation, Phase, observe
 
-__all__ = ["OnTimeout", "Way", "cancel", "rescale"]
+__all__ = ["Mode", "OnTimeout", "cancel", "mode_of", "rescale"]
 
 OnTimeout = Literal["roll back", "hold"]
 """The action for a job that is not healthy in time: roll back, or leave the job as it is for a person to inspect."""
 
-Way = Literal["fast", "plain"]
-"""How the state is repartitioned: ``fast`` online, while the job runs; ``plain`` offline, after its stop."""
+Mode = Literal["online", "offline"]
+"""When the state is repartitioned: ``online`` while the job runs, ``offline`` after its stop."""
+
+_MODES: dict[str, Mode] = {"online": "online", "offline": "offline", "fast": "online", "plain": "offline"}
+
+
+def mode_of(text: str) -> Mode:
+    """Return the mode that a text names; ``fast`` and ``plain`` are its names before version 0.2.
+
+    Raises
+    ------
+    StreamwardenError
+        ``RESCALE_INVALID``.
+    """
+    if text not in _MODES:
+        raise StreamwardenError("RESCALE_INVALID", f"mode {text!r} is neither online nor offline")
+    return _MODES[text]
 
 
 _HEALTH_S = 300.0
@@ -47,7 +63,7 @@ def rescale(
     cores: int | None = None,
     memory: str | None = None,
     on_timeout: OnTimeout = "roll back",
-    way: Way = "fast",
+    mode: Mode = "online",
     by: str,
     reason: str = "",
     approved_by: str = "",
@@ -79,11 +95,11 @@ def rescale(
         JVM heap, as ``resources.memory``; None keeps it.
     on_timeout
         For a job that runs without a failure but has not caught up in time. A failing job always rolls back.
-    way
-        ``fast`` (online) repartitions a copy of a savepoint while the job runs. The copy replays the job's batches, and
-        the job stops only then. ``plain`` (offline) stops the job first; so does ``fast`` if the copy cannot keep up,
-        and on a cluster. Both end with the same state. Both are the same for a job that does not run, or if the
-        number of partitions stays.
+    mode
+        ``online`` repartitions a copy of a savepoint while the job runs. The copy replays the job's batches, and the
+        job stops only then. ``offline`` stops the job first; so does ``online`` if the copy cannot keep up, and on a
+        cluster. Both end with the same state. Both are the same for a job that does not run, or if the number of
+        partitions stays.
     by, reason
         Actor and reason.
     approved_by
@@ -108,7 +124,7 @@ def rescale(
         ``OPERATION_CANCELLED``, ``RESCALE_UNHEALTHY``. Half way, to be resumed: ``S3_UNREACHABLE``, ``S3_THROTTLED``.
     """
     params: dict[str, Any] = {"partitions": partitions, "cores": cores, "memory": memory, "on_timeout": on_timeout}
-    params |= {"way": way, "reason": reason}
+    params |= {"mode": mode, "reason": reason}
     with begin(workspace, job, "rescale", by=by, params=params) as handle:
         if health_timeout is None:
             health_timeout = _time_for_health(workspace, job)
@@ -157,53 +173,36 @@ def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
 
 
 class _Rescale(RescaleVerdict):
-    def run(self) -> Operation:
-        failure = self._plan.get("failure")
-        if failure is not None:
-            self._roll_back(ErrorInfo.model_validate(failure).to_exception())
-        if self._switched():
-            overtaken = self._overtaken()
-            if overtaken is not None:
-                self._roll_back(overtaken)
-            self._put_in_force()
-            return self._start_and_judge()
-        try:
-            # Cancels and stops are checked before the preconditions.
-            self._heed()
-            self._heed_stop()
-            self._finish_stop()
-            self._await_started()
-            planned = self._precheck()
-        except Exception as error:
-            self._go_on(error)
-            raise
+    _planned: RescalePlan
+
+    def _precheck(self) -> None:
+        # Cancels and stops are checked before the preconditions.
+        self._heed()
+        stopped = self._stopped_meanwhile()
+        if stopped is not None:
+            raise stopped
+        self._finish_stop()
+        self._await_started()
+        with self.handle.step(StepName.PRECHECK) as step:
+            planned = plan_rescale(self._workspace, self._job, operation=self.handle.id, **self._target())
+            approved = self._plan.approved or planned.words
+            if planned.words != approved:
+                what = f"{self._job}: {planned.words}, and {approved} was approved"
+                raise StreamwardenError("RESCALE_NOT_AS_APPROVED", what)
+            seen = observe(self._workspace, self._job)
+            self._note(seen, planned)
+            step.detail = planned.words
+            offline = self._offline_because(seen) if planned.repartitions else ""
+            self.handle.plan(offline=offline)
+            if offline:
+                step.detail += f"; offline: {offline}"
+            self._planned = planned
+
+    def _spare(self) -> AbstractContextManager[Standby | None]:
         # The standby's JVM starts while the job still runs, works on the state, and finally runs the job.
         # An online rescale works on state while the job runs, and needs no rehearsal of that work.
-        state = planned.repartitions and self._way == "plain"
-        with standby(self._workspace, widened(self._desired_before.spec, planned.to), state=state) as spare:
-            self._prepare_and_switch(planned, spare)
-            return self._start_and_judge(spare)
-
-    def _overtaken(self) -> StreamwardenError | None:
-        """Return the reason why a resumed rescale must roll back instead of continuing, or None."""
-        stopped, current = stopped_since(self._documents), self._documents.checkpoint.read()
-        assert current is not None
-        after = self._plan.get("after")
-        if stopped is not None or not after or current.generation == after["generation"]:
-            return stopped
-        # The switch's last write is missing: a supervisor may have restarted the job on the old checkpoint.
-        stands = CheckpointReader(self._workspace.storage, current.path).last_offset()
-        if stands == self._plan.get("stands") and not observe(self._workspace, self._job).phase.alive:
-            return None
-        what = f"{self._job}: the rescale was killed in the midst of its switch, and the job has run on since"
-        return StreamwardenError("OPERATION_INTERRUPTED", what)
-
-    def _heed_stop(self) -> None:
-        """Raise if the job was stopped since a killed try observed it: to continue would start it."""
-        if self._plan.get("desired") is not None and self._desired_before.state == "running":
-            error = stopped_since(self._documents)
-            if error is not None:
-                raise error
+        state = self._planned.repartitions and self._mode == "offline"
+        return standby(self._workspace, widened(self._spec_now(), self._planned.to), state=state)
 
     def _await_started(self) -> None:
         """Wait for a driver that a supervisor just started after a killed try's stop: it must not count as failed."""
@@ -219,66 +218,40 @@ class _Rescale(RescaleVerdict):
 
     def _finish_stop(self) -> None:
         """Wait for the end of a stop that a killed try requested: a stopping job would count as unhealthy."""
-        if self._stopping and self._is_stopping(observe(self._workspace, self._job)):
-            with self.handle.step("stop") as step:
+        if self._plan.stopping and self._is_stopping(observe(self._workspace, self._job)):
+            with self.handle.step(StepName.STOP) as step:
                 self._stop_driver(step)
 
-    def _is_stopping(self, seen: Observation) -> bool:
-        """Return whether the driver is stopping, or has an open stop request."""
-        if not seen.phase.alive or seen.incarnation is None:
-            return False
-        return seen.phase is Phase.STOPPING or any(
-            one.kind == "stop" for one in self._documents.open_requests(seen.incarnation)
-        )
-
-    def _precheck(self) -> RescalePlan:
-        with self.handle.step("precheck") as step:
-            planned = plan_rescale(self._workspace, self._job, operation=self.handle.id, **self._target())
-            approved = self._plan.get("approved", planned.words)
-            if planned.words != approved:
-                what = f"{self._job}: {planned.words}, and {approved} was approved"
-                raise StreamwardenError("RESCALE_NOT_AS_APPROVED", what)
-            seen = observe(self._workspace, self._job)
-            self._keep_way_back(seen, planned)
-            step.detail = planned.words
-            plain = self._plain_because() if planned.repartitions else ""
-            self.handle.plan(plain=plain)
-            if plain:
-                step.detail += f"; the plain way: {plain}"
-            return planned
-
-    def _prepare_and_switch(self, planned: RescalePlan, spare: Standby) -> None:
+    def _prepare_and_switch(self, spare: Standby | None) -> None:
+        assert spare is not None
+        planned = self._planned
         self._runs_on = observe(self._workspace, self._job).phase.alive
-        try:
-            with self._step("start Spark"):
-                spare.await_ready(self._heed)
-            copy = None
-            if planned.repartitions and self._way == "fast" and observe(self._workspace, self._job).phase.alive:
-                copy = self._prepare_ahead(planned, spare)
-            if copy is None:
-                self._stop(between=planned.repartitions)
-                if planned.repartitions:
-                    copy = self._copy(planned, spare, self._save())
-                else:
-                    self._save_if_any()
-            self._switch(planned, copy)
-        except BaseException as error:
-            # Also on Ctrl-C: the job may be stopped already.
-            self._go_on(error)
-            raise
+        with self._step(StepName.START_SPARK):
+            spare.await_ready(self._heed)
+        copy = None
+        if planned.repartitions and self._mode == "online" and observe(self._workspace, self._job).phase.alive:
+            copy = self._prepare_ahead(planned, spare)
+        if copy is None:
+            self._stop(between=planned.repartitions)
+            if planned.repartitions:
+                copy = self._copy(planned, spare, self._save())
+            else:
+                self._save_if_any()
+        self._switch(planned, copy)
 
-    def _plain_because(self) -> str:
-        """Return why the job is stopped first although ``fast`` was requested; empty if it is not stopped first."""
-        # Reads the requested way, not the way of an earlier try: otherwise the next try would drop the reason.
-        if self._asked_way != "fast":
+    def _offline_because(self, seen: Observation) -> str:
+        """Return why the job is stopped first although ``online`` was requested; empty if it is not stopped first."""
+        # Reads the requested mode, not the mode of an earlier try: otherwise the next try would drop the reason.
+        if self._asked_mode != "online":
             return ""
         if self._workspace.profile.on_cluster:
             # The standby driver is a separate application; without a slot, its first digest waits for an hour.
             return "on a cluster its Spark may get no slots before the job has given back its own"
-        bound = self._bound_tables()
+        assert seen.desired is not None
+        bound = self._bound_tables(seen.desired.spec)
         return f"{', '.join(bound)} can't be put back, should a replayed copy differ" if bound else ""
 
-    def _bound_tables(self) -> list[str]:
+    def _bound_tables(self, spec: JobSpec) -> list[str]:
         """Return the tables that could not be put back.
 
         These are tables with reading jobs, if they get appended rows or would be rewound; and append tables that a
@@ -287,7 +260,7 @@ class _Rescale(RescaleVerdict):
         The replayed state is proved only after the job has committed a batch on it, so a rollback from there must be
         possible.
         """
-        sinks = self._desired_before.spec.sinks
+        sinks = spec.sinks
         read = readers_of(
             self._workspace, [one.table for one in sinks if one.mode == "append" or one.rewinds], but=self._job
         )
@@ -297,26 +270,24 @@ class _Rescale(RescaleVerdict):
     def _target(self) -> dict[str, Any]:
         return {name: self.handle.operation.params[name] for name in ("partitions", "cores", "memory")}
 
-    def _keep_way_back(self, seen: Observation, planned: RescalePlan) -> None:
-        # Records all values that a rollback needs, before any change.
-        assert seen.desired is not None
-        before, parallelism = self._documents.checkpoint.read(), self._documents.parallelism.read()
-        assert before is not None
+    def _note(self, seen: Observation, planned: RescalePlan) -> None:
+        """Record what the verdict and a rollback compare with, before any change; forget a killed try's values."""
         last = seen.progress.last if seen.progress else None
+        self._note_beginning(seen)
         self.handle.plan(
-            desired=seen.desired.model_dump(mode="json"),
-            before=before.model_dump(mode="json"),
-            parallelism=parallelism.model_dump(mode="json") if parallelism else None,
-            was=planned.was.model_dump(mode="json"),
-            over=planned.written.model_dump(mode="json"),
-            to=planned.to.model_dump(mode="json"),
+            was=planned.was,
+            over=planned.written,
+            to=planned.to,
             critical=[one.rule for one in self._findings(seen)],
-            backlog=self._plan.get("backlog", pending(last)),
-            # Clears a killed try's values: of its copy, which this try does not use, and of its switch, never reached.
+            backlog=pending(last) if self._plan.backlog is None else self._plan.backlog,
             proof=None,
-            width=None,
             back_base=None,
         )
+
+    def _spec_now(self) -> JobSpec:
+        desired = self._documents.desired.read()
+        assert desired is not None
+        return desired.spec
 
     def _prepare_ahead(self, planned: RescalePlan, spare: Standby) -> StateCopy | None:
         """Repartition a copy while the job runs, let the copy follow the job, and only then stop the job.
@@ -327,7 +298,7 @@ class _Rescale(RescaleVerdict):
         if made is None:
             return None
         copy = self._copy(planned, spare, made)
-        with self._step("follow") as step:
+        with self._step(StepName.FOLLOW) as step:
             first = copy.batch
             pays = copy.follow()
             step.detail = f"batches {first + 1} to {copy.batch}, {copy.behind} behind"
@@ -335,9 +306,9 @@ class _Rescale(RescaleVerdict):
                 step.detail += ": the job is faster than its copy, and is stopped first"
                 return None
         self._stop(between=True)
-        with self._step("follow to the end") as step:
+        with self._step(StepName.FOLLOW_TO_END) as step:
             first = copy.batch
-            ahead = copy.follow_to_end(self._desired_before.spec.trigger.interval.total_seconds())
+            ahead = copy.follow_to_end(self._spec_now().trigger.interval.total_seconds())
             step.detail = f"batches {first + 1} to {copy.batch}{', by the new query' if ahead else ''}"
         proof = copy.proof()
         self.handle.plan(proof={name: asdict(state) for name, state in proof.items()} if proof else None)
@@ -346,8 +317,7 @@ class _Rescale(RescaleVerdict):
     def _stop(self, *, between: bool) -> None:
         # From here on the driver's end is expected.
         self._runs_on = False
-        self.handle.plan(stopping=True)
-        with self._step("stop") as step:
+        with self._step(StepName.STOP) as step:
             # The rest of the work on the state is done while the driver ends Spark.
             self._stop_driver(step, query_only=True)
             # Recorded now for a rollback before the driver has ended.
@@ -355,16 +325,17 @@ class _Rescale(RescaleVerdict):
             if between:
                 self._check_between()
 
-    def _await_stop(self) -> None:
-        """Wait until the driver and its lease have ended, and record where it stopped: all is written by then."""
-        self._note_stop(driver_control.await_stop(self._workspace, self._job, self._stop_timeout))
+    def _await_stop(self) -> Observation:
+        seen = super()._await_stop()
+        self._note_stop(seen)
+        return seen
 
     def _note_stop(self, seen: Observation) -> None:
         last = seen.progress.last if seen.progress else None
         idle_at = seen.heartbeat.idle_at if seen.heartbeat else None
         # The downtime of an idle job begins with its stop.
         at = max((one for one in (last.at if last else None, idle_at) if one is not None), default=None)
-        self.handle.plan(stopped_at=at.isoformat() if at else None, backlog=pending(last))
+        self.handle.plan(stopped_at=at, backlog=pending(last))
 
     def _check_between(self) -> None:
         """Refuse a new generation if the driver died during a batch.
@@ -381,12 +352,12 @@ class _Rescale(RescaleVerdict):
             raise StreamwardenError("RESCALE_NOT_HEALTHY", what, remedy=remedy)
 
     def _save(self) -> Manifest:
-        with self._step("pre-rescale savepoint") as step:
+        with self._step(StepName.PRE_RESCALE_SAVEPOINT) as step:
             return self._saved(step)
 
     def _save_hot(self) -> Manifest | None:
         """Take a savepoint of the running job; None if Spark removes files faster than they are copied."""
-        with self._step("pre-rescale savepoint") as step:
+        with self._step(StepName.PRE_RESCALE_SAVEPOINT) as step:
             try:
                 return self._saved(step)
             except StreamwardenError as error:
@@ -426,7 +397,7 @@ class _Rescale(RescaleVerdict):
             say=self._say,
             report=self._report,
         )
-        if self._plan.get("state_rows") is None:
+        if self._plan.state_rows is None:
             # The driver ended before it reported its last batch.
             self.handle.plan(state_rows=copy.rows)
         return copy
@@ -442,126 +413,46 @@ class _Rescale(RescaleVerdict):
             raise StreamwardenError("RESCALE_NOT_HEALTHY", what, remedy="Rescale it again.")
 
     def _switch(self, planned: RescalePlan, copy: StateCopy | None) -> None:
-        with self._step("switch") as step:
+        with self._step(StepName.SWITCH) as step:
             self._await_stop()
             self._heed()
             if copy is not None:
                 self._check_copy(copy)
-            reference = copy.reference if copy is not None else None
-            before = self._desired_before
-            spec = widened(before.spec, planned.to)
-            current = self._documents.checkpoint.read()
-            assert current is not None
-            base = (
-                reference.base_batch
-                if reference is not None
-                else CheckpointReader(self._workspace.storage, current.path).last_commit()
-            )
-            after = None
-            if reference is not None:
+            desired, current = self._documents.desired.read(), self._documents.checkpoint.read()
+            assert desired is not None and current is not None and self._plan.over is not None
+            checkpoint = None
+            if copy is not None:
                 # Tables that the old checkpoint's driver never put back become the new checkpoint's to put back.
-                outputs = with_pending(reference.outputs, current)
-                after = reference.model_copy(update={"partitions": planned.to.partitions, "outputs": outputs})
-            # `over` is the YAML's width at the precheck: a later edit of the YAML takes precedence.
-            width = Parallelism(now=planned.to, over=Width.model_validate(self._plan["over"]), by=self._by)
-            self.handle.plan(
-                width=width.model_dump(mode="json"),
-                base=base,
-                generation=(after or current).generation,
-                after=after.model_dump(mode="json") if after else None,
-                stands=CheckpointReader(self._workspace.storage, current.path).last_offset(),
+                outputs = with_pending(copy.reference.outputs, current)
+                # Records its number of partitions, which overrides the spec's.
+                update = {"partitions": planned.to.partitions, "outputs": outputs}
+                checkpoint = copy.reference.model_copy(update=update)
+            spec = widened(desired.spec, planned.to)
+            self._switch_to(
+                InForce(
+                    checkpoint=checkpoint,
+                    desired=self._wanted(spec, note=planned.words, went_back=desired.went_back),
+                    # `over` is the YAML's width at the precheck: a later edit of the YAML takes precedence.
+                    parallelism=Parallelism(now=planned.to, over=self._plan.over, by=self._by),
+                )
             )
-            if after is not None:
-                # Records the checkpoint's number of partitions, which overrides the spec's. So number and state fit,
-                # whichever of the following writes is the last before a crash.
-                was = current.model_copy(update={"partitions": planned.was.partitions})
-                self._decide(self._documents.checkpoint, was)
-            driver_control.forgive(self._workspace, self._job, why=planned.words)
-            self._decide(
-                self._documents.desired,
-                before.model_copy(
-                    update={
-                        "state": "running",
-                        "spec": spec,
-                        "digest": spec.digest(),
-                        "updated_at": utc_now(),
-                        "updated_by": self._by,
-                        "note": self._reason or planned.words,
-                        "operation": self.handle.id,
-                    }
-                ),
-            )
-            self._put_in_force()
             step.detail = planned.words
 
-    def _put_in_force(self) -> None:
-        # After the desired state: if the switch was cut off before that, it must not affect a deploy.
-        self._decide(self._documents.parallelism, Parallelism.model_validate(self._plan["width"]))
-        if not self._plan.get("after"):
-            return
-        after, current = CheckpointRef.model_validate(self._plan["after"]), self._documents.checkpoint.read()
-        if current is None or current.generation != after.generation:
-            if current is not None:
-                self._count_on(current.generation, after.generation)
-            self._decide(self._documents.checkpoint, after)
-
-    def _count_on(self, old: int, new: int) -> None:
-        """Start a generation with the totals of the previous generation: no input is read again."""
-        totals = self._documents.totals(old).read()
+    def _before_generation(self, checkpoint: CheckpointRef) -> None:
+        """Start the generation with the totals of the previous generation: no input is read again."""
+        current = self._documents.checkpoint.read()
+        assert current is not None
+        totals = self._documents.totals(current.generation).read()
         if totals is not None:
             # Overwrites the totals of an abandoned try: its generation was never in force, and its totals are older.
-            self._documents.totals(new).write(totals.model_copy(update={"generation": new}))
-
-    def _go_on(self, error: BaseException) -> None:
-        """Start the job as it was, after a failure before the switch; roll back, after a failure during the switch."""
-        if (self._half_way and is_passing(error)) or is_anothers(error):
-            # Another process performs the operation now, or will resume it.
-            return
-        # Read only if a switch is possible: a store outage here must not hide the original failure.
-        if self._half_way and self._switched():
-            if isinstance(error, Exception) and not isinstance(error, Interrupted):
-                # The switch is done in part, or in full with a lost answer.
-                self._roll_back(named(error))
-            # This process is ended from outside, and will be killed in seconds: a repeated call resumes the rescale.
-            return
-        # Failures from here on must not hide the original failure.
-        with self._noted("is not started again"):
-            self._start_before(error)
-        with self._noted("keeps its savepoint in use"):
-            self._release()
-
-    def _start_before(self, error: BaseException) -> None:
-        """Start the job again, if it was asked to stop, and wait until it is healthy."""
-        seen = observe(self._workspace, self._job)
-        # Reads the current desired state: this rescale has not changed it, but others may have since the stop request.
-        wanted = seen.desired is not None and seen.desired.state == "running"
-        if not (self._stopping and wanted) or (seen.phase.alive and not self._is_stopping(seen)):
-            return
-        # A process that is ended from outside will be killed in seconds.
-        waits = isinstance(error, Exception) and not isinstance(error, Interrupted)
-        with self.handle.step("start again") as step:
-            try:
-                # Waits for the stop first: a driver launched earlier finds the lease held, and gives up.
-                self._await_stop()
-            except StreamwardenError as late:
-                if is_anothers(late):
-                    raise
-                waits = False
-            self._mark_way_back()
-            reason = "its rescale failed before the switch"
-            step.detail = driver_control.start(self._workspace, self._job, by=self._by, reason=reason)
-        if waits:
-            self._await_health_of_before()
+            generation = checkpoint.generation
+            self._documents.totals(generation).write(totals.model_copy(update={"generation": generation}))
 
     @property
-    def _stopping(self) -> bool:
-        """Whether the driver was asked to stop: from then on the job is started again after any failure."""
-        return bool(self._plan.get("stopping"))
+    def _mode(self) -> Mode:
+        return "offline" if self._plan.offline else self._asked_mode
 
     @property
-    def _way(self) -> str:
-        return "plain" if self._plan.get("plain") else self._asked_way
-
-    @property
-    def _asked_way(self) -> str:
-        return str(self.handle.operation.params.get("way", "plain"))
+    def _asked_mode(self) -> Mode:
+        params = self.handle.operation.params
+        return mode_of(str(params.get("mode") or params.get("way") or "offline"))

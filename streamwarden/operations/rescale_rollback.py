@@ -5,17 +5,13 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import NoReturn
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.formats.checkpoint import CheckpointReader
-from streamwarden.model.status import CheckpointRef, Desired, ErrorInfo, Parallelism, Step, Width, utc_now
+from streamwarden.model.operation import InForce, Step, StepName
 from streamwarden.operations.output_rollback import outputs_before
 from streamwarden.operations.workflow import JobOperation
-from streamwarden.runtime.operation_lock import is_half_way
-from streamwarden.store.effective_spec import as_before, widened, width_of
+from streamwarden.store.effective_spec import widened
 from streamwarden.supervision import driver_control
-from streamwarden.supervision.act import record_decision
 from streamwarden.supervision.observe import START_TIMEOUT, Observation, Phase, observe
 
 __all__ = ["RescaleBack"]
@@ -30,131 +26,78 @@ _REPORT_S = 2.0
 class RescaleBack(JobOperation):
     """A rescale that can roll back from any step: its recorded plan has all values for that."""
 
+    unhealthy = "RESCALE_UNHEALTHY"
     _runs_on = False
     _looked = 0.0
 
-    def _roll_back(self, error: StreamwardenError) -> NoReturn:
-        """Restore the old checkpoint and width, and raise.
-
-        Raises
-        ------
-        StreamwardenError
-            ``RESCALE_UNHEALTHY``, always.
-        """
-        # Recorded first: after a crash, the next try must continue the rollback, and not try the new width again.
-        self.handle.plan(failure=ErrorInfo.of(error).model_dump(mode="json"))
-        with self.handle.step("roll back") as step:
-            if self._switched():
-                driver_control.end_driver(
-                    self._workspace, self._job, by=self._by, reason=f"rescale failed: {error.code}"
-                )
-                self.handle.plan(way=self._put_back(error))
-            way = self._plan.get("way", "")
-            desired = self._documents.desired.read()
-            to_run = desired is not None and desired.state == "running"
-            if self._plan.get("back_base") is None:
-                # A killed try may have started the job after its rollback.
-                self._mark_way_back()
-            step.detail = f"{way}: {self._start_again()}" if to_run else f"{way}; suspended"
-        if to_run:
-            self._await_health_of_before()
-        self._release()
-        record_decision(self._workspace, self._job, "roll back", f"{error.code}: {error.what}")
-        self.handle.end("rolled back", error)
-        raise StreamwardenError(
-            "RESCALE_UNHEALTHY", f"{self._job}: {error.code}: {error.what}\n  Back: {self._plan.get('way', '')}"
-        ) from error
-
-    def _put_back(self, error: StreamwardenError) -> str:
-        """Put the old checkpoint and width in force; return a description. Can be repeated."""
-        reference = self._documents.checkpoint.read()
-        before = CheckpointRef.model_validate(self._plan["before"])
-        assert reference is not None
-        note = f"its rescale failed: {error.code}"
-        if reference.generation == before.generation:
+    def _undo(self, error: StreamwardenError) -> str:
+        reference, before = self._documents.checkpoint.read(), self._before
+        assert reference is not None and before.checkpoint is not None and before.desired is not None
+        if reference.generation == before.checkpoint.generation:
             # Only cores or memory were changed, which do not affect results; or a killed try restored the checkpoint.
-            self._put_documents_back(note=note)
-            if self._plan.get("after"):
-                return f"{before.path}, generation {before.generation}"
-            return "the job goes on where it is, as wide as before"
+            self._write_back(None, error=error, before=before)
+            if self._after.checkpoint is not None:
+                return f"{before.checkpoint.path}, generation {before.checkpoint.generation}"
+            return "the job continues where it is, with its earlier parallelism"
         # A generation puts its tables back before its first batch, and then removes them from the list. While the list
         # has a table, the generation has written nothing, and the table must still be put back.
         outputs = reference.outputs
         stuck: list[str] = []
         if not outputs:
-            sinks = self._desired_before.spec.sinks
             outputs, stuck = outputs_before(
-                self._workspace, self._job, sinks, generation=reference.generation, base=reference.base_batch
+                self._workspace,
+                self._job,
+                before.desired.spec.sinks,
+                generation=reference.generation,
+                base=reference.base_batch,
             )
         if stuck:
             # If these tables were put back, their readers would break; if they were left, replayed rows would be twice
             # in them. The state is the same in either number of partitions, so the new checkpoint stays.
-            was = Width.model_validate(self._plan["was"])
-            width = was.model_copy(update={"partitions": self._plan["to"]["partitions"]})
-            # `over` is the YAML's width at the switch. Not read again: an error in the YAML must not block a rollback.
-            decided = Parallelism.model_validate(self._plan["width"]).model_copy(update={"now": width})
-            self._decide(self._documents.parallelism, decided)
-            self._decide(self._documents.desired, self._desired_back(width, note=note))
+            self._write_back(None, error=error, before=self._with_new_partitions())
             return (
                 f"{', '.join(stuck)} can't be put back under readers, so the new number of partitions stays;"
                 " cores and memory are as before"
             )
-        self._decide(
-            self._documents.checkpoint,
-            # Keeps its own generation: its last batch in flight was written under this id.
-            # Records its number of partitions, as at the switch: a driver may start before the spec is put back.
-            before.model_copy(
-                update={
-                    "highest": reference.highest,
-                    "outputs": outputs,
-                    "fenced": False,
-                    "partitions": self._plan["was"]["partitions"],
-                }
-            ),
-        )
-        self._put_documents_back(note=note)
+        assert self._plan.was is not None
+        # Keeps its own generation: its last batch in flight was written under this id.
+        # Records its number of partitions, as at the switch: a driver may start before the spec is put back.
+        update = {
+            "highest": reference.highest,
+            "outputs": outputs,
+            "fenced": False,
+            "partitions": self._plan.was.partitions,
+        }
+        self._write_back(before.checkpoint.model_copy(update=update), error=error, before=before)
         tables = f", {', '.join(one.table for one in outputs)} put back" if outputs else ""
-        return f"{before.path}, generation {before.generation}{tables}"
+        return f"{before.checkpoint.path}, generation {before.checkpoint.generation}{tables}"
 
-    def _put_documents_back(self, *, note: str) -> None:
-        width = as_before(self._workspace, self._job, self._plan.get("parallelism"), by=self._by)
-        if width is not None:
-            self._decide(self._documents.parallelism, width)
-        self._decide(self._documents.desired, self._desired_back(width_of(self._desired_before.spec), note=note))
-
-    def _desired_back(self, width: Width, *, note: str) -> Desired:
-        """Return the desired state without this rescale: the old width, and all other values as they are now.
-
-        After a try was killed, a person may have stopped the job or deployed another spec.
-        """
-        before, found = self._desired_before, self._documents.desired.read()
-        assert found is not None
-        spec = widened(found.spec, width)
-        to_run = found.state == before.state == "running"
-        return found.model_copy(
-            update={
-                "state": "running" if to_run else "suspended",
-                "spec": spec,
-                "digest": spec.digest(),
-                "operation": before.operation,
-                "updated_at": utc_now(),
-                "updated_by": before.updated_by if found.updated_by == self._by else found.updated_by,
-                "note": note,
-            }
+    def _with_new_partitions(self) -> InForce:
+        """Return what was in force before, but with the new number of partitions."""
+        before, after, was, to = self._before, self._after, self._plan.was, self._plan.to
+        assert before.desired is not None and after.parallelism is not None and was is not None and to is not None
+        width = was.model_copy(update={"partitions": to.partitions})
+        spec = widened(before.desired.spec, width)
+        return InForce(
+            desired=before.desired.model_copy(update={"spec": spec, "digest": spec.digest()}),
+            # `over` is the YAML's width at the switch. Not read again: an error in the YAML must not block a rollback.
+            parallelism=after.parallelism.model_copy(update={"now": width}),
         )
 
-    def _mark_way_back(self) -> None:
+    def _before_start_again(self, *, rolled_back: bool) -> None:
         """Record the last batch of the old checkpoint before its driver starts: the next batch proves the start."""
+        if rolled_back and self._plan.back_base is not None:
+            # A killed try may have started the job after its rollback.
+            return
         reference = self._documents.checkpoint.read()
         assert reference is not None
-        back_base = CheckpointReader(self._workspace.storage, reference.path).last_commit()
         # Resets the downtime: a first batch on the discarded checkpoint did not end it.
-        self.handle.plan(back_base=back_base, downtime_s=None)
+        self.handle.plan(back_base=self._reader(reference).last_commit(), downtime_s=None)
 
-    def _await_health_of_before(self) -> None:
-        reference, base = self._documents.checkpoint.read(), self._plan["back_base"]
+    def _after_start_again(self) -> None:
+        reference, base = self._documents.checkpoint.read(), self._plan.back_base
         assert reference is not None
-        with self.handle.step("wait for health after the way back") as step:
+        with self.handle.step(StepName.VERIFY_ROLLBACK) as step:
             try:
                 step.detail = driver_control.await_health(
                     self._workspace,
@@ -176,16 +119,6 @@ class RescaleBack(JobOperation):
                 # No further rollback is possible; the supervisor continues from here.
                 step.detail = f"not healthy either: {error.code}: {error.what}"
 
-    # -- shared ------------------------------------------------------------------------------------------------------
-
-    def _switched(self) -> bool:
-        desired = self._documents.desired.read()
-        return desired is not None and desired.operation == self.handle.id
-
-    @property
-    def _half_way(self) -> bool:
-        return is_half_way(self.handle.operation)
-
     def _note_downtime(self, seen: Observation, base: int | None) -> bool:
         """Record the downtime: from the job's last batch, or its stop, to the first batch after it.
 
@@ -201,13 +134,13 @@ class RescaleBack(JobOperation):
         bool
             Whether the downtime is settled.
         """
-        if self._desired_before.state != "running":
+        if not self._plan.was_running:
             # The job was not meant to run: no downtime counts.
             return True
-        stopped, back = self._plan.get("stopped_at"), self._back_at(seen, base)
+        stopped, back = self._plan.stopped_at, self._back_at(seen, base)
         if back is None:
             return False
-        took = (back - datetime.fromisoformat(stopped)).total_seconds() if stopped is not None else -1.0
+        took = (back - stopped).total_seconds() if stopped is not None else -1.0
         # A batch that was planned before the stop and retried after it proves nothing.
         if took >= 0:
             self.handle.plan(downtime_s=round(took, 2))
@@ -228,7 +161,7 @@ class RescaleBack(JobOperation):
         if heartbeat.idle_at is None and (not recent or recent[-1].batch < first):
             # The report comes a moment after the commit.
             return None
-        reader = CheckpointReader(self._workspace.storage, reference.path)
+        reader = self._reader(reference)
         if reader.is_committed(first):
             # Its report is gone already, or was another driver's: the checkpoint has the batch's planning time.
             offsets = reader.offsets(first)
@@ -237,7 +170,7 @@ class RescaleBack(JobOperation):
         waits = not self.handle.resumed and reader.last_commit() == base
         return heartbeat.idle_at if waits else None
 
-    def _step(self, name: str) -> AbstractContextManager[Step]:
+    def _step(self, name: StepName) -> AbstractContextManager[Step]:
         self._heed()
         return self.handle.step(name)
 
@@ -262,7 +195,3 @@ class RescaleBack(JobOperation):
         if silent or seen.phase in (Phase.DEAD, Phase.FAILED, Phase.STOPPED):
             what = f"{self._job}: its driver ended meanwhile: {seen.reason}"
             raise StreamwardenError("RESCALE_NOT_HEALTHY", what)
-
-    @property
-    def _desired_before(self) -> Desired:
-        return Desired.model_validate(self._plan["desired"])

@@ -8,10 +8,10 @@ from typing import Any
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
-from streamwarden.model.status import Operation, Supervision
+from streamwarden.model.operation import Step, StepName
+from streamwarden.model.status import Supervision
 from streamwarden.operations.rescale_rollback import RescaleBack
 from streamwarden.operations.state_copy import differing
-from streamwarden.operations.workflow import Interrupted, is_passing, named
 from streamwarden.runtime.spare import Standby
 from streamwarden.runtime.state_reader import StateAt, read_state
 from streamwarden.supervision import driver_control
@@ -31,52 +31,38 @@ The value is 3. Most health rules judge three batches, and a problem with a widt
 
 _UNREAD = "RESCALE_FAILED"
 
-START = "start"
+START = StepName.START
 """From this step on, a rescale cannot be cancelled: there may be batches that the old driver did not write."""
 
 
 class RescaleVerdict(RescaleBack):
     """A rescale whose checkpoint and width are in force."""
 
-    def _start_and_judge(self, spare: Standby | None = None) -> Operation:
-        begun = any(step.name == START for step in self.handle.operation.steps)
-        try:
-            with self.handle.step(START) as step:
-                if not begun:
-                    # Checks for a cancel during the switch. From here on a cancel is refused.
-                    self._heed()
-                seen = observe(self._workspace, self._job)
-                if seen.phase.alive:
-                    step.detail = f"{seen.incarnation} runs already"
-                else:
-                    step.detail = driver_control.start(
-                        self._workspace, self._job, by=self._by, reason=self._reason or "rescale", spare=spare
-                    )
-            deadline = time.monotonic() + self._health_timeout
-            with self.handle.step("first batch") as step:
-                step.detail = self._await_first_batch()
-                # Recorded while the progress still holds the first batch: the catch-up may take hours. A killed try may
-                # have recorded it already.
-                if self._plan.get("downtime_s") is None:
-                    self._note_downtime(observe(self._workspace, self._job), self._plan["base"])
-            deadline += self._prove_replayed()
-            with self.handle.step("catch up") as step:
-                step.detail = self._await_caught_up(deadline)
-        except Exception as error:
-            if is_passing(error) or isinstance(error, Interrupted):
-                # The error says nothing about the job: the process that resumes the rescale judges.
-                raise
-            self._roll_back(named(error))
-        self._release()
-        return self.handle.end("done")
+    def _start(self, step: Step, spare: Standby | None) -> None:
+        if sum(one.name == START for one in self.handle.operation.steps) == 1:
+            # Checks for a cancel during the switch. This step is recorded: from here on a cancel is refused.
+            self._heed()
+        super()._start(step, spare)
+
+    def _verify(self) -> None:
+        deadline = time.monotonic() + self._health_timeout
+        with self.handle.step(StepName.FIRST_BATCH) as step:
+            step.detail = self._await_first_batch()
+            # Recorded while the progress still holds the first batch: the catch-up may take hours. A killed try may
+            # have recorded it already.
+            if self._plan.downtime_s is None:
+                self._note_downtime(observe(self._workspace, self._job), self._plan.base)
+        deadline += self._prove_replayed()
+        with self.handle.step(StepName.CATCH_UP) as step:
+            step.detail = self._await_caught_up(deadline)
 
     def _await_first_batch(self) -> str:
         try:
             return driver_control.await_health(
                 self._workspace,
                 self._job,
-                generation=self._plan["generation"],
-                base=self._plan["base"],
+                generation=self._plan.generation,
+                base=self._plan.base,
                 timeout=self._health_timeout,
                 say=self._say,
             )
@@ -109,15 +95,15 @@ class RescaleVerdict(RescaleBack):
             ``RESCALE_STATE_DIFFERS``; ``RESCALE_FAILED`` if existing states cannot be read, twice; the driver's own
             error if it ends; ``S3_UNREACHABLE`` or ``S3_THROTTLED``.
         """
-        if not self._plan.get("proof"):
+        if not self._plan.proof:
             return 0.0
         started = time.monotonic()
 
         def heed() -> None:
             self._see_it_live(time.monotonic() + self._health_timeout)
 
-        with self.handle.step("digest at the stop") as step:
-            asked = {name: StateAt(**state) for name, state in self._plan["proof"].items()}
+        with self.handle.step(StepName.DIGEST_AT_STOP) as step:
+            asked = {name: StateAt(**state) for name, state in self._plan.proof.items()}
             found, wrong = self._read_states(asked, heed)
             if wrong and not self._any_removed(asked):
                 # The cause may be an outage: `heed` then waits for its end, or raises.
@@ -157,11 +143,11 @@ class RescaleVerdict(RescaleBack):
 
     def _await_caught_up(self, deadline: float) -> str:
         """Wait until the backlog is no larger than before and no new rule is critical; return the evidence."""
-        known, backlog = set(self._plan["critical"]), self._plan["backlog"]
+        known, backlog = set(self._plan.critical), self._plan.backlog
         while True:
             seen = self._see_it_live(deadline)
-            if self._plan.get("downtime_s") is None:
-                self._note_downtime(seen, self._plan["base"])
+            if self._plan.downtime_s is None:
+                self._note_downtime(seen, self._plan.base)
             recent = seen.progress.recent if seen.progress else []
             last = recent[-1] if recent else None
             left = pending(last)

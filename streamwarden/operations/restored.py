@@ -10,8 +10,9 @@ from typing import Any
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import DeltaLog, application_id
+from streamwarden.model.operation import Operation
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.status import CheckpointRef, Desired, Heartbeat, Lease, Operation, Parallelism, utc_now
+from streamwarden.model.status import CheckpointRef, Desired, Heartbeat, Lease, Parallelism, utc_now
 from streamwarden.runtime.operation_lock import operations_of
 from streamwarden.runtime.processes import current_process, is_alive
 from streamwarden.savepoints import catalog
@@ -163,8 +164,8 @@ class Restored:
         if not folders and not self._beats:
             return None, "removed: the job has run on no checkpoint yet"
         generation = self._generation()
-        plans = [plan for one in self._operations for plan in (one.plan.get("after"), one.plan.get("before")) if plan]
-        known = [CheckpointRef.model_validate(plan) for plan in plans if "generation" in plan]
+        parts = [part for one in self._operations for part in (one.plan.after, one.plan.before) if part is not None]
+        known = [part.checkpoint for part in parts if part.checkpoint is not None]
         written = {str(action["txn"]["appId"]) for action in self._actions() if "txn" in action}
         numbers = [found[1] for name in [*folders, *written] if (found := re.search(r"(?:^|/)g(\d+)$", name))]
         numbers += [re.sub(r"\D", "", name.rsplit("/", 1)[1]) for name in self._totals()]

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.operation import InForce, Operation, OperationState, StepName
 from streamwarden.model.savepoint import Origin
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import CheckpointRef, Desired, ErrorInfo, Operation, utc_now
+from streamwarden.model.status import CheckpointRef
 from streamwarden.operations.output_rollback import outputs_before
 from streamwarden.operations.spec_diff import Effect, RolloutPlan, changes_between, checkpoint_facts
-from streamwarden.operations.workflow import Interrupted, JobOperation, is_anothers, is_passing, named, stopped_since
+from streamwarden.operations.workflow import JobOperation
 from streamwarden.runtime.operation_lock import active_operation, begin
+from streamwarden.runtime.spare import Standby
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.materialize import fresh_checkpoint
 from streamwarden.savepoints.take import Report
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
-from streamwarden.supervision import driver_control
-from streamwarden.supervision.act import record_decision
 from streamwarden.supervision.observe import Phase, observe
 
 __all__ = ["interrupted_rollout", "is_same_rollout", "rollout", "settle"]
@@ -68,9 +67,9 @@ def rollout(
     """
     params = _params(planned.wanted, reason)
     with begin(workspace, planned.job, "rollout", by=by, params=params) as handle:
-        work = _Rollout(workspace, handle, stop_timeout, health_timeout, report)
+        work = _Rollout(workspace, handle, stop_timeout, health_timeout, report, planned=planned)
         with work.failure_on_record():
-            return work.run(planned)
+            return work.run()
 
 
 def interrupted_rollout(workspace: Workspace, job: str) -> Operation | None:
@@ -96,14 +95,14 @@ def settle(workspace: Workspace, left: Operation, *, health_timeout: float = 300
         ``OPERATION_RUNNING``. Does not raise after a rollback, which is only recorded.
     """
     with begin(workspace, left.job, "rollout", by=left.by, params=left.params) as handle:
-        work = _Rollout(workspace, handle, 0, health_timeout, report)
+        work = _Rollout(workspace, handle, 0, health_timeout, report, planned=None)
         if not work.in_force:
             error = StreamwardenError("OPERATION_INTERRUPTED", f"{left.job}: given up for another deploy")
-            handle.end("failed", error)
+            handle.end(OperationState.FAILED, error)
             return
         try:
             with work.failure_on_record():
-                work.run(None)
+                work.run()
         except StreamwardenError as error:
             if error.code != "ROLLOUT_UNHEALTHY":
                 raise
@@ -115,74 +114,53 @@ def _params(wanted: JobSpec, reason: str) -> dict[str, Any]:
 
 
 class _Rollout(JobOperation):
-    def run(self, planned: RolloutPlan | None) -> Operation:
-        """Perform the rollout, or resume it after another process was killed; without a plan only resume it."""
-        failure = self._plan.get("failure")
-        if failure is not None:
-            self._roll_back(ErrorInfo.model_validate(failure).to_exception())
-        if self.in_force:
-            stopped = stopped_since(self._documents)
-            if stopped is not None:
-                self._roll_back(stopped)
-        else:
-            assert planned is not None
-            self._precheck(planned)
-            try:
-                self._stop()
-                self._check_again(planned)
-                self._save()
-                self._switch(planned.wanted)
-            except Exception as error:
-                self._go_on(error)
-                raise
-        return self._start_and_judge()
+    unhealthy = "ROLLOUT_UNHEALTHY"
 
-    @property
-    def _before(self) -> Desired:
-        return Desired.model_validate(self._plan["before"])
-
-    @property
-    def _half_way(self) -> bool:
-        return "base" in self._plan
+    def __init__(self, *args: Any, planned: RolloutPlan | None = None) -> None:
+        super().__init__(*args)
+        self._planned = planned
 
     @property
     def in_force(self) -> bool:
         """Whether the new spec is in force, or was in force and its rollback is unfinished."""
-        return self._switched() or bool(self._plan.get("failure"))
+        return self._plan.failure is not None or self._switched()
 
-    def _switched(self) -> bool:
-        desired = self._documents.desired.read()
-        return desired is not None and desired.operation == self.handle.id
-
-    def _precheck(self, planned: RolloutPlan) -> None:
-        with self.handle.step("precheck") as step:
+    def _precheck(self) -> None:
+        planned = self._planned
+        # Without one, only a rollout whose spec is in force is performed: see `settle`.
+        assert planned is not None
+        with self.handle.step(StepName.PRECHECK) as step:
             seen = observe(self._workspace, self._job)
             assert seen.desired is not None
-            # Records all values for a rollback, before any change. The desired state is read now: a job that was
-            # stopped since a killed try must stay down if this try fails.
+            self._note_beginning(seen)
             self.handle.plan(
-                before=seen.desired.model_dump(mode="json"),
                 effect=planned.effect.value,
-                waits=self._plan.get("waits", seen.phase is Phase.WAITING),
+                waits=seen.phase is Phase.WAITING if self._plan.waits is None else self._plan.waits,
                 edited=planned.has_columns and seen.desired.spec.module == planned.wanted.module,
             )
             step.detail = f"{planned.effect}: {planned.fields}"
 
-    def _stop(self) -> None:
-        with self.handle.step("stop") as step:
+    def _prepare_and_switch(self, spare: Standby | None) -> None:  # noqa: ARG002 - none is used
+        planned = self._planned
+        assert planned is not None
+        with self.handle.step(StepName.STOP) as step:
             self._stop_driver(step)
+        self._check_again(planned)
+        self._save()
+        self._switch(planned.wanted)
 
     def _check_again(self, planned: RolloutPlan) -> None:
         """Refuse changes that became impossible since the plan: the driver may have begun its very first batch."""
-        before = self._before.spec
-        facts = checkpoint_facts(self._workspace, self._job, before)
-        replace(planned, changes=changes_between(before, planned.wanted, facts)).refuse()
+        desired = self._documents.desired.read()
+        assert desired is not None
+        facts = checkpoint_facts(self._workspace, self._job, desired.spec)
+        replace(planned, changes=changes_between(desired.spec, planned.wanted, facts)).refuse()
 
     def _save(self) -> None:
-        if Effect(self._plan["effect"]) is not Effect.SAVEPOINT:
+        if Effect(self._plan.effect) is not Effect.SAVEPOINT:
             return
         # Taken of the stopped job: it has exactly the old spec's work, so that a rollback loses none of it.
-        with self.handle.step("pre-rollout savepoint") as step:
+        with self.handle.step(StepName.PRE_ROLLOUT_SAVEPOINT) as step:
             try:
                 made = self._take_and_hold(Origin.PRE_ROLLOUT)
             except StreamwardenError as error:
@@ -197,143 +175,60 @@ class _Rollout(JobOperation):
             step.detail = f"{made.id} at batch {made.batch}"
 
     def _switch(self, wanted: JobSpec) -> None:
-        with self.handle.step("switch") as step:
-            reference = self._documents.checkpoint.read()
-            base = self._reader(reference).last_commit() if reference else None
-            self.handle.plan(base=base)
-            driver_control.forgive(self._workspace, self._job, why=self._reason or step.name)
-            self._decide(
-                self._documents.desired,
-                Desired(
-                    job=self._job,
-                    state="running",
-                    spec=wanted,
-                    digest=wanted.digest(),
-                    profile=self._workspace.profile.name,
-                    updated_at=utc_now(),
-                    updated_by=self._by,
-                    note=self._reason,
-                    operation=self.handle.id,
-                ),
-            )
+        with self.handle.step(StepName.SWITCH) as step:
+            self._switch_to(InForce(desired=self._wanted(wanted)))
+            base = self._plan.base
             step.detail = f"after batch {base}" if base is not None else "before the first batch"
 
-    def _go_on(self, error: Exception) -> None:
-        """Start the job as it was, after a failure before the switch."""
-        if is_anothers(error):
-            # Another process performs the operation now.
-            return
-        # Failures from here on must not hide the original failure. The start comes first: a supervisor may be down.
-        with self._noted("is not started again"):
-            if self._before.state == "running" and not self._switched():
-                reason = "its rollout failed before the switch"
-                driver_control.start(self._workspace, self._job, by=self._by, reason=reason)
-        with self._noted("keeps its savepoint in use"):
-            self._release()
+    def _undo(self, error: StreamwardenError) -> str:
+        # The checkpoint comes before the spec. The new spec on the old state is what the rollout tried; the old spec
+        # must never run on state that the new spec has changed.
+        checkpoint, words = self._state_before()
+        self._write_back(checkpoint, error=error, before=self._before, went_back=True)
+        return words
 
-    def _start_and_judge(self) -> Operation:
-        try:
-            with self.handle.step("start") as step:
-                seen = observe(self._workspace, self._job)
-                if seen.phase.alive:
-                    # A supervisor started it with the spec in force: the old driver had ended before the switch.
-                    step.detail = f"{seen.incarnation} runs already"
-                else:
-                    step.detail = driver_control.start(
-                        self._workspace, self._job, by=self._by, reason=self._reason or "rollout"
-                    )
-            with self.handle.step("wait for health") as step:
-                reference = self._documents.checkpoint.read()
-                step.detail = driver_control.await_health(
-                    self._workspace,
-                    self._job,
-                    generation=reference.generation if reference else 1,
-                    base=self._plan["base"],
-                    timeout=self._health_timeout,
-                    say=self._say,
-                    may_wait=bool(self._plan.get("waits")),
-                )
-        except Exception as error:
-            if is_passing(error) or isinstance(error, Interrupted):
-                raise
-            self._roll_back(named(error))
-        self._release()
-        return self.handle.end("done")
+    def _caveat(self) -> str:
+        if not self._plan.edited or self._before.desired is None:
+            return ""
+        # The spec only names the module, and does not contain its code.
+        module = self._before.desired.spec.module
+        return f"\n  Its module {module} is still as it was edited: restore the earlier one"
 
-    def _roll_back(self, error: StreamwardenError) -> NoReturn:
-        """Restore the old spec, and its state if needed, and raise.
-
-        Raises
-        ------
-        StreamwardenError
-            ``ROLLOUT_UNHEALTHY``, always.
-        """
-        # Recorded first: after a crash, the next try must continue the rollback, and not try the new spec again.
-        self.handle.plan(failure=ErrorInfo.of(error).model_dump(mode="json"))
-        with self.handle.step("roll back") as step:
-            before = self._before
-            if self._switched():
-                driver_control.end_driver(
-                    self._workspace, self._job, by=self._by, reason=f"rollout failed: {error.code}"
-                )
-                # The checkpoint comes before the spec. The new spec on the old state is what the rollout tried; the old
-                # spec must never run on state that the new spec has changed.
-                self.handle.plan(way=self._put_state_back())
-                note = f"its rollout failed: {error.code}"
-                found = self._documents.desired.read()
-                # A person may have stopped the job since.
-                state = "suspended" if found is not None and found.state == "suspended" else before.state
-                put_back = before.model_copy(
-                    update={"state": state, "updated_at": utc_now(), "note": note, "went_back": True}
-                )
-                self._decide(self._documents.desired, put_back)
-            way = self._plan.get("way", "")
-            desired = self._documents.desired.read()
-            to_run = desired is not None and desired.state == "running"
-            step.detail = f"{way}: {self._start_again()}" if to_run else f"{way}; suspended"
-        self._release()
-        record_decision(self._workspace, self._job, "roll back", f"{error.code}: {error.what}")
-        self.handle.end("rolled back", error)
-        what = f"{self._job}: {error.code}: {error.what}\n  Back to the spec of before: {way}"
-        if self._plan.get("edited"):
-            # The spec only names the module, and does not contain its code.
-            what += f"\n  Its module {self._before.spec.module} is still as it was edited: bring back the one of before"
-        raise StreamwardenError("ROLLOUT_UNHEALTHY", what) from error
-
-    def _put_state_back(self) -> str:
-        """Make the checkpoint fit for the old spec, if the new spec has changed it; return a description.
+    def _state_before(self) -> tuple[CheckpointRef | None, str]:
+        """Return a checkpoint for the old spec, if the new spec has changed its state, and a description.
 
         Can be repeated: a checkpoint that a killed try put in force counts as the checkpoint of the new spec.
         """
         reference = self._documents.checkpoint.read()
-        base: int | None = self._plan["base"]
+        base = self._plan.base
         if reference is None:
-            return "no batch was ever begun"
+            return None, "no batch was ever begun"
         reader = self._reader(reference)
         # Pending table restores also mean that the new spec has begun no batch: tables are put back before the first
         # batch. An open batch then belongs to the old spec.
         if reader.last_offset() == base or reference.outputs:
-            return f"the new spec began no batch, the old one goes on after {_batch(base)}"
+            return None, f"the new spec began no batch, the old one goes on after {_batch(base)}"
         # Before the first batch, source and state may change without a savepoint: then the old spec must not use what
         # the new spec made of them.
-        if base is not None and Effect(self._plan["effect"]) is not Effect.SAVEPOINT:
-            return f"what changed has no part in results, the old spec goes on after {_batch(reader.last_commit())}"
-        desired = self._documents.desired.read()
-        assert desired is not None
+        if base is not None and Effect(self._plan.effect) is not Effect.SAVEPOINT:
+            last = _batch(reader.last_commit())
+            return None, f"what changed does not affect results, the old spec continues after {last}"
+        desired, before = self._documents.desired.read(), self._before.desired
+        assert desired is not None and before is not None
         outputs, stuck = outputs_before(
             self._workspace,
             self._job,
-            (*desired.spec.sinks, *self._before.spec.sinks),
+            (*desired.spec.sinks, *before.spec.sinks),
             generation=reference.generation,
             base=base,
         )
         if stuck:
             # If these tables were put back, their readers would break; if left, replayed rows would be twice in them.
-            return (
+            return None, (
                 f"{', '.join(stuck)} can't be put back under readers, so the batches after {_batch(base)} stay as the"
                 f" new spec made them, and the old one goes on after {_batch(reader.last_commit())}"
             )
-        name: str | None = self._plan.get("savepoint")
+        name: str | None = self._plan.savepoint
         found = catalog.find(self._workspace, self._job, name) if name else None
         fresh = fresh_checkpoint(
             self._workspace,
@@ -346,13 +241,10 @@ class _Rollout(JobOperation):
             check=self.handle.check,
             report=self._report,
         )
-        self._decide(self._documents.checkpoint, fresh)
         tables = f", {', '.join(one.table for one in outputs)} put back" if outputs else ""
         where = f"goes on from savepoint {name} after {_batch(base)}" if found else "begins anew, as before any batch"
-        return f"the old spec {where}{tables}"
-
-    def _reader(self, reference: CheckpointRef) -> CheckpointReader:
-        return CheckpointReader(self._workspace.storage, reference.path)
+        # Without this operation's mark, which says that the switch is in force.
+        return fresh.model_copy(update={"operation": None}), f"the old spec {where}{tables}"
 
 
 def _batch(number: int | None) -> str:

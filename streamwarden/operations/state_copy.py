@@ -14,8 +14,9 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.checkpoint_files import repartitioned
 from streamwarden.formats.offset_replay import Follower, pays_to_start_ahead
+from streamwarden.model.operation import Step, StepName
 from streamwarden.model.savepoint import Manifest
-from streamwarden.model.status import BatchProgress, CheckpointRef, Step
+from streamwarden.model.status import BatchProgress, CheckpointRef
 from streamwarden.runtime.spare import Standby
 from streamwarden.runtime.state_reader import StateAt
 from streamwarden.savepoints.materialize import fresh_checkpoint
@@ -131,7 +132,7 @@ class StateCopy:
         generation: Callable[[], int],
         check: Callable[[], None],
         spare: Standby,
-        step: Callable[[str], AbstractContextManager[Step]],
+        step: Callable[[StepName], AbstractContextManager[Step]],
         heed: Callable[[], None],
         say: Callable[[str], None],
         report: Report | None,
@@ -223,7 +224,7 @@ class StateCopy:
         documents = JobDocuments(self._workspace.storage, self._job)
         current = documents.checkpoint.read()
         assert current is not None
-        with self._step("copy") as step:
+        with self._step(StepName.COPY) as step:
             self._fresh = fresh_checkpoint(
                 self._workspace,
                 self._job,
@@ -236,12 +237,12 @@ class StateCopy:
                 report=self._report,
             )
             step.detail = f"{self._fresh.path}: {len(self._made.files)} files, {self._made.bytes} bytes"
-        with self._step("digest before") as step:
+        with self._step(StepName.DIGEST_BEFORE) as step:
             before = self._digests(self._made.batch, self._was)
             self._compare_rows(before)
             self.rows = sum(map(_count, before.values()))
             step.detail = _rows(before)
-        with self._step("repartition") as step:
+        with self._step(StepName.REPARTITION) as step:
             self._spare.repartition(self._fresh.path, self._partitions, timeout=_WORK_S, say=self._heed)
             self._correct_metadata()
             batch = self._last_commit()
@@ -249,7 +250,7 @@ class StateCopy:
                 what = f"batch {self._made.batch + 1} is expected, and {batch} is there"
                 raise StreamwardenError("RESCALE_FAILED", what)
             step.detail = f"{self._partitions} partitions, as batch {batch}"
-        with self._step("digest after") as step:
+        with self._step(StepName.DIGEST_AFTER) as step:
             after = self._digests(batch, self._partitions)
             if stores := differing(before, after):
                 raise StreamwardenError("RESCALE_STATE_DIFFERS", f"{self._job}: {', '.join(stores)}")

@@ -10,7 +10,8 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import Decided, ErrorInfo, Operation, Step, utc_now
+from streamwarden.model.operation import Operation, OperationPlan, OperationState, Step, StepName
+from streamwarden.model.status import Decided, ErrorInfo, utc_now
 from streamwarden.runtime.processes import current_process, is_alive
 from streamwarden.store.documents import Document, JobDocuments
 from streamwarden.store.ids import new_id
@@ -114,7 +115,9 @@ def abandon(workspace: Workspace, job: str, *, by: str) -> Operation:
                 "OPERATION_RUNNING", _describe(found), remedy=f"End {host} first; a rescale ends by `rescale --cancel`."
             )
         error = ErrorInfo.of(StreamwardenError("OPERATION_ABANDONED", f"{_describe(found)}; ended by {by}"))
-        return found.model_copy(update={"state": "failed", "ended_at": utc_now(), "process": None, "error": error})
+        return found.model_copy(
+            update={"state": OperationState.FAILED, "ended_at": utc_now(), "process": None, "error": error}
+        )
 
     ended = documents.operation.update(give_up)
     # Its process may only be paused, and may wake up.
@@ -128,7 +131,7 @@ def is_half_way(found: Operation) -> bool:
 
     False for other kinds: another restore may replace a restore, and the next deploy finishes a rollout.
     """
-    begun = found.plan.get("width") is not None or found.plan.get("failure") is not None
+    begun = found.plan.after is not None or found.plan.failure is not None
     return found.kind == "rescale" and found.state == "running" and begun
 
 
@@ -177,8 +180,9 @@ class OperationHandle:
         return self.operation.id
 
     def plan(self, **values: Any) -> None:
-        """Record values that another process needs to finish the operation."""
-        self._change(lambda now: now.model_copy(update={"plan": {**now.plan, **values}}))
+        """Record values that another process needs to finish the operation: fields of :class:`.OperationPlan`."""
+        assert values.keys() <= OperationPlan.model_fields.keys(), values.keys()
+        self._change(lambda now: now.model_copy(update={"plan": now.plan.model_copy(update=values)}))
 
     def check(self) -> None:
         """Raise if another process has taken over the operation; otherwise write a sign of life.
@@ -191,7 +195,7 @@ class OperationHandle:
         self._change(lambda now: now)
 
     @contextmanager
-    def step(self, name: str) -> Iterator[Step]:
+    def step(self, name: StepName) -> Iterator[Step]:
         """Record a step with its times; the body may set the step's ``detail``."""
         step = Step(name=name, started_at=utc_now())
         self._change(lambda now: now.model_copy(update={"steps": [*now.steps, step]}))
@@ -201,7 +205,7 @@ class OperationHandle:
             step.ended_at = utc_now()
             self._change(lambda now: now.model_copy(update={"steps": [*now.steps[:-1], step]}))
 
-    def end(self, state: Literal["done", "failed", "rolled back"], error: StreamwardenError | None = None) -> Operation:
+    def end(self, state: OperationState, error: StreamwardenError | None = None) -> Operation:
         """Record the result, and release the job for the next operation.
 
         The operation ends with the write of its document. If archiving it fails, the next operation archives it.
@@ -282,7 +286,9 @@ def begin(
 
     taken = documents.operation.update(take)
     for old in replaced:
-        documents.past_operation(old.id).write(old.model_copy(update={"state": "interrupted", "ended_at": utc_now()}))
+        documents.past_operation(old.id).write(
+            old.model_copy(update={"state": OperationState.INTERRUPTED, "ended_at": utc_now()})
+        )
     handle = OperationHandle(workspace, taken, resumed=taken.id != fresh.id)
     if handle.resumed or replaced:
         _outdate(documents)

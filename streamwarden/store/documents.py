@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.operation import Cancel, Operation
 from streamwarden.model.status import (
-    Cancel,
     CheckpointRef,
     Desired,
     Exit,
@@ -26,7 +26,6 @@ from streamwarden.model.status import (
     Heartbeat,
     Launch,
     Lease,
-    Operation,
     Parallelism,
     Progress,
     Request,

@@ -78,8 +78,8 @@ def _in_force(found: Parallelism, written: Width) -> Width:
     return Width(**values)
 
 
-def as_before(workspace: Workspace, job: str, kept: dict[str, Any] | None, *, by: str) -> Parallelism | None:
-    """Return the document that restores an earlier state, as JSON values; does not write it.
+def as_before(workspace: Workspace, job: str, kept: Parallelism | None, *, by: str) -> Parallelism | None:
+    """Return the document that restores an earlier state; does not write it.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def as_before(workspace: Workspace, job: str, kept: dict[str, Any] | None, *, by
         None if there is nothing to write.
     """
     if kept is not None:
-        return Parallelism.model_validate(kept)
+        return kept
     found = JobDocuments(workspace.storage, job).parallelism.read()
     # Equal numbers override nothing. The YAML is not read again: an error there must not block a rollback.
     return Parallelism(now=found.over, over=found.over, by=by) if found is not None else None

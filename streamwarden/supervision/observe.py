@@ -7,17 +7,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.operation import Operation
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.status import (
-    Desired,
-    ErrorInfo,
-    Exit,
-    Heartbeat,
-    Launch,
-    Operation,
-    Progress,
-    utc_now,
-)
+from streamwarden.model.status import Desired, ErrorInfo, Exit, Heartbeat, Launch, Progress, utc_now
 from streamwarden.runtime.lease import lease_is_live
 from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.runtime.processes import is_alive

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +23,8 @@ from streamwarden.autoscaler.advise import holds_back
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.offset_replay import Follower
-from streamwarden.model.status import CheckpointRef, Operation, OutputStart, Supervision, utc_now
+from streamwarden.model.operation import Operation
+from streamwarden.model.status import CheckpointRef, OutputStart, Supervision, utc_now
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.rescale import _Rescale, cancel, rescale
 from streamwarden.operations.rescale_plan import plan_rescale
@@ -79,7 +80,7 @@ def test_more_cores_from_what_a_form_gives(place: Place) -> None:
     )
     told = task.execute(Run(dag_id="rescale", person="anna").context("rescale"))
     assert (told["by"], told["reason"]) == ("airflow:rescale/manual__1, for anna", "more rows")
-    assert told["approved_by"] == operation(place).plan["approved_by"] == "boris"
+    assert told["approved_by"] == operation(place).plan.approved_by == "boris"
     assert (told["state"], told["was"]["cores"], told["to"]["cores"]) == ("done", before, before + 1)
     assert told["generation"] is None and told["savepoint"] and told["downtime_s"] >= 0
     assert list(told["steps"]) == [
@@ -118,14 +119,14 @@ def test_the_downtime_ends_with_the_first_batch_however_long_it_takes_to_catch_u
     def findings(work: _Rescale, seen: Observation) -> list[Any]:
         recent = seen.progress.recent if seen.progress else []
         # Until its first batches are none of those that the progress document holds.
-        behind = seen.incarnation != before and (not recent or recent[0].batch <= work._plan["base"] + 10)
+        behind = seen.incarnation != before and (not recent or recent[0].batch <= work._plan.base + 10)
         return [Finding("lag", Level.CRITICAL, "for the test", 1.0, 1.0)] if behind else real(work, seen)
 
     monkeypatch.setattr(_Rescale, "_findings", findings)
     done = rescale(place.workspace, "lamp", cores=cores(place) + 1, by="test", health_timeout=120)
     first = next(step for step in done.steps if step.name == "first batch")
     assert first.ended_at is not None
-    back = datetime.fromisoformat(done.plan["stopped_at"]) + timedelta(seconds=done.plan["downtime_s"])
+    back = done.plan.stopped_at + timedelta(seconds=done.plan.downtime_s)
     assert back <= first.ended_at + timedelta(milliseconds=10)
 
 
@@ -433,36 +434,6 @@ def test_an_outage_after_the_switch_leaves_it_to_be_gone_on_with(place: Place, m
     assert done.state == "done" and cores(place) == before + 1
 
 
-def test_a_switch_that_was_cut_off_goes_back_if_the_job_has_run_on(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.deploy()
-    place.batch(1)
-    before = cores(place)
-
-    def cut_off(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as changed, pytest.raises(KeyboardInterrupt):
-        changed.setattr(_Rescale, "_put_in_force", cut_off)
-        rescale(place.workspace, "lamp", cores=before + 1, by="test")
-    # As if it had made a copy, which is not in force yet.
-    found = operation(place)
-    documents = JobDocuments(place.workspace.storage, "lamp")
-    reference = documents.checkpoint.read()
-    assert reference is not None and found.state == "running"
-    after = reference.model_copy(update={"generation": reference.generation + 1, "path": "checkpoints/copy"})
-    left = found.model_copy(update={"plan": {**found.plan, "after": after.model_dump(mode="json")}})
-    documents.operation.write(left)
-    driver_control.start(place.workspace, "lamp", by="a supervisor")
-    place.batch(1)
-    with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*has run on since"):
-        rescale(place.workspace, "lamp", cores=before + 1, by="test")
-    assert operation(place).state == "rolled back" and cores(place) == before
-    now = documents.checkpoint.read()
-    assert now is not None and (now.path, now.generation) == (reference.path, reference.generation)
-
-
 def with_more_partitions(
     place: Place, monkeypatch: pytest.MonkeyPatch, *, then: Callable[[str], None] = lambda _: None
 ) -> int:
@@ -516,7 +487,7 @@ def test_tables_that_are_still_to_be_put_back_are_so_on_either_way(
     document.write(before.model_copy(update={"outputs": pending}))
     wanted = with_more_partitions(place, monkeypatch)
     if healthy:
-        assert rescale(place.workspace, "lamp", partitions=wanted, way="plain", by="test").state == "done"
+        assert rescale(place.workspace, "lamp", partitions=wanted, mode="offline", by="test").state == "done"
     else:
 
         def unhealthy(*_: Any, **__: Any) -> Any:
@@ -524,9 +495,35 @@ def test_tables_that_are_still_to_be_put_back_are_so_on_either_way(
 
         monkeypatch.setattr(driver_control, "await_health", unhealthy)
         with pytest.raises(StreamwardenError, match="RESCALE_UNHEALTHY"):
-            rescale(place.workspace, "lamp", partitions=wanted, way="plain", by="test")
+            rescale(place.workspace, "lamp", partitions=wanted, mode="offline", by="test")
     now = document.read()
     assert now is not None and (now.generation, now.outputs) == (2 if healthy else 1, pending)
+
+
+def test_a_switch_that_was_cut_off_is_finished_also_if_a_supervisor_has_started_the_job(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the checkpoint and the spec: what runs then has the new checkpoint and the old number of cores."""
+    place.deploy()
+    place.batch(1)
+    before, real = cores(place), _Rescale._decide
+    wanted = with_more_partitions(place, monkeypatch)
+
+    def cut_off(work: _Rescale, document: Any, value: Any) -> None:
+        real(work, document, value)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as changed, pytest.raises(KeyboardInterrupt):
+        changed.setattr(_Rescale, "_decide", cut_off)
+        rescale(place.workspace, "lamp", partitions=wanted, cores=before + 1, mode="offline", by="test")
+    driver_control.start(place.workspace, "lamp", by="a supervisor")
+    place.until(lambda seen: seen.phase is Phase.RUNNING and seen.heartbeat.generation == 2)  # type: ignore[union-attr]
+    early = place.seen().incarnation
+    done = rescale(place.workspace, "lamp", partitions=wanted, cores=before + 1, mode="offline", by="test")
+    assert done.state == "done" and done.plan.incarnation == place.seen().incarnation != early
+    launched = JobDocuments(place.workspace.storage, "lamp").launch(place.seen().incarnation or "").read()
+    desired = JobDocuments(place.workspace.storage, "lamp").desired.read()
+    assert launched is not None and desired is not None and launched.digest == desired.digest
 
 
 def test_a_driver_that_freezes_as_it_is_to_stop_is_ended_before_its_state_is_copied(
@@ -547,7 +544,7 @@ def test_a_driver_that_freezes_as_it_is_to_stop_is_ended_before_its_state_is_cop
 
     monkeypatch.setattr(driver_control, "request_stop", request)
     wanted = with_more_partitions(place, monkeypatch, then=lambda _: alive.append(is_alive(process)))
-    done = rescale(place.workspace, "lamp", partitions=wanted, way="plain", by="test", health_timeout=60)
+    done = rescale(place.workspace, "lamp", partitions=wanted, mode="offline", by="test", health_timeout=60)
     assert done.state == "done" and alive == [False]
 
 
@@ -563,7 +560,7 @@ def test_a_copy_that_the_job_has_outgrown_is_not_put_in_force(place: Place, monk
 
     wanted = with_more_partitions(place, monkeypatch, then=goes_on)
     with pytest.raises(StreamwardenError, match=r"RESCALE_NOT_HEALTHY.*committed 1 batches more"):
-        rescale(place.workspace, "lamp", partitions=wanted, way="plain", by="test")
+        rescale(place.workspace, "lamp", partitions=wanted, mode="offline", by="test")
     assert operation(place).state == "failed" and reference_of(place) == before
     place.until(lambda seen: seen.phase is Phase.RUNNING)
 
@@ -749,7 +746,7 @@ def prechecks_of_more_partitions(place: Place, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("streamwarden.operations.rescale.standby", no_spark)
     for ended in (KeyboardInterrupt, StreamwardenError):
         with pytest.raises(ended):
-            rescale(place.workspace, "lamp", partitions=3, by="test", way="fast")
+            rescale(place.workspace, "lamp", partitions=3, by="test", mode="online")
     assert [step.name for step in operation(place).steps] == ["precheck", "precheck"]
     return began
 
@@ -760,13 +757,13 @@ def test_a_job_whose_batches_are_long_apart_has_the_time_for_three(place: Place)
     # Found out before anything is done, and kept for whoever goes on with it.
     with pytest.raises(StreamwardenError, match="RESCALE_NOTHING"):
         rescale(place.workspace, "lamp", cores=cores(place), by="test")
-    assert operation(place).plan["health_timeout"] == 600
+    assert operation(place).plan.health_timeout == 600
     with pytest.raises(AirflowFailException, match="RESCALE_NOTHING"):
         rescaling(place, cores=cores(place), health_timeout="None").execute(context())
-    assert operation(place).plan["health_timeout"] == 600
+    assert operation(place).plan.health_timeout == 600
     with pytest.raises(AirflowFailException, match="RESCALE_NOTHING"):
         rescaling(place, cores=cores(place), health_timeout="20").execute(context())
-    assert operation(place).plan["health_timeout"] == 20
+    assert operation(place).plan.health_timeout == 20
 
 
 def test_one_batch_is_not_yet_healthy(place: Place) -> None:
@@ -893,7 +890,7 @@ def assert_runs_again_as_before(place: Place, before: int, incarnation: str | No
     # Nobody supervises it here.
     assert seen.phase is Phase.RUNNING and seen.incarnation != incarnation
     assert [step.name for step in found.steps][-2:] == ["start again", "wait for health after the way back"]
-    assert found.steps[-1].detail.startswith("batch ") and found.plan["downtime_s"] >= 0
+    assert found.steps[-1].detail.startswith("batch ") and found.plan.downtime_s >= 0
 
 
 def test_what_is_refused_after_the_driver_was_asked_to_stop_leaves_the_job_running(
@@ -928,8 +925,8 @@ def test_what_is_left_is_done_while_the_driver_ends_spark(place: Place, monkeypa
     began = {step.name: step.started_at for step in done.steps}
     ended = JobDocuments(place.workspace.storage, "lamp").exit(incarnation).read()
     assert ended is not None and began["pre-rescale savepoint"] < ended.at < began["start"]
-    stopped = datetime.fromisoformat(done.plan["stopped_at"])
-    assert stopped + timedelta(seconds=done.plan["downtime_s"]) > ended.at
+    stopped = done.plan.stopped_at
+    assert stopped + timedelta(seconds=done.plan.downtime_s) > ended.at
 
 
 def test_what_fails_while_the_driver_ends_spark_leaves_the_job_running(
@@ -1014,7 +1011,7 @@ def test_of_one_that_is_gone_on_with_late_the_checkpoint_tells_the_downtime(
     place.write_job(standin_batch_s=0.02)
     before = half_way(place, monkeypatch, KeyboardInterrupt())
     left = operation(place)
-    first, stopped = left.plan["base"] + 1, datetime.fromisoformat(left.plan["stopped_at"])
+    first, stopped = left.plan.base + 1, left.plan.stopped_at
     # Its progress holds fifty batches.
     seen = place.until(lambda seen: bool(seen.progress and seen.progress.recent[:1]) and recent(seen) > first)
     assert seen.heartbeat is not None
@@ -1024,7 +1021,7 @@ def test_of_one_that_is_gone_on_with_late_the_checkpoint_tells_the_downtime(
         place.workspace.files.write(path, f'v1\n{{"batchTimestampMs":{planned}}}\n-'.encode())
     done = rescale(place.workspace, "lamp", cores=before + 1, by="test")
     # What the stand-in writes is of 1970: then nothing is said.
-    assert done.plan.get("downtime_s") == (1.5 if known else None)
+    assert done.plan.downtime_s == (1.5 if known else None)
 
 
 def recent(seen: Observation) -> int:

@@ -19,8 +19,9 @@ from streamwarden.airflow.operators.ensure_supervised import EnsureSupervisedOpe
 from streamwarden.airflow.operators.restore import RestoreOperator
 from streamwarden.airflow.operators.supervise import SuperviseOperator
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.operation import Operation
 from streamwarden.model.savepoint import Manifest, Origin
-from streamwarden.model.status import CheckpointRef, Operation, OutputStart
+from streamwarden.model.status import CheckpointRef, OutputStart
 from streamwarden.operations import restore
 from streamwarden.runtime.operation_lock import active_operation, begin
 from streamwarden.savepoints import catalog
@@ -291,7 +292,7 @@ def test_a_way_back_that_could_not_be_finished_is_gone_on_with(place: Place, mon
         changed.setattr(driver_control, "end_driver", refused)
         restoring(place).execute(run_of(attempt=2).context("restore"))
     assert not isinstance(raised.value, AirflowFailException), "Airflow tries again"
-    assert operation(place).state == "running" and operation(place).plan["failure"]["code"] == "DRIVER_DIED"
+    assert operation(place).state == "running" and operation(place).plan.failure.code == "DRIVER_DIED"
     starts = [step.detail for step in operation(place).steps if step.name == "start"]
     assert starts[1] == f"{starts[0]} runs already", "also where it has not spoken yet"
     # What was judged is not judged again, though it would be found healthy by now.

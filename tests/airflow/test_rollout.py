@@ -9,7 +9,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskD
 
 from streamwarden.airflow.operators.deploy import DeployOperator
 from streamwarden.airflow.operators.supervise import SuperviseOperator
-from streamwarden.model.status import Operation, Width
+from streamwarden.model.operation import Operation
+from streamwarden.model.status import Width
 from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import decide

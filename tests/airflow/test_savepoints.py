@@ -28,6 +28,7 @@ from streamwarden.airflow.operators.savepoint import PeriodicSavepointOperator, 
 from streamwarden.airflow.operators.verify import VerifyOperator
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_table import ProgressTable
+from streamwarden.model.operation import OperationState
 from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.model.status import utc_now
 from streamwarden.operations.deploy import deploy_job
@@ -309,7 +310,7 @@ def test_periodic_take_is_skipped_with_its_reason(place: Place) -> None:
     place.until(lambda seen: bool(seen.heartbeat and seen.heartbeat.idle))
     with begin(place.workspace, "lamp", "restore", by="test", params={}) as handle:
         assert f"restore {handle.id} is working on lamp" in skipped()
-        handle.end("done")
+        handle.end(OperationState.DONE)
     made = task.execute(context)
     assert made["verify"] is True
     assert skipped() == f"lamp has no new batch since savepoint {made['id']} (batch 2)"

@@ -24,6 +24,7 @@ from streamwarden.airflow.operators.stop import StopOperator
 from streamwarden.airflow.operators.supervise import SuperviseOperator
 from streamwarden.airflow.triggers import SuperviseTrigger
 from streamwarden.model.health_spec import HealthSpec
+from streamwarden.model.operation import OperationState
 from streamwarden.model.status import utc_now
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.runtime.operation_lock import begin
@@ -461,7 +462,7 @@ def test_a_stop_by_hand_during_an_operation_is_tried_again(place: Place) -> None
     with begin(place.workspace, "lamp", "rescale", by="test", params={}) as handle:
         with pytest.raises(AirflowException, match="OPERATION_RUNNING") as raised:
             release.execute(run.context("release"))
-        handle.end("done")
+        handle.end(OperationState.DONE)
     assert not isinstance(raised.value, AirflowFailException)
     # A retry, of which there are enough for the longest operation.
     assert release.retries == 1000

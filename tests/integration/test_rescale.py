@@ -15,8 +15,9 @@ from deltalake import write_deltalake
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.operation import Operation
 from streamwarden.model.savepoint import Origin
-from streamwarden.model.status import CheckpointRef, Operation
+from streamwarden.model.status import CheckpointRef
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.rescale import rescale
 from streamwarden.operations.restore import restore
@@ -123,7 +124,7 @@ def test_two_to_eight_to_three_partitions_and_more_cores(place: Place) -> None:
     assert told["digest at the stop"].startswith("the same after batch")
     assert "200 rows" in told["digest after"] and told["follow"].endswith(", 0 behind")
     assert counts.reference().base_batch == 2, "the first batch, the repartitioning, and the one replayed"
-    assert 0 < done.plan["downtime_s"] < 120
+    assert 0 < done.plan.downtime_s < 120
     counts.add([1, 2, 500])
     counts.check()
     counts.check_totals()
@@ -136,7 +137,7 @@ def test_two_to_eight_to_three_partitions_and_more_cores(place: Place) -> None:
     assert verify(place.workspace, [made], by=BY)[made.manifest.id].verdict == "verified"
     assert catalog.find(place.workspace, "counts", made.manifest.id).record.in_use_by == []
 
-    done = counts.rescale(partitions=3, cores=2, way="plain")
+    done = counts.rescale(partitions=3, cores=2, mode="offline")
     assert done.state == "done" and counts.partitions() == 3
     assert [step.name for step in done.steps] == [
         *("precheck", "start Spark", "stop", "pre-rescale savepoint", "copy", "digest before", "repartition"),
@@ -198,12 +199,12 @@ def test_what_is_unhealthy_goes_back_by_itself(place: Place) -> None:
     before = counts.reference()
     # Something to fail at.
     with pytest.raises(StreamwardenError, match="RESCALE_UNHEALTHY") as raised:
-        rescale_with_rows(counts, partitions=7, way="plain")
+        rescale_with_rows(counts, partitions=7, mode="offline")
     assert "seven is too many" in raised.value.what
     (operation,) = [place.documents("counts").past_operation(name).read() for name in past(place)]
     assert operation is not None and operation.state == "rolled back" and operation.error is not None
     assert [step.name for step in operation.steps][-2:] == ["roll back", "wait for health after the way back"]
-    assert operation.plan["downtime_s"] > 0
+    assert operation.plan.downtime_s > 0
     after = counts.reference()
     assert (after.path, after.generation) == (before.path, before.generation)
     check_that_state_is_as_before(place, "counts")
@@ -237,7 +238,7 @@ def test_a_job_that_does_not_compute_the_same_twice_goes_back_and_can_be_stopped
     assert counts.reference().path == reference.path and counts.partitions() == 2
     counts.check()
     counts.check_totals()
-    assert rescale_with_rows(counts, partitions=5, way="plain").state == "done"
+    assert rescale_with_rows(counts, partitions=5, mode="offline").state == "done"
     counts.add([2])
     counts.check()
     counts.check_totals()
@@ -261,7 +262,7 @@ def test_too_little_memory_shows_in_the_rehearsal_or_goes_back(place: Place) -> 
         counts.check()
     reference = counts.reference()
     with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*OUT_OF_MEMORY.*Java heap space"):
-        rescale_with_rows(counts, rows=[400], partitions=5, memory="512m", way="plain")
+        rescale_with_rows(counts, rows=[400], partitions=5, memory="512m", mode="offline")
     assert counts.reference().path == reference.path and counts.partitions() == 2
     assert plan(place.workspace, "counts").effect is Effect.NONE
     counts.add([3])
@@ -290,7 +291,7 @@ def rescale_with_rows(counts: Counts, *, rows: Sequence[int] = (9, 9), **target:
             reader = CheckpointReader(counts.place.workspace.storage, counts.reference().path)
             before = reader.last_commit()
             counts.add([*rows])
-            if target.get("way") != "plain":
+            if target.get("mode") != "offline":
                 # By the driver that runs on, so that there is a batch to follow.
                 counts.place.wait("counts", lambda _: reader.last_commit() != before, "a batch meanwhile")
 
@@ -350,8 +351,8 @@ STATEFUL = ("zone_windows", "card_sessions")
 ROUNDS: tuple[dict[str, Any], ...] = (
     {"partitions": 8},
     # Nothing is healthy so soon.
-    {"partitions": 5, "way": "plain", "health_timeout": 1},
-    {"partitions": 3, "cores": 2, "way": "plain"},
+    {"partitions": 5, "mode": "offline", "health_timeout": 1},
+    {"partitions": 3, "cores": 2, "mode": "offline"},
 )
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from streamwarden.devserver.rest import AirflowClient
 from streamwarden.devserver.standalone import Standalone
-from streamwarden.model.status import Operation
+from streamwarden.model.operation import Operation
 from streamwarden.runtime.processes import kill
 from streamwarden.supervision.observe import Phase, observe
 from tests.integration.conftest import REPOSITORY, Place
@@ -76,7 +76,7 @@ def test_a_sick_target_goes_back_by_itself_with_the_reason_on_the_run(place: Pla
             for _ in range(3):
                 counts.add([2])
                 counts.check()
-            run, state = rescaled(client, counts, rows=[400], way="plain", reason="for the test", **target)
+            run, state = rescaled(client, counts, rows=[400], mode="offline", reason="for the test", **target)
             assert state == "failed"
             error = client.xcom("rescale", run, "rescale", "error")
             assert error["code"] == "RESCALE_UNHEALTHY" and words in error["what"], error
@@ -89,7 +89,7 @@ def test_a_sick_target_goes_back_by_itself_with_the_reason_on_the_run(place: Pla
             assert (counts.reference().path, counts.partitions()) == (before.path, 2)
             assert client.task_state(JOB, own, "supervise") == "deferred"
             counts.check()
-        run, state = rescaled(client, counts, rows=[400], partitions=8, way="fast")
+        run, state = rescaled(client, counts, rows=[400], partitions=8, mode="online")
         assert state == "success" and counts.partitions() == 8
         told = client.xcom("rescale", run, "rescale")
         assert told["state"] == "done" and told["to"]["partitions"] == 8
@@ -117,11 +117,11 @@ def kill_worker(airflow: Standalone, task: str) -> None:
 
 
 KILLS = (
-    # Way, step, whether the driver is killed, too.
-    ("fast", "repartition", False),
-    ("fast", "stop", True),
-    ("plain", "copy", False),
-    ("plain", "first batch", True),
+    # Mode, step, whether the driver is killed, too.
+    ("online", "repartition", False),
+    ("online", "stop", True),
+    ("offline", "copy", False),
+    ("offline", "first batch", True),
 )
 
 
@@ -137,9 +137,9 @@ def test_a_run_whose_worker_is_killed_in_a_step_goes_on_by_its_next_try(place: P
         client.wait_for_task(JOB, own, "supervise", ("deferred",), timeout=300)
         running(place)
         document = place.documents("counts").operation
-        for number, (way, step, driver_too) in enumerate(KILLS):
+        for number, (mode, step, driver_too) in enumerate(KILLS):
             was, wanted = counts.partitions(), 3 + number
-            run = client.trigger_dag("rescale", {"job": "counts", "partitions": wanted, "way": way})
+            run = client.trigger_dag("rescale", {"job": "counts", "partitions": wanted, "mode": mode})
             deadline = time.monotonic() + 300
             landed = False
             while (found := document.read()) is None or found.state != "running" or at(found) != step:

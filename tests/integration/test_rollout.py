@@ -10,9 +10,10 @@ from deltalake.schema import PrimitiveType
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import DeltaLog, application_id
+from streamwarden.model.operation import Operation
 from streamwarden.model.savepoint import Origin
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import CheckpointRef, Operation
+from streamwarden.model.status import CheckpointRef
 from streamwarden.operations import rollout
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.spec_diff import Effect, plan
@@ -123,7 +124,7 @@ def test_a_batch_that_a_broken_spec_wrote_in_part_is_undone(place: Place, monkey
     monkeypatch.setattr(rollout._Rollout, "_switch", switch_and_land)
     with pytest.raises(StreamwardenError, match="ROLLOUT_UNHEALTHY") as raised:
         deploy_job(place.workspace, "pairs", by=BY)
-    base = operation(place, "pairs").plan["base"]
+    base = operation(place, "pairs").plan.base
     assert "broken as it was told" in raised.value.what and "first put back" in raised.value.what
     old = CheckpointReader(place.workspace.storage, "checkpoints/pairs/g000001")
     log = DeltaLog(place.workspace.files, "tables/first")

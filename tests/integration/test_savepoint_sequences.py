@@ -16,8 +16,8 @@ from collections import Counter
 import pytest
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.operation import Operation
 from streamwarden.model.spec import RetentionSpec
-from streamwarden.model.status import Operation
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.runtime.processes import kill

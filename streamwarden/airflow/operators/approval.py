@@ -121,9 +121,9 @@ def summary(workspace: Workspace, planned: RescalePlan) -> str:
 def _downtimes(workspace: Workspace, job: str, last: int = 3) -> list[float]:
     found = []
     for past in operations_of(JobDocuments(workspace.storage, job)):
-        seconds = past.plan.get("downtime_s") if past.kind == "rescale" and past.state != "running" else None
+        seconds = past.plan.downtime_s if past.kind == "rescale" and past.state != "running" else None
         if seconds is not None:
-            found.append(float(seconds))
+            found.append(seconds)
         if len(found) == last:
             break
     return found

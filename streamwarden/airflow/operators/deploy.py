@@ -136,10 +136,9 @@ class DeployOperator(JobOperator, InterruptibleOperator):
         if error.code != "ROLLOUT_UNHEALTHY":
             return
         found = JobDocuments(workspace.storage, self.job).operation.read()
-        steps = found.steps if found is not None and found.by == by else []
-        started = next((step.detail for step in reversed(steps) if step.name == "start"), "")
-        if started:
-            self.log.error("driver %s:\n%s", started.split()[0], log_tail(workspace, self.job, started.split()[0]))
+        incarnation = found.plan.incarnation if found is not None and found.by == by else None
+        if incarnation:
+            self.log.error("driver %s:\n%s", incarnation, log_tail(workspace, self.job, incarnation))
 
     def _respect_stop(self, workspace: Workspace, context: Context) -> None:
         # A run that waited behind another run of the same job starts when the other is stopped. If the stop came after

@@ -13,7 +13,7 @@ from streamwarden.airflow.operators.base import JobOperator, is_true
 from streamwarden.airflow.operators.watch import is_supervised
 from streamwarden.airflow.triggering import run_to_trigger
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import Operation
+from streamwarden.model.operation import Operation
 from streamwarden.store.documents import JobDocuments
 from streamwarden.supervision.observe import Observation, observe
 

@@ -14,7 +14,7 @@ from streamwarden.airflow.logtail import log_tail
 from streamwarden.airflow.operation_log import ended_operation, seconds_of, steps_logged
 from streamwarden.airflow.operators.base import InterruptibleOperator, JobOperator, holder_of, person_of
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import Operation
+from streamwarden.model.operation import Operation
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 
@@ -81,7 +81,7 @@ class OperationOperator(JobOperator, InterruptibleOperator):
             "job": operation.job,
             "by": operation.by,
             "reason": operation.params.get("reason") or "",
-            "savepoint": operation.plan.get("savepoint"),
+            "savepoint": operation.plan.savepoint,
             "batch": mine.base_batch if mine else None,
             "generation": mine.generation if mine else None,
             "steps": {step.name: seconds_of(step) for step in operation.steps},
@@ -133,9 +133,8 @@ class OperationOperator(JobOperator, InterruptibleOperator):
         if ours is None and error.retryable and error.code != "OPERATION_RUNNING":
             # Not begun: the documents were unreachable.
             return AirflowException(str(error))
-        if ours is not None:
-            started = next((step.detail for step in reversed(ours.steps) if step.name == "start"), "")
-            if error.code == self.unhealthy and started:
-                self.log.error("driver %s:\n%s", started.split()[0], log_tail(workspace, self.job, started.split()[0]))
+        if ours is not None and ours.plan.incarnation and error.code == self.unhealthy:
+            incarnation = ours.plan.incarnation
+            self.log.error("driver %s:\n%s", incarnation, log_tail(workspace, self.job, incarnation))
         self.log.error("%s", error)
         return AirflowFailException(str(error))

@@ -12,8 +12,8 @@ from streamwarden.airflow.operators.base import JobOperator, ProgressLog, holder
 from streamwarden.airflow.operators.operation import OperationOperator
 from streamwarden.autoscaler.advise import holds_back
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import Operation
-from streamwarden.operations.rescale import OnTimeout, Way, cancel, rescale
+from streamwarden.model.operation import Operation
+from streamwarden.operations.rescale import OnTimeout, cancel, mode_of, rescale
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 
@@ -36,8 +36,8 @@ class RescaleOperator(OperationOperator):
         The new values; an empty text, or None, keeps the current value. (templated)
     on_timeout
         ``roll back`` or ``hold``, for a job whose only fault is that it is not caught up in time. (templated)
-    way
-        ``fast`` or ``plain``. (templated)
+    mode
+        ``online`` or ``offline``. (templated)
     health_timeout
         Seconds; an empty text, or None: the default of :func:`~streamwarden.operations.rescale.rescale`. (templated)
     advised
@@ -51,7 +51,7 @@ class RescaleOperator(OperationOperator):
 
     template_fields: Sequence[str] = (
         *OperationOperator.template_fields,
-        *("partitions", "cores", "memory", "on_timeout", "way", "advised", "approved_by", "approved"),
+        *("partitions", "cores", "memory", "on_timeout", "mode", "advised", "approved_by", "approved"),
     )
     unhealthy = "RESCALE_UNHEALTHY"
 
@@ -62,7 +62,7 @@ class RescaleOperator(OperationOperator):
         cores: int | str | None = None,
         memory: str | None = None,
         on_timeout: str = "roll back",
-        way: str = "fast",
+        mode: str = "online",
         advised: bool | str = False,
         approved_by: str = "",
         approved: str = "",
@@ -74,7 +74,7 @@ class RescaleOperator(OperationOperator):
         self.cores = cores
         self.memory = memory
         self.on_timeout = on_timeout
-        self.way = way
+        self.mode = mode
         self.advised = advised
         self.approved_by = approved_by
         self.approved = approved
@@ -93,7 +93,7 @@ class RescaleOperator(OperationOperator):
             cores=number_of(self.cores),
             memory=self.memory or None,
             on_timeout=cast(OnTimeout, self.on_timeout),
-            way=cast(Way, self.way),
+            mode=mode_of(self.mode),
             by=by,
             reason=self.reason,
             approved_by=self.approved_by,
@@ -105,7 +105,8 @@ class RescaleOperator(OperationOperator):
 
     def told(self, workspace: Workspace, operation: Operation) -> dict[str, Any]:
         """Return the summary of the rescale."""
-        told = {name: operation.plan.get(name) for name in ("approved_by", "was", "to", "state_rows", "downtime_s")}
+        fields = {"approved_by", "was", "to", "state_rows", "downtime_s"}
+        told = operation.plan.model_dump(mode="json", include=fields)
         return {**super().told(workspace, operation), **told}
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from streamwarden.airflow.form_options import chosen_savepoint
 from streamwarden.airflow.operators.base import ProgressLog, is_true
 from streamwarden.airflow.operators.operation import OperationOperator
-from streamwarden.model.status import Operation
+from streamwarden.model.operation import Operation
 from streamwarden.operations.restore import Outputs, restore
 from streamwarden.savepoints.catalog import LATEST
 from streamwarden.store.workspace import Workspace

@@ -10,7 +10,8 @@ import pytest
 
 from streamwarden.autoscaler.advise import holds_back
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import ErrorInfo, Operation, Step, utc_now
+from streamwarden.model.operation import Operation, Step
+from streamwarden.model.status import ErrorInfo, utc_now
 from tests.unit.operations.test_rescale_plan import Place
 from tests.unit.operations.test_spec_diff import JOB, deployed, spec, write
 

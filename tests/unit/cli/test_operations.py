@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from streamwarden.cli import app
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import Operation
+from streamwarden.model.operation import InForce, Operation
 from streamwarden.runtime.operation_lock import begin, is_half_way, refuse_if_half_way
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
@@ -30,7 +30,7 @@ def run(place: Workspace, *words: str, code: int = 0) -> str:
 
 def left_half_way(place: Workspace) -> Operation:
     with begin(place, JOB, "rescale", by="me", params=PARAMS) as handle:
-        handle.plan(width={"now": 1})
+        handle.plan(after=InForce())
     found = JobDocuments(place.storage, JOB).operation.read()
     assert found is not None and is_half_way(found)
     return found

@@ -11,7 +11,8 @@ import yaml
 from typer.testing import CliRunner
 
 from streamwarden.cli import app
-from streamwarden.model.status import CheckpointRef, Desired, Operation, Step, utc_now
+from streamwarden.model.operation import Operation, Step
+from streamwarden.model.status import CheckpointRef, Desired, utc_now
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 

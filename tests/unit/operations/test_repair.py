@@ -14,9 +14,9 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import application_id
+from streamwarden.model.operation import Cancel, InForce, Operation, OperationPlan, OperationState
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.status import (
-    Cancel,
     CheckpointRef,
     DriverState,
     Exit,
@@ -24,7 +24,6 @@ from streamwarden.model.status import (
     Heartbeat,
     Launch,
     Lease,
-    Operation,
     OutputStart,
     Progress,
     Request,
@@ -246,7 +245,7 @@ def _restored(job: JobDocuments, workspace: Workspace, **fields: Any) -> Checkpo
     after = CheckpointRef(
         job=JOB, generation=2, path=path, since=utc_now(), reason="", base_batch=2, highest=2, outputs=outputs
     )
-    plan = {"after": after.model_dump(mode="json")}
+    plan = OperationPlan(after=InForce(checkpoint=after))
     job.operation.update(lambda was: was.model_copy(update={"plan": plan, **fields}))  # type: ignore[union-attr]
     name = job.incarnations()[-1]
     job.heartbeat(name).update(lambda was: was.model_copy(update={"generation": 2}))  # type: ignore[union-attr]
@@ -265,7 +264,7 @@ def test_tables_that_are_still_to_be_put_back_stay_so(workspace: Workspace, job:
 def test_where_nothing_says_what_is_in_force_the_repair_is_refused(workspace: Workspace, job: JobDocuments) -> None:
     later = utc_now() + timedelta(hours=1)
     hopeless: list[Callable[[], Any]] = [
-        lambda: _restored(job, workspace, state="running"),
+        lambda: _restored(job, workspace, state=OperationState.RUNNING),
         lambda: _restored(job, workspace, state="rolled back", ended_at=later),
         lambda: empty(_path(job, workspace, "operation.json")),
     ]

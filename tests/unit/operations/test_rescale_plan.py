@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from streamwarden.cli import app
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import CheckpointRef, Desired, DriverState, Exit, Operation, Width, utc_now
+from streamwarden.model.operation import Operation, OperationState
+from streamwarden.model.status import CheckpointRef, Desired, DriverState, Exit, Width, utc_now
 from streamwarden.operations import rescale_plan
 from streamwarden.operations.rescale import rescale
 from streamwarden.operations.rescale_plan import plan_rescale
@@ -237,7 +238,8 @@ def test_a_resumed_rescale_has_the_timeouts_that_it_was_given(place: Place, monk
     operation = place.documents.operation.read()
     assert operation is not None
     # As a process that was killed leaves it.
-    left = operation.model_copy(update={"state": "running", "process": None, "ended_at": None, "error": None})
+    changes = {"state": OperationState.RUNNING, "process": None, "ended_at": None, "error": None}
+    left = operation.model_copy(update=changes)
     place.documents.operation.write(left)
     called: dict[str, Any] = {}
 

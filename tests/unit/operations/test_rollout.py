@@ -18,6 +18,7 @@ from streamwarden.cli import app
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import application_id
+from streamwarden.model.operation import Operation
 from streamwarden.model.savepoint import Origin
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import (
@@ -28,7 +29,6 @@ from streamwarden.model.status import (
     Exit,
     Heartbeat,
     Launch,
-    Operation,
     OutputStart,
     Supervision,
     Width,
@@ -181,7 +181,7 @@ def test_a_change_of_meaning_takes_a_savepoint_of_where_the_old_spec_ended(place
     assert place.steps == ["precheck", "stop", "pre-rollout savepoint", "switch", "start", "wait for health"]
     (made,) = catalog.savepoints(place.workspace, JOB)
     assert made.manifest.origin is Origin.PRE_ROLLOUT and made.manifest.spec.options == {}
-    assert made.manifest.batch == place.operation.plan["base"] and made.record.in_use_by == []
+    assert made.manifest.batch == place.operation.plan.base and made.record.in_use_by == []
     assert place.goes_on().heartbeat.generation == 1  # type: ignore[union-attr]
 
 
@@ -228,7 +228,7 @@ def test_a_spec_that_never_begins_a_batch_leaves_nothing_behind(
     assert place.operation.state == "rolled back" and place.steps[-1] == "roll back"
     assert place.operation.error is not None and place.operation.error.code == code
     assert (place.desired.spec, place.desired.digest, place.desired.state) == (before.spec, before.digest, "running")
-    assert place.goes_on().heartbeat.batch > place.operation.plan["base"]  # type: ignore[operator, union-attr]
+    assert place.goes_on().heartbeat.batch > place.operation.plan.base  # type: ignore[operator, union-attr]
     assert place.reference.generation == 1
     (made,) = catalog.savepoints(place.workspace, JOB)
     assert made.record.in_use_by == []
@@ -283,7 +283,7 @@ def test_a_column_of_a_module_that_was_edited_is_rolled_out_and_the_way_back_say
     unhealthy_after_a_batch(place, monkeypatch)
     with pytest.raises(StreamwardenError, match="ROLLOUT_UNHEALTHY") as raised:
         place.deploy()
-    assert "Its module spark_jobs.none is still as it was edited: bring back the one of before" in raised.value.what
+    assert "Its module spark_jobs.none is still as it was edited: restore the earlier one" in raised.value.what
     assert place.desired.went_back and place.goes_on().desired == place.desired
 
 
@@ -293,7 +293,7 @@ def test_batches_under_another_meaning_are_undone(place: Place, monkeypatch: pyt
     unhealthy_after_a_batch(place, monkeypatch)
     with pytest.raises(StreamwardenError, match="ROLLOUT_UNHEALTHY") as raised:
         place.deploy()
-    base = place.operation.plan["base"]
+    base = place.operation.plan.base
     (made,) = catalog.savepoints(place.workspace, JOB)
     assert f"from savepoint {made.manifest.id} after batch {base}" in raised.value.what
     assert (place.reference.generation, place.reference.path) == (2, "checkpoints/lamp/g000002")
@@ -309,10 +309,10 @@ def test_batches_that_mean_the_same_stay(place: Place, monkeypatch: pytest.Monke
     place.runs()
     place.write(trigger={"interval": "7s"})
     unhealthy_after_a_batch(place, monkeypatch)
-    with pytest.raises(StreamwardenError, match="has no part in results"):
+    with pytest.raises(StreamwardenError, match="does not affect results"):
         place.deploy()
     assert place.reference.generation == 1 and place.desired.spec.trigger.interval.total_seconds() == 60
-    assert place.goes_on().heartbeat.batch > place.operation.plan["base"] + 2  # type: ignore[operator, union-attr]
+    assert place.goes_on().heartbeat.batch > place.operation.plan.base + 2  # type: ignore[operator, union-attr]
 
 
 def test_a_first_batch_of_another_source_is_not_for_the_old_spec(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -494,7 +494,7 @@ def test_a_killed_rollout_is_settled_by_another_deploy(
     place.write(options={"size": 3})
     done = place.deploy(by="somebody else")
     assert done.operation is not None and done.operation == place.operation.id != left.id
-    assert place.operation.state == "done" and place.operation.plan["before"]["spec"]["options"] == {}
+    assert place.operation.state == "done" and place.operation.plan.before.desired.spec.options == {}
     settled = place.documents.past_operation(left.id).read()
     assert settled is not None and settled.state == ("failed" if name == "stop_in_turn" else "rolled back")
     assert place.desired.spec.options == {"size": 3} and place.goes_on().incarnation == done.incarnation
@@ -517,9 +517,9 @@ def test_a_killed_rollout_whose_change_is_taken_back_is_given_up(place: Place, m
     [
         (driver_control, "end_driver", False),
         (rollout, "fresh_checkpoint", True),
-        (rollout._Rollout, "_put_state_back", True),
+        (rollout._Rollout, "_state_before", True),
         (driver_control, "start", False),
-        (rollout, "record_decision", False),
+        (workflow, "record_decision", False),
     ],
 )
 def test_a_killed_way_back_is_gone_on_with(
@@ -542,12 +542,12 @@ def test_a_killed_way_back_is_gone_on_with(
     with pytest.raises(Killed):
         place.deploy()
     left = place.operation
-    assert left.state == "running" and left.plan["failure"]["code"] == "DRIVER_DIED"
+    assert left.state == "running" and left.plan.failure.code == "DRIVER_DIED"
     monkeypatch.setattr(driver_control, "start", real) if name == "start" else None
     with pytest.raises(StreamwardenError, match="ROLLOUT_UNHEALTHY"):
         place.deploy()
     assert (place.operation.id, place.operation.state) == (left.id, "rolled back")
-    assert place.desired.spec.options == {} and place.reference.base_batch == place.operation.plan["base"]
+    assert place.desired.spec.options == {} and place.reference.base_batch == place.operation.plan.base
     seen = place.goes_on()
     assert seen.heartbeat is not None and seen.heartbeat.generation == place.reference.generation >= 2
 

@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.operation import Step
 from streamwarden.model.savepoint import Manifest, OperatorState, Origin
-from streamwarden.model.status import CheckpointRef, Desired, Launch, Progress, Step, utc_now
+from streamwarden.model.status import CheckpointRef, Desired, Launch, Progress, utc_now
 from streamwarden.operations.state_copy import StateCopy, differing
 from streamwarden.runtime.state_reader import StateAt
 from streamwarden.savepoints.take import take

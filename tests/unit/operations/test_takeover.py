@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import CheckpointRef, Desired, Operation, Parallelism, Width, utc_now
+from streamwarden.model.operation import InForce, Operation, OperationState
+from streamwarden.model.status import CheckpointRef, Desired, Parallelism, Width, utc_now
 from streamwarden.operations.rescale import _Rescale
 from streamwarden.operations.restore import _Restore
 from streamwarden.operations.rollout import _Rollout
@@ -78,7 +79,8 @@ def _gone(now: Operation | None) -> Operation:
 
 def restores(work: JobOperation) -> object:
     assert isinstance(work, _Restore)
-    return work._switch(reference(2, operation=work.handle.id), effective_spec(work._workspace, JOB))
+    spec, checkpoint = effective_spec(work._workspace, JOB), reference(2, operation=work.handle.id)
+    return work._switch_to(InForce(checkpoint=checkpoint, desired=work._wanted(spec)))
 
 
 def rolls_out(work: JobOperation) -> object:
@@ -90,15 +92,13 @@ def rescales(work: JobOperation) -> object:
     assert isinstance(work, _Rescale)
     to = Width(partitions=2, cores=3, memory="1g")
     width = Parallelism(now=to, over=to, by="me")
-    work.handle.plan(after=reference(2).model_dump(mode="json"), width=width.model_dump(mode="json"))
-    return work._put_in_force()
+    spec, checkpoint = effective_spec(work._workspace, JOB), reference(2, operation=work.handle.id)
+    return work._switch_to(InForce(checkpoint=checkpoint, desired=work._wanted(spec), parallelism=width))
 
 
 def goes_back(work: JobOperation) -> object:
-    assert isinstance(work, _Rescale)
-    kept = {"desired": desired().model_dump(mode="json"), "parallelism": None}
-    work.handle.plan(**kept)
-    return work._put_documents_back(note="")
+    error = StreamwardenError("DRIVER_DIED", "for the test")
+    return work._write_back(None, error=error, before=InForce(desired=desired()))
 
 
 def takes_a_generation(work: JobOperation) -> object:
@@ -154,7 +154,7 @@ def test_who_performs_it_writes(workspace: Workspace, kind: Any, kind_of: Any, s
     with begin(workspace, JOB, kind, by="me", params=PARAMS) as first, taken_over(workspace, first) as handle:
         first._ended.set()
         switch(kind_of(workspace, handle, 1, 1, None))
-        handle.end("done")
+        handle.end(OperationState.DONE)
     assert written(workspace) != before
 
 
@@ -167,16 +167,16 @@ def test_what_was_written_meanwhile_by_others_is_written_over(
 
     def another_writes(handle: OperationHandle) -> None:
         asked.append(handle.id)
-        # Its second write is the checkpoint's.
-        if len(asked) == 2:
+        # Its first write is the checkpoint's.
+        if len(asked) == 1:
             documents.checkpoint.write(reference(1, fenced=True))
 
     with begin(workspace, JOB, "rescale", by="me", params=PARAMS) as handle:
         monkeypatch.setattr(OperationHandle, "check", another_writes)
         rescales(_Rescale(workspace, handle, 1, 1, None))
-        handle.end("done")
+        handle.end(OperationState.DONE)
     # Once more for the one that met the other's.
-    assert len(asked) == 3
+    assert len(asked) == 4
     found = documents.checkpoint.read()
     assert found is not None and found.generation == 2
 
@@ -188,7 +188,7 @@ def test_two_performers_never_work_on_one_folder(workspace: Workspace) -> None:
         with taken_over(workspace, first) as second:
             first._ended.set()
             late = _Restore(workspace, second, 1, 1, None)._next_generation()
-            second.end("done")
+            second.end(OperationState.DONE)
     assert early == 2 and late == 3
 
 
@@ -210,6 +210,6 @@ def test_the_wanted_state_keeps_count_of_takeovers(workspace: Workspace) -> None
     with begin(workspace, JOB, "rescale", by="me", params=PARAMS) as first, taken_over(workspace, first) as handle:
         first._ended.set()
         goes_back(_Rescale(workspace, handle, 1, 1, None))
-        handle.end("done")
+        handle.end(OperationState.DONE)
     found: Desired | None = JobDocuments(workspace.storage, JOB).desired.read()
     assert found is not None and found.takeovers == 1

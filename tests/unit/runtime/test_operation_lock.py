@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.operation import Operation, OperationState
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.status import Exit, Launch, Operation, Supervision, utc_now
+from streamwarden.model.status import Exit, Launch, Supervision, utc_now
 from streamwarden.runtime import operation_lock as module
 from streamwarden.runtime.operation_lock import OperationHandle, active_operation, begin, operations_of, refuse_if_busy
 from streamwarden.runtime.processes import current_process, process_of
@@ -66,7 +67,7 @@ def test_a_second_one_is_refused_and_told_of_the_first(workspace: Workspace) -> 
             refuse_if_busy(workspace, JOB)
         refuse_if_busy(workspace, JOB, but=handle.id)
         refuse_if_busy(workspace, "another_job")
-        handle.end("done")
+        handle.end(OperationState.DONE)
     refuse_if_busy(workspace, JOB)
     with begin(workspace, JOB, "restore", by="second", params=PARAMS) as handle:
         assert not handle.resumed
@@ -113,13 +114,13 @@ def test_steps_are_kept_with_their_times(workspace: Workspace) -> None:
             step.detail = "went well"
         with pytest.raises(ZeroDivisionError), handle.step("two"):
             _ = 1 / 0
-        handle.plan(a=1)
-        handle.plan(b=2)
-        ended = handle.end("failed", StreamwardenError("OPERATION_FAILED", "for the test"))
+        handle.plan(base=1)
+        handle.plan(undone="it")
+        ended = handle.end(OperationState.FAILED, StreamwardenError("OPERATION_FAILED", "for the test"))
     kept = document(workspace)
     assert kept == ended and kept.state == "failed" and kept.ended_at is not None
     assert kept.error is not None and kept.error.code == "OPERATION_FAILED"
-    assert kept.plan == {"a": 1, "b": 2}
+    assert (kept.plan.base, kept.plan.undone) == (1, "it")
     assert [(step.name, step.detail) for step in kept.steps] == [("one", "went well"), ("two", "")]
     times = [time for step in kept.steps for time in (step.started_at, step.ended_at)]
     assert times == sorted(time for time in times if time is not None)
@@ -128,7 +129,7 @@ def test_steps_are_kept_with_their_times(workspace: Workspace) -> None:
 
 def test_one_that_ended_is_not_gone_on_with(workspace: Workspace) -> None:
     with begin(workspace, JOB, "restore", by="me", params=PARAMS) as first:
-        first.end("done")
+        first.end(OperationState.DONE)
     with begin(workspace, JOB, "restore", by="me", params=PARAMS) as second:
         assert second.id != first.id and not second.resumed and second.operation.steps == []
 
@@ -148,12 +149,12 @@ def test_one_that_could_not_be_filed_has_ended_and_is_filed_by_the_next(
 
         with monkeypatch.context() as changed:
             changed.setattr(type(first._past), "write", write)
-            assert first.end("done").state == "done"
+            assert first.end(OperationState.DONE).state == "done"
     assert past(workspace) == {} and [one.id for one in operations_of(documents)] == [first.id]
     with begin(workspace, JOB, "restore", by="another", params=PARAMS) as second:
         assert past(workspace) == {first.id: "done"}
         assert [one.id for one in operations_of(documents)] == [second.id, first.id]
-        second.end("failed")
+        second.end(OperationState.FAILED)
     assert [(one.id, one.state) for one in operations_of(documents)] == [(second.id, "failed"), (first.id, "done")]
 
 
@@ -186,7 +187,7 @@ def test_another_request_does_not_go_on_with_it_but_puts_it_away(workspace: Work
     with begin(workspace, JOB, "restore", **{"by": "me", "params": PARAMS, **other}) as second:
         assert second.id != first.id and not second.resumed
         assert past(workspace) == {first.id: "interrupted"}
-        second.end("done")
+        second.end(OperationState.DONE)
     assert past(workspace) == {first.id: "interrupted", second.id: "done"}
 
 
@@ -197,13 +198,18 @@ def test_who_was_taken_over_from_can_write_no_more(workspace: Workspace) -> None
         first.operation = first.operation.model_copy(update={"process": GONE})
         with begin(workspace, JOB, "restore", by="me", params=PARAMS) as second:
             assert second.resumed
-            for write in (lambda: first.plan(x=1), lambda: first.end("done"), first.let_go, lambda: _step(first)):
+            for write in (
+                lambda: first.plan(base=1),
+                lambda: first.end(OperationState.DONE),
+                first.let_go,
+                lambda: _step(first),
+            ):
                 first._ended.clear()
                 with pytest.raises(StreamwardenError, match="OPERATION_INTERRUPTED"):
                     write()
-            second.plan(mine=1)
-            assert (document(workspace).state, document(workspace).plan) == ("running", {"mine": 1})
-            second.end("done")
+            second.plan(base=2)
+            assert (document(workspace).state, document(workspace).plan.base) == ("running", 2)
+            second.end(OperationState.DONE)
         first._ended.set()
 
 
@@ -213,7 +219,7 @@ def test_who_was_replaced_can_write_no_more(workspace: Workspace) -> None:
         with begin(workspace, JOB, "restore", by="another", params=PARAMS) as second:
             with pytest.raises(StreamwardenError, match="OPERATION_INTERRUPTED"):
                 _step(first)
-            second.end("done")
+            second.end(OperationState.DONE)
         first._ended.set()
     assert document(workspace).id == second.id
 
@@ -246,7 +252,7 @@ def test_it_gives_signs_of_life_until_its_end(workspace: Workspace, monkeypatch:
     with begin(workspace, JOB, "restore", by="me", params=PARAMS) as handle:
         begun = document(workspace).seen_at
         _until(lambda: document(workspace).seen_at > begun)
-        handle.end("done")
+        handle.end(OperationState.DONE)
     ended = document(workspace).seen_at
     time.sleep(0.1)
     assert document(workspace).seen_at == ended
@@ -302,7 +308,7 @@ def test_another_processs_operation_is_respected_while_it_lives_and_gone_on_with
     with begin(workspace, JOB, "restore", by="me", params=PARAMS) as handle:
         assert (handle.id, handle.resumed) == (name, True)
         assert document(workspace).process == current_process()
-        handle.end("done")
+        handle.end(OperationState.DONE)
     assert past(workspace) == {name: "done"}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from streamwarden.model.operation import OperationState
 from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.model.spec import RetentionSpec
 from streamwarden.model.status import CheckpointRef, Desired, utc_now
@@ -77,7 +78,7 @@ def test_a_savepoint_used_by_a_killed_operation_is_freed_once_another_took_its_p
     record = catalog.find(workspace, JOB, made.id).record
     assert record.in_use_by == [handle.id], "it may still be resumed"
     with begin(workspace, JOB, "restore", by="another", params={}) as later:
-        later.end("done")
+        later.end(OperationState.DONE)
     catalog.housekeeping(workspace, JOB, RetentionSpec())
     assert catalog.find(workspace, JOB, made.id).record.in_use_by == []
     catalog.delete(workspace, JOB, made.id)

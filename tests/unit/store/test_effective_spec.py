@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from streamwarden.model.status import Width
+from streamwarden.model.status import Parallelism, Width
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import as_before, decide, effective_spec, forget_overruled, width_of
 from streamwarden.store.workspace import Workspace, open_workspace
@@ -49,7 +49,7 @@ def rescaled(workspace: Workspace, partitions: int, cores: int) -> None:
     JobDocuments(workspace.storage, JOB).parallelism.write(decided)
 
 
-def put_back(workspace: Workspace, kept: dict[str, Any] | None, *, by: str) -> None:
+def put_back(workspace: Workspace, kept: Parallelism | None, *, by: str) -> None:
     found = as_before(workspace, JOB, kept, by=by)
     if found is not None:
         JobDocuments(workspace.storage, JOB).parallelism.write(found)
@@ -92,5 +92,5 @@ def test_it_is_put_back_to_what_it_was(workspace: Workspace) -> None:
     kept = document.read()
     assert kept is not None
     rescaled(workspace, 3, 1)
-    put_back(workspace, kept.model_dump(mode="json"), by="test")
+    put_back(workspace, kept, by="test")
     assert width(workspace) == (8, 2, "1g")

@@ -10,6 +10,7 @@ import yaml
 
 from streamwarden.devserver.__main__ import _stop_jobs
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.operation import OperationState
 from streamwarden.model.status import DriverState, Exit, Heartbeat, Launch, Lease, utc_now
 from streamwarden.runtime.operation_lock import begin
 from streamwarden.runtime.processes import current_process
@@ -60,7 +61,7 @@ def test_a_busy_job_keeps_no_other_from_being_stopped(workspace: Workspace) -> N
     with begin(workspace, "first", "restore", by="somebody", params={}) as handle:
         with pytest.raises(StreamwardenError) as raised:
             driver_control.stop_all(workspace, ["first", "second", "third"], by=BY, timeout=5)
-        handle.end("done")
+        handle.end(OperationState.DONE)
     assert [wanted(workspace, job) for job in ("first", "second", "third")] == ["running", "suspended", "suspended"]
     assert raised.value.code == "STOP_INCOMPLETE"
     assert "first" in raised.value.what and "OPERATION_RUNNING" in raised.value.what
@@ -95,7 +96,7 @@ def test_going_down_tells_of_a_job_that_an_operation_works_on(
     JobDocuments(workspace.storage, "first").exit("i1").write(Exit(incarnation="i1", at=utc_now(), outcome="stopped"))
     with begin(workspace, "first", "rescale", by="somebody", params={}) as handle:
         assert _stop_jobs(workspace, 0.5) == 1
-        handle.end("done")
+        handle.end(OperationState.DONE)
     said = capsys.readouterr().err
     assert handle.id in said
     assert "removed" in said and "STOP_TIMED_OUT" in said

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.health_spec import HealthSpec
+from streamwarden.model.operation import Operation
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import (
@@ -27,7 +28,6 @@ from streamwarden.model.status import (
     Heartbeat,
     Launch,
     Lease,
-    Operation,
     Progress,
     Restart,
     Supervision,
