@@ -30,7 +30,7 @@ setup: .venv/.ready ## Install everything the other targets need
 .venv/.ready: pyproject.toml examples/nyc_taxi/pyproject.toml uv.lock streamwarden/spark/jars.toml streamwarden/spark/class_archive.py \
 		streamwarden/spark/conditional_put.py $(wildcard streamwarden/spark/java/*.java) | .tools/bin/uv
 	@echo "setup: Python packages (180 of them; a minute or two the first time)"
-	@$(UV) sync --locked --python $(PYTHON)
+	@$(UV) sync --locked --all-extras --python $(PYTHON)
 	@echo "setup: JVM jars"
 	@$(BIN)/python -m streamwarden.spark.jars
 	@$(BIN)/python -m streamwarden.spark.conditional_put
@@ -69,7 +69,7 @@ test-long: setup s3-server kafka-server ## Long random sequences, kills and load
 	@$(BIN)/pytest -s -m long
 
 test-fast: setup ## The tests that take under half a minute each, without JVM, Airflow or S3
-	@$(BIN)/pytest -m "not slow and not integration and not airflow and not spark and not s3"
+	@$(BIN)/pytest -m "not slow and not integration and not airflow and not spark and not s3 and not packaging"
 
 check: setup ## ruff, mypy, import rules, repository rules
 	@$(BIN)/ruff check .

@@ -7,8 +7,9 @@ here. Raise :class:`StreamwardenError` with a code of the catalogue; free text g
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
-__all__ = ["CATALOGUE", "OUTAGES", "ErrorKind", "StreamwardenError"]
+__all__ = ["CATALOGUE", "OUTAGES", "ErrorKind", "StreamwardenError", "require_extra"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ CATALOGUE: dict[str, ErrorKind] = {
         "The module needs transform() and OUTPUTS as in docs/jobs.md; correct it, or `module` in the job's YAML.",
     ),
     # Set-up
+    "EXTRA_MISSING": ErrorKind(
+        "a package of an optional part is not installed",
+        'Install the named extra, such as `pip install "streamwarden[s3]"`, or all of them: `make setup`.',
+    ),
     "JAVA_MISSING": ErrorKind(
         "no Java 17 was found",
         "Install a Java 17 runtime and put `java` on PATH or set JAVA_HOME.",
@@ -634,6 +639,27 @@ class StreamwardenError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions cross process borders (Airflow pickles them); the default would pass the wrong arguments.
         return (_rebuild, (self.code, self.what, self.remedy, self.retryable))
+
+
+def require_extra(extra: str, module: str) -> None:
+    """Check that an extra of this package is installed. Does not import it.
+
+    Parameters
+    ----------
+    extra
+        Its name in ``pyproject.toml``.
+    module
+        A module that only this extra installs.
+
+    Raises
+    ------
+    StreamwardenError
+        ``EXTRA_MISSING``, with the command that installs the extra.
+    """
+    if find_spec(module) is None:
+        raise StreamwardenError(
+            "EXTRA_MISSING", f"{module} is not there", remedy=f'Install it: `pip install "streamwarden[{extra}]"`.'
+        )
 
 
 def _rebuild(code: str, what: str, remedy: str, retryable: bool | None = None) -> StreamwardenError:

@@ -26,7 +26,7 @@ import httpx
 import psutil
 
 from streamwarden.devserver.rest import AirflowClient, AirflowRequestFailed
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import StreamwardenError, require_extra
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.runtime.processes import is_alive, process_of
 
@@ -211,7 +211,10 @@ class Standalone:
         ------
         StandaloneError
             If it does not become healthy; everything is stopped again.
+        StreamwardenError
+            ``EXTRA_MISSING`` if Airflow is not installed.
         """
+        require_extra("airflow", "airflow")
         deadline = time.monotonic() + timeout
         self.stop()
         self.home.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from typing_extensions import override
 from streamwarden.errors import StreamwardenError
 from streamwarden.landing.file import LandedFile, shown
 from streamwarden.model.spec import FileSource
-from streamwarden.storage import Bucket, S3Location
+from streamwarden.storage import S3Location
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["LandingFolder", "Listing", "landing_folder"]
@@ -141,6 +141,9 @@ class _S3Folder(LandingFolder):
     atomic = True
 
     def __init__(self, location: S3Location) -> None:
+        # Here, because it loads botocore. A workspace on S3 has checked that this is installed.
+        from streamwarden.storage.s3_client import Bucket
+
         self._location = location
         self._bucket = Bucket(location, connections=1, attempts=3, read_timeout_s=20)
 

@@ -16,7 +16,8 @@ from typing_extensions import override
 from streamwarden.errors import StreamwardenError
 from streamwarden.storage.base import Conflict, Entry, Storage
 from streamwarden.storage.files import FileInfo, FileStore, Hashed
-from streamwarden.storage.s3_client import Bucket, S3Location, error_code
+from streamwarden.storage.s3_client import Bucket, error_code
+from streamwarden.storage.s3_location import S3Location
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import CompletedPartTypeDef, CopySourceTypeDef

@@ -6,18 +6,18 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from botocore import exceptions as failures
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.storage.s3_location import S3Location
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, HeadObjectOutputTypeDef, ObjectTypeDef
 
-__all__ = ["Bucket", "S3Location", "error_code", "make_client"]
+__all__ = ["Bucket", "error_code", "make_client"]
 
 _BODY_TRIES = 3
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
@@ -32,33 +32,6 @@ _NO_CREDENTIALS = (
     failures.ProfileNotFound,
 )
 _NO_ANSWER = (failures.ConnectionError, failures.HTTPClientError, failures.IncompleteReadError)
-
-
-@dataclass(frozen=True)
-class S3Location:
-    """A location on S3. Credentials are not part of it: boto3 and Spark each read them from the environment.
-
-    Parameters
-    ----------
-    bucket
-        The bucket's name. It must exist.
-    prefix
-        Common beginning of every key, without a slash at either end; empty for the whole bucket.
-    endpoint
-        ``http(s)://host:port`` of another server than Amazon's. Its buckets are addressed by path, because such a
-        server has one host name. None for Amazon's.
-    region
-        Region for which requests are signed.
-    """
-
-    bucket: str
-    prefix: str = ""
-    endpoint: str | None = None
-    region: str = "us-east-1"
-
-    def uri(self, scheme: str) -> str:
-        """Return the location as an address without a final slash: ``s3a`` for Spark, ``s3`` for others."""
-        return f"{scheme}://{self.bucket}/{self.prefix}".rstrip("/")
 
 
 class Bucket:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from streamwarden.model.profile import Profile, S3Spec
 from streamwarden.model.spec import JobSpec
-from streamwarden.storage import FileStore, LocalFiles, LocalStorage, S3Files, S3Location, S3Storage, Storage
+from streamwarden.storage import FileStore, LocalFiles, LocalStorage, S3Location, Storage
 from streamwarden.store.config import config_dir, load_job, load_profile
 from streamwarden.store.root import checked_root
 
@@ -118,13 +118,15 @@ def open_workspace(
     Raises
     ------
     StreamwardenError
-        ``CONFIG_NOT_FOUND`` or ``CONFIG_INVALID``.
+        ``CONFIG_NOT_FOUND`` or ``CONFIG_INVALID``; ``EXTRA_MISSING`` if the profile has S3 and boto3 is not installed.
     """
     folder = (config or config_dir()).resolve()
     loaded = load_profile(profile or os.environ.get(PROFILE_ENV) or "local", config=folder)
     chosen = Path(root or os.environ.get(ROOT_ENV) or loaded.root)
     resolved = checked_root(chosen if chosen.is_absolute() else (folder.parent / chosen).resolve(), loaded.name)
     if loaded.s3 is not None:
+        from streamwarden.storage import S3Files, S3Storage
+
         location = _location(loaded.s3)
         return Workspace(
             config=folder,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,14 @@ def test_with_a_bucket_the_root_keeps_what_is_local(tmp_path: Path) -> None:
     assert place.source_path("landing") == str(tmp_path / "root" / "landing")
     assert place.log_dir("job", "id").is_relative_to(tmp_path)
     assert place.delta_rs("trips") == ("s3://one-bucket/team/streams/tables/trips", {"AWS_REGION": "eu-central-1"})
+
+
+def test_s3_without_boto3_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamwarden.errors.find_spec", lambda name: None if name == "boto3" else find_spec(name))
+    opened(tmp_path)
+    with pytest.raises(StreamwardenError) as caught:
+        opened(tmp_path, s3={"bucket": "one-bucket"})
+    assert caught.value.code == "EXTRA_MISSING" and 'pip install "streamwarden[s3]"' in caught.value.remedy
 
 
 def test_the_environment_fills_in_what_the_profile_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
