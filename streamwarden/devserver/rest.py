@@ -1,4 +1,8 @@
-"""Client for the part of Airflow's REST API that the demo, ``make up`` and the tests need."""
+"""Client for the part of Airflow's REST API that the demo, ``make up`` and the tests need.
+
+By hand: on apache-airflow-client 3.3.2 the same methods are 108 lines of code instead of 115, because login and
+retries stay. Its import takes 1.7 s of CPU.
+"""
 
 from __future__ import annotations
 

@@ -85,6 +85,10 @@ class DeltaLog:
 
     Does not read Delta's own checkpoints, so it knows of no version whose JSON file was cleaned up.
 
+    By hand, because deltalake returns neither a single commit's actions nor the versions whose files are still there.
+    It also reads the table's list of files: without a Delta checkpoint, 1.1 s of CPU for 5,000 commits, where this
+    listing takes 0.06 s.
+
     Parameters
     ----------
     files
@@ -148,6 +152,9 @@ class DeltaLog:
 
         A batch without rows has no commit: then the version is the one before the first later batch's. Commits without
         a transaction (OPTIMIZE, a manual correction) belong to the batch before them.
+
+        By hand, because deltalake's ``transaction_version`` gives an application's newest batch, and not the version
+        that another batch has left.
 
         Parameters
         ----------
