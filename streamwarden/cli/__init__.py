@@ -1,4 +1,4 @@
-"""The command line: all that the DAGs do, and what a person needs beside them.
+"""The command line: all that the DAGs do, and further commands for operators.
 
 Another package adds commands of its own by an entry point of the group ``streamwarden.commands``, a ``typer.Typer``.
 

@@ -1,4 +1,4 @@
-"""The command that recommends how wide a job should run."""
+"""The command that recommends a job's parallelism."""
 
 from __future__ import annotations
 

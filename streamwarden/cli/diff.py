@@ -27,12 +27,12 @@ __all__ = ["app", "described"]
 app = typer.Typer()
 
 _DOES = {
-    Effect.NONE: "a deploy leaves the driver alone",
-    Effect.LIVE: "a deploy writes it down, and leaves the driver alone",
-    Effect.RESTART: "a deploy stops the driver between batches and starts another, and goes back if that is unhealthy",
-    Effect.SAVEPOINT: "a deploy stops the driver between batches, takes a savepoint, starts another driver, and goes"
-    " back if that is unhealthy",
-    Effect.REFUSED: "a deploy is refused, and the job goes on as it is",
+    Effect.NONE: "a deploy changes nothing",
+    Effect.LIVE: "a deploy records it, and the driver keeps running",
+    Effect.RESTART: "a deploy stops the driver between batches, starts another, and rolls back if it is unhealthy",
+    Effect.SAVEPOINT: "a deploy stops the driver between batches, takes a savepoint, starts another driver, and rolls"
+    " back if it is unhealthy",
+    Effect.REFUSED: "a deploy is refused, and the job keeps running as it is",
 }
 
 
@@ -44,7 +44,7 @@ def diff(
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show in what a job's YAML differs from what is deployed, and what a deploy would do. Leaves with 1 if refused."""
+    """Show how a job's YAML differs from the deployed one, and what a deploy does. Exits with status 1 if refused."""
     planned = plan(open_workspace(profile, root=root), job)
     if as_json:
         print_json(described(planned))
@@ -75,7 +75,7 @@ def _does(planned: RolloutPlan) -> str:
     if planned.deployed is None:
         return "it was never deployed; a deploy starts it"
     if not planned.running and planned.effect is not Effect.REFUSED:
-        return "it is down; a deploy starts it as its YAML says, without a savepoint or a way back"
+        return "it is down; a deploy starts it with its YAML, without a savepoint or a rollback"
     return _DOES[planned.effect]
 
 

@@ -54,11 +54,11 @@ def deploy(
     root: RootOption = None,
     reason: ReasonOption = "",
     wait: Annotated[float, typer.Option(help="Seconds to wait until the driver runs; 0 does not wait.")] = 120,
-    stop_timeout: Annotated[float, typer.Option(help="Seconds that a driver of another spec may take to stop.")] = 300,
-    health_timeout: Annotated[float, typer.Option(help="Seconds to wait for a changed job's health.")] = 300,
+    stop_timeout: Annotated[float, typer.Option(help="Seconds to wait for the old driver to stop.")] = 300,
+    health_timeout: Annotated[float, typer.Option(help="Seconds to wait for a changed job to become healthy.")] = 300,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a job run as its YAML says now; a running one goes back if it is not healthy so. See `diff` beforehand."""
+    """Run a job with its current YAML; a running job is rolled back if it is not healthy. `diff` shows the changes."""
     workspace = open_workspace(profile, root=root)
     done = deploy_job(workspace, job, by=who(), note=reason, stop_timeout=stop_timeout, health_timeout=health_timeout)
     if wait:
@@ -74,7 +74,7 @@ def deploy(
     if as_json:
         print_json({**asdict(done), "status": job_status(workspace, job)})
     else:
-        how = "launched" if done.launched else "goes on" if done.changes else "was running with this spec already"
+        how = "launched" if done.launched else "keeps running" if done.changes else "was running with this spec already"
         fields = ", ".join(change.field for change in done.changes)
         changed = f"; {done.effect}: {fields}" if done.changes else ""
         out.print(f"{job}: incarnation {done.incarnation} {how}{changed}", markup=False)
@@ -84,18 +84,18 @@ def deploy(
 @reported
 def stop(
     job: Annotated[
-        str, typer.Argument(help="A name in config/jobs, or all that were deployed here.", show_default=False)
+        str, typer.Argument(help="A name in config/jobs, or `all`: every deployed job.", show_default=False)
     ],
     profile: ProfileOption = None,
     root: RootOption = None,
     reason: ReasonOption = "",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the end.")] = 300,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the driver to end.")] = 300,
     kill: Annotated[
-        bool, typer.Option("--kill", help="Then kill a driver that has not ended; the next start finishes its batch.")
+        bool, typer.Option("--kill", help="After the timeout, kill the driver; the next start finishes its batch.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Suspend a job: its driver finishes the batch in flight and ends."""
+    """Stop a job: its driver finishes the batch in flight and ends."""
     workspace = open_workspace(profile, root=root)
     if job == "all":
         seen = driver_control.stop_all(workspace, by=who(), reason=reason, timeout=timeout, kill=kill)
@@ -115,13 +115,13 @@ def stop(
 @reported
 def status(
     job: Annotated[
-        str | None, typer.Argument(help="A name; by default all in config/jobs, and others that are to run.")
+        str | None, typer.Argument(help="A name; default: all in config/jobs, and all deployed ones that should run.")
     ] = None,
     profile: ProfileOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what jobs do and how well they are. Leaves with 1 if one is failed, dead or silent."""
+    """Show the state and health of jobs. Exits with status 1 if any is failed, dead or silent."""
     workspace = open_workspace(profile, root=root)
     if job is not None and job not in deployed_jobs(workspace):
         workspace.job(job)
@@ -207,11 +207,13 @@ def logs(
     job: JobArgument,
     profile: ProfileOption = None,
     root: RootOption = None,
-    incarnation: Annotated[str | None, typer.Option(help="Default: the current or last one.")] = None,
-    source: Annotated[str, typer.Option(help="driver (ours), spark (the JVM's) or console (stray output).")] = "driver",
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are written, until Ctrl-C.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Records in JSON as they are, not as text.")] = False,
+    incarnation: Annotated[str | None, typer.Option(help="Driver run; default: the newest.")] = None,
+    source: Annotated[
+        str, typer.Option(help="driver (Streamwarden), spark (the JVM) or console (other output).")
+    ] = "driver",
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Number of last lines to show.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new lines until Ctrl-C.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Show JSON records unchanged.")] = False,
 ) -> None:
     """Show a driver's log."""
     workspace = open_workspace(profile, root=root)
@@ -243,11 +245,11 @@ def supervise(
     job: JobArgument,
     profile: ProfileOption = None,
     root: RootOption = None,
-    poll: Annotated[float, typer.Option(help="Seconds between looks.")] = 1.0,
+    poll: Annotated[float, typer.Option(help="Seconds between two checks.")] = 1.0,
 ) -> None:
-    """Watch a job and start it again when it dies, as its DAG does, until it is suspended or its budget is spent.
+    """Supervise a job as its DAG does: restart it when it dies, until it is stopped or its restart budget is spent.
 
-    Prints changes of its health. Tells no notifier: that is the DAG's, also while this runs beside it.
+    Prints changes of its health. Sends no notifications: only the DAG does.
     """
     workspace = open_workspace(profile, root=root)
     documents = JobDocuments(workspace.storage, job)
@@ -288,7 +290,7 @@ def supervise(
             elif verdict.action is Action.STOP:
                 ask_to_stop(workspace, seen, by=f"{who()} supervise", why=verdict.why)
         except (OSError, StreamwardenError) as error:
-            # A store that is away, a full disk, or a stop that takes longer, is no reason to watch no longer.
+            # Keep supervising through an outage of the store, a full disk, or a slow stop.
             if isinstance(error, StreamwardenError) and not error.retryable:
                 raise
             code = error.code if isinstance(error, StreamwardenError) else type(error).__name__
@@ -298,7 +300,7 @@ def supervise(
         time.sleep(poll)
     if ended.traceback:
         err.print(ended.traceback, markup=False, soft_wrap=True)
-    # Anew: a stuck one was alive, and has an end to be diagnosed only now.
+    # Observed again: a stuck driver was alive before, and only now has an end to diagnose.
     if (diagnosis := diagnose(workspace, observe(workspace, job))) is not None:
         err.print(describe(diagnosis), markup=False, soft_wrap=True)
     raise ended.to_exception()

@@ -1,4 +1,4 @@
-"""Commands for landed files: what became of each, and reading one again."""
+"""Commands for landed files: list and reread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["landing_app"]
 landing_app = typer.Typer(help="Landed files: list, reread.", no_args_is_help=True)
 
 _JobOption = Annotated[
-    str | None, typer.Option("--job", help="The job that reads them; default: the only one that reads files.")
+    str | None, typer.Option("--job", help="The job that reads them; default: the only job that reads files.")
 ]
 
 
@@ -31,12 +31,12 @@ _JobOption = Annotated[
 @reported
 def list_files(
     job: _JobOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also files that were read, and are as they were.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also files that were read and are unchanged.")] = False,
     profile: ProfileOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what became of landed files. Exits with status 1 if one needs a look: replaced, quarantined or gone."""
+    """List landed files by state. Exits with status 1 if any is replaced, quarantined or gone."""
     workspace = open_workspace(profile, root=root)
     spec = _spec(workspace, job)
     found = landed_files(workspace, spec)
@@ -55,23 +55,21 @@ def list_files(
 @landing_app.command()
 @reported
 def reread(
-    files: Annotated[list[str], typer.Argument(help="Names, as `landing list` shows them.", show_default=False)],
+    files: Annotated[list[str], typer.Argument(help="Names as `landing list` shows them.", show_default=False)],
     job: _JobOption = None,
-    double: Annotated[
-        bool, typer.Option("--double", help="Even where rows that were read before will be there twice.")
-    ] = False,
+    double: Annotated[bool, typer.Option("--double", help="Also where a table will have the rows twice.")] = False,
     profile: ProfileOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read landed files once more, such as one that was replaced. Rows that a table has already are dropped by keys."""
+    """Read landed files again, such as a replaced one. Rows whose keys are in the table already are dropped."""
     workspace = open_workspace(profile, root=root)
     spec = _spec(workspace, job)
     request = ask_reread(workspace, spec, files, by=who(), doubling=double)
     if as_json:
         print_json(request.model_dump(mode="json"))
     else:
-        out.print(f"{spec.name}: asked for {len(request.files)} files; the driver plans them at its next look")
+        out.print(f"{spec.name}: {len(request.files)} files requested; the driver reads them with its next plan")
 
 
 def _spec(workspace: Workspace, job: str | None) -> JobSpec:
@@ -81,7 +79,7 @@ def _spec(workspace: Workspace, job: str | None) -> JobSpec:
     reading = [spec for spec in specs if isinstance(spec.source, FileSource)]
     if len(reading) != 1:
         names = ", ".join(spec.name for spec in reading) or "none"
-        raise StreamwardenError("LANDING_NONE", f"which job is meant? These read files: {names}")
+        raise StreamwardenError("LANDING_NONE", f"name a job with --job; these read files: {names}")
     return reading[0]
 
 

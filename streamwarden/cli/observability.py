@@ -1,4 +1,4 @@
-"""Commands that look at what drivers report: every batch, and where metrics are scraped."""
+"""Commands that show what drivers report: batches, and metrics endpoints."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def progress(
     job: JobArgument,
     profile: ProfileOption = None,
     root: RootOption = None,
-    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many of the newest batches.")] = 20,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="Number of newest batches to show.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a job's batches, newest last, as its drivers wrote them down; the very newest may be missing for a while."""
+    """Show a job's batches from the table job_progress, newest last. It may lag by some batches."""
     # Here, since it loads delta-rs, which no other command needs.
     from streamwarden.formats.progress_table import ProgressTable
 
     workspace = open_workspace(profile, root=root)
     found = ProgressTable(workspace).read(job, last)
     if not found:
-        # Of a job that was removed the batches are still there; a name that never was one is a mistake.
+        # A removed job's batches are still there; an unknown name is an error.
         workspace.job(job)
     if as_json:
         print_json([{name: _plain(value) for name, value in row.items()} for row in found])
@@ -47,11 +47,11 @@ def progress(
 def targets(profile: ProfileOption = None, root: RootOption = None) -> None:
     """Print the drivers' Prometheus endpoints as JSON, in the format of Prometheus' file-based service discovery.
 
-    A driver that should run and doesn't is among them: then `up` is 0, and there is something to alert on.
+    A driver that should run but doesn't is included: its `up` is 0, so that an alert can fire.
     """
     workspace = open_workspace(profile, root=root)
     found = metrics_targets(workspace)
-    # `job` as the metrics themselves have it: without it `up` would not say whose it is.
+    # The metrics have the label `job` themselves; `up` would have none.
     labels = {"profile": workspace.profile.name}
     print_json([{"targets": [address], "labels": {**labels, "job": job}} for job, address in found.items()])
 

@@ -1,4 +1,4 @@
-"""What is on record of restores, rollouts and rescales, for a terminal."""
+"""Restores, rollouts and rescales as a table for a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["operation_table"]
 
 
 def operation_table(found: list[Operation]) -> Table:
-    """Return operations as a table: who asked for what and why, the steps, and how it ended."""
+    """Return operations as a table: requester, reason, changes, steps and outcome."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("operation", "step", "took", "detail"):
         table.add_column(name, justify="right" if name == "took" else "left")

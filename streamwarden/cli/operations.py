@@ -1,4 +1,4 @@
-"""Commands for operations: what was done to a job in several steps, and the way out of one that is stuck."""
+"""Commands for operations: list them, and abandon a stuck one."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def list_operations(
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what was done to a job in several steps, such as a restore, newest last."""
+    """Show a job's restores, rollouts and rescales with their steps, newest last."""
     workspace = open_workspace(profile, root=root)
     found = list(operations_of(JobDocuments(workspace.storage, job)))[::-1]
     if not found:
-        # Of a job whose YAML was removed they are still there; a name that never was one is a mistake.
+        # A removed job's operations are still there; an unknown name is an error.
         workspace.job(job)
     if as_json:
         print_json([dump(one) for one in found])
@@ -62,10 +62,10 @@ def abandon(
     job: JobArgument,
     profile: ProfileOption = None,
     root: RootOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise it is only said what is in force.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="End it; without this option only show what is in force.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """End an unfinished operation whose process died, and roll nothing back. Exits with status 1 without --yes."""
+    """End an operation whose process died, without a rollback. Exits with status 1 without --yes."""
     workspace = open_workspace(profile, root=root)
     ended = end_by_hand(workspace, job, by=who()) if yes else _unfinished(workspace, job)
     known = _in_force(workspace, job)
@@ -76,7 +76,7 @@ def abandon(
         for name, value in known.items():
             out.print(f"  {name}: {value}", markup=False, soft_wrap=True)
         if not yes:
-            out.print("Nothing was changed: with --yes it is ended, and this stays in force", markup=False)
+            out.print("Nothing was changed. --yes ends the operation, and this stays in force", markup=False)
     if not yes:
         raise typer.Exit(1)
 

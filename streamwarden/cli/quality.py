@@ -26,15 +26,17 @@ app = typer.Typer()
 @app.command()
 @reported
 def check(
-    table: Annotated[list[str] | None, typer.Option("--table", "-t", help="Table; default all with a suite.")] = None,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", "-t", help="Table to check; default: all that have a suite.")
+    ] = None,
     profile: ProfileOption = None,
     root: RootOption = None,
     expectations: Annotated[
-        Path | None, typer.Option(help="Folder of suites; default expectations/ beside config/.")
+        Path | None, typer.Option(help="Folder of suites; default: expectations/ beside config/.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check output tables against their expectations. Leaves with 1 if one is not met."""
+    """Check output tables against their expectations. Exits with status 1 if any fails."""
     from streamwarden.quality.runner import check as run_check
 
     workspace = open_workspace(profile, root=root)

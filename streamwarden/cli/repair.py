@@ -1,4 +1,4 @@
-"""The command that mends a job's damaged control documents."""
+"""The command that repairs a job's damaged control documents."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ def repair(
     job: JobArgument,
     profile: ProfileOption = None,
     root: RootOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise it is only said what would be done.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it; without this option only show what would be done.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Restore a job's damaged control documents from what else is known. Exits with status 1 if any is left damaged."""
+    """Rebuild a job's damaged control documents. Exits with status 1 if any is damaged and --yes was not given."""
     found = mend(open_workspace(profile, root=root), job, by=who(), dry_run=not yes)
     if as_json:
         print_json([asdict(one) for one in found])

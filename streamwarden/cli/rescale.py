@@ -1,4 +1,4 @@
-"""Commands for how wide a job runs: rescale, and its cancelling."""
+"""The command that rescales a job, or cancels a rescale."""
 
 from __future__ import annotations
 
@@ -32,41 +32,45 @@ __all__ = ["app"]
 app = typer.Typer()
 
 _TIMEOUT_S = 300.0
-_DEFAULT = f"{_TIMEOUT_S:.0f}, or with --resume what it was"
-_HEALTH = f"{_TIMEOUT_S:.0f}, or three trigger intervals if they are longer; with --resume what it was"
+_DEFAULT = f"{_TIMEOUT_S:.0f}; with --resume as before"
+_HEALTH = f"{_TIMEOUT_S:.0f}, or three trigger intervals if longer; with --resume as before"
 
 
 @app.command()
 @reported
 def rescale(
     job: JobArgument,
-    partitions: Annotated[int | None, typer.Option("--partitions", "-n", help="State partitions.")] = None,
-    cores: Annotated[int | None, typer.Option("--cores", "-c", help="Cores, as resources.cores.")] = None,
-    memory: Annotated[str | None, typer.Option("--memory", "-m", help="JVM heap, as resources.memory: 2g.")] = None,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-n", help="New number of state partitions.")
+    ] = None,
+    cores: Annotated[int | None, typer.Option("--cores", "-c", help="New resources.cores.")] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", "-m", help="New resources.memory, the JVM heap, such as 2g.")
+    ] = None,
     on_timeout: Annotated[
-        str, typer.Option(help="For a job that only is not caught up in time: 'roll back' or 'hold'.")
+        str, typer.Option(help="If the job runs but has not caught up in time: 'roll back' or 'hold'.")
     ] = "roll back",
     mode: Annotated[
         str,
         typer.Option(
-            "--mode", "--way", help="'online' prepares the state while the job runs; 'offline' stops the job first."
+            "--mode", "--way", help="'online': the job runs while its state is copied. 'offline': it is stopped first."
         ),
     ] = "online",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Look whether it can be done, and do nothing.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the rescale whose process died.")] = False,
-    cancelled: Annotated[bool, typer.Option("--cancel", help="Ask the rescale that goes on to go back.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show whether it can be done.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a rescale whose process died.")] = False,
+    cancelled: Annotated[bool, typer.Option("--cancel", help="Cancel the running rescale; it is rolled back.")] = False,
     profile: ProfileOption = None,
     root: RootOption = None,
     reason: ReasonOption = "",
     stop_timeout: Annotated[
-        float | None, typer.Option(help="Seconds that the driver may take to stop.", show_default=_DEFAULT)
+        float | None, typer.Option(help="Seconds to wait for the driver to stop.", show_default=_DEFAULT)
     ] = None,
     health_timeout: Annotated[
-        float | None, typer.Option(help="Seconds to wait for health; then it goes back.", show_default=_HEALTH)
+        float | None, typer.Option(help="Seconds to wait for health before rolling back.", show_default=_HEALTH)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change a job's state partitions, cores or memory, keeping its state; go back if it does not become healthy."""
+    """Change a job's state partitions, cores or memory, keeping its state; roll back if it is not healthy."""
     if on_timeout not in get_args(OnTimeout):
         raise typer.BadParameter(f"{on_timeout!r} is not 'roll back' or 'hold'", param_hint="--on-timeout")
     _refuse_together(
@@ -76,9 +80,9 @@ def rescale(
     workspace = open_workspace(profile, root=root)
     if cancelled:
         asked = cancel(workspace, job, by=who())
-        out.print(f"{job}: rescale {asked.id} is asked to go back", markup=False)
+        out.print(f"{job}: rescale {asked.id} is asked to roll back", markup=False)
         if active_operation(workspace, job) is None:
-            out.print("Its process died: it goes back once it is resumed, by --resume", markup=False)
+            out.print("Its process died: it rolls back once it is resumed with --resume", markup=False)
         return
     if dry_run:
         planned = plan_rescale(workspace, job, partitions=partitions, cores=cores, memory=memory)
@@ -89,7 +93,7 @@ def rescale(
     given: dict[str, float | None] = {"stop_timeout": stop_timeout, "health_timeout": health_timeout}
     timeouts: dict[str, float | None] = {"stop_timeout": _TIMEOUT_S, "health_timeout": None}
     if resume:
-        # Whoever asked for it: it is known again by that, and by what was asked for.
+        # The interrupted rescale is found again by its requester and its parameters.
         left = interrupted_operation(workspace, job, "rescale")
         by, params = left.by, left.params
         timeouts |= {"stop_timeout": left.plan.stop_timeout, "health_timeout": left.plan.health_timeout}
@@ -110,14 +114,14 @@ def rescale(
 
 
 def _refuse_together(modes: dict[str, bool], sizes: dict[str, object]) -> None:
-    """Refuse options of which one would be passed over in silence."""
+    """Refuse options of which one would be ignored silently."""
     chosen = [name for name, is_given in modes.items() if is_given]
     given = [name for name, value in sizes.items() if value is not None]
     if len(chosen) > 1:
         raise typer.BadParameter(f"not together with {chosen[1]}", param_hint=chosen[0])
     if given and chosen and chosen != ["--dry-run"]:
         raise typer.BadParameter(
-            f"not together with {chosen[0]}: the rescale goes on as it was asked", param_hint=given[0]
+            f"not together with {chosen[0]}: the rescale keeps its parameters", param_hint=given[0]
         )
 
 

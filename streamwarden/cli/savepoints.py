@@ -40,7 +40,7 @@ from streamwarden.store.workspace import Workspace, open_workspace
 __all__ = ["app", "catalogue_app", "progress"]
 
 app = typer.Typer()
-catalogue_app = typer.Typer(help="The savepoints that there are.", no_args_is_help=True)
+catalogue_app = typer.Typer(help="List, show, verify, label and delete savepoints.", no_args_is_help=True)
 
 ALL = "all"
 
@@ -49,14 +49,14 @@ SavepointArgument = Annotated[str, typer.Argument(help="An id, a label, or lates
 
 @contextmanager
 def progress(*, hidden: bool) -> Iterator[Report]:
-    """Show bars for what is reported, until the end."""
+    """Show progress bars while the block runs."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=hidden) as bar:
         shown: dict[str, TaskID] = {}
 
         def report(step: str, done: int, total: int) -> None:
             if not total:
-                # A word on what is waited for, without a measure.
+                # A message without a measure.
                 bar.console.print(step, markup=False) if step not in shown else None
                 shown.setdefault(step, TaskID(-1))
                 return
@@ -73,13 +73,13 @@ def take_savepoint(
     job: JobArgument,
     profile: ProfileOption = None,
     root: RootOption = None,
-    stop: Annotated[bool, typer.Option("--stop", help="Suspend the job with it: no row is processed after.")] = False,
-    note: Annotated[str, typer.Option(help="Kept with it.")] = "",
-    verify: Annotated[bool, typer.Option(help="Look it through right away; reading state takes a JVM.")] = True,
-    timeout: Annotated[float, typer.Option(help="With --stop: seconds that the driver may take to stop.")] = 300,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the job with it: no row is processed afterwards.")] = False,
+    note: Annotated[str, typer.Option(help="Kept with the savepoint.")] = "",
+    verify: Annotated[bool, typer.Option(help="Verify it right away; this starts a JVM.")] = True,
+    timeout: Annotated[float, typer.Option(help="With --stop: seconds to wait for the driver to stop.")] = 300,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a savepoint of a job, running or stopped. Leaves with 1 if it is found damaged."""
+    """Take a savepoint of a running or stopped job. Exits with status 1 if it is damaged."""
     workspace = open_workspace(profile, root=root)
     with progress(hidden=as_json) as report:
         if stop:
@@ -104,21 +104,21 @@ def restore(
     savepoint: Annotated[str, typer.Option("--savepoint", "-s", help="An id, a label, or latest (verified).")] = (
         catalog.LATEST
     ),
-    of: Annotated[str | None, typer.Option(help="Another job, whose savepoint it is: JOB becomes its clone.")] = None,
+    of: Annotated[str | None, typer.Option(help="Use a savepoint of this other job: JOB becomes its clone.")] = None,
     outputs: Annotated[
-        str, typer.Option(help="default (as each sink's on_restore says), rewind (put back), leave.")
+        str, typer.Option(help="Output tables: default (each sink's on_restore), rewind or leave.")
     ] = "default",
     suspended: Annotated[
-        bool, typer.Option("--suspended", help="Don't start the job: the next deploy starts it from the savepoint.")
+        bool, typer.Option("--suspended", help="Don't start the job; its next deploy starts it from the savepoint.")
     ] = False,
     profile: ProfileOption = None,
     root: RootOption = None,
     reason: ReasonOption = "",
-    stop_timeout: Annotated[float, typer.Option(help="Seconds that the driver may take to stop.")] = 300,
-    health_timeout: Annotated[float, typer.Option(help="Seconds to wait for health; then it goes back.")] = 300,
+    stop_timeout: Annotated[float, typer.Option(help="Seconds to wait for the driver to stop.")] = 300,
+    health_timeout: Annotated[float, typer.Option(help="Seconds to wait for health before rolling back.")] = 300,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a job from a savepoint, as its YAML says now; go back if it does not become healthy."""
+    """Start a job from a savepoint, with its current YAML; roll back if it does not become healthy."""
     if outputs not in ("default", "rewind", "leave"):
         raise typer.BadParameter(f"{outputs!r} is not default, rewind or leave", param_hint="--outputs")
     chosen: Outputs = outputs  # type: ignore[assignment]
@@ -151,7 +151,7 @@ def housekeeping(
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove what retention lets go and what interrupted work left; for all jobs, look after the table of batches."""
+    """Remove expired savepoints and leftovers of interrupted work; for `all`, also maintain the table job_progress."""
     workspace = open_workspace(profile, root=root)
     jobs = job_names(workspace.config) if job == ALL else [job]
     found = {name: housekeep(workspace, name, workspace.job(name).savepoints.keep) for name in jobs}
@@ -180,7 +180,7 @@ def _progress_table_upkeep(workspace: Workspace) -> dict[str, int]:
 @catalogue_app.command("list")
 @reported
 def list_savepoints(
-    job: Annotated[str | None, typer.Argument(help="A name in config/jobs; all of them by default.")] = None,
+    job: Annotated[str | None, typer.Argument(help="A name in config/jobs; default: all.")] = None,
     profile: ProfileOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
@@ -235,7 +235,7 @@ def show(
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show all that is known of one savepoint. With --json also its files."""
+    """Show the details of a savepoint; with --json also its files."""
     workspace = open_workspace(profile, root=root)
     found = catalog.find(workspace, job, savepoint)
     described = catalog.describe(workspace, found)
@@ -270,10 +270,10 @@ def verify(
     savepoint: Annotated[str, typer.Argument(help="An id, a label, latest, or all.")] = ALL,
     profile: ProfileOption = None,
     root: RootOption = None,
-    state: Annotated[bool, typer.Option(help="Also read the state back; it takes a JVM.")] = True,
+    state: Annotated[bool, typer.Option(help="Also read the state; this starts a JVM.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Look savepoints through: every file's size and SHA-256, and the state's rows. Leaves with 1 if one is damaged."""
+    """Verify every file's size and SHA-256, and the state's rows. Exits with status 1 if any savepoint is damaged."""
     workspace = open_workspace(profile, root=root)
     jobs = workspace.files.folders("savepoints") if job == ALL else [job]
     chosen = _chosen(workspace, jobs, savepoint)
@@ -295,11 +295,11 @@ def verify(
 def label(
     job: JobArgument,
     savepoint: SavepointArgument,
-    text: Annotated[str, typer.Argument(help="The label; an empty one takes it away.", show_default=False)],
+    text: Annotated[str, typer.Argument(help="The label; an empty one removes it.", show_default=False)],
     profile: ProfileOption = None,
     root: RootOption = None,
 ) -> None:
-    """Give a savepoint a name; one that has a name is never removed by retention."""
+    """Label a savepoint; retention never removes a labelled one."""
     record = catalog.label(open_workspace(profile, root=root), job, savepoint, text)
     out.print(f"{job} {record.id}: label {record.label!r}" if text else f"{job} {record.id}: no label", markup=False)
 

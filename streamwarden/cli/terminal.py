@@ -31,16 +31,17 @@ __all__ = [
 P = ParamSpec("P")
 
 ProfileOption = Annotated[
-    str | None, typer.Option("--profile", "-p", help="File in config/profiles. [env STREAMWARDEN_PROFILE, else local]")
+    str | None,
+    typer.Option("--profile", "-p", help="A name in config/profiles. [env STREAMWARDEN_PROFILE, else local]"),
 ]
 RootOption = Annotated[Path | None, typer.Option("--root", help="Replaces the profile's root. [env STREAMWARDEN_ROOT]")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 JobArgument = Annotated[str, typer.Argument(help="A name in config/jobs.", show_default=False)]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept in the record.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, kept in the record.")]
 
 
 def who() -> str:
-    """Return who gives the command, for the record."""
+    """Return the user, for the record."""
     return f"cli:{getpass.getuser()}"
 
 
@@ -50,7 +51,7 @@ def print_json(value: Any) -> None:
 
 
 def reported(command: Callable[P, None]) -> Callable[P, None]:
-    """Print a StreamwardenError as its catalogue words it and leave with 2."""
+    """Print a StreamwardenError with its remedy, and exit with status 2."""
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

@@ -43,19 +43,19 @@ def replay(
     ],
     profile: ProfileOption = None,
     root: RootOption = None,
-    landing: Annotated[Path | None, typer.Option(help="Folder to land files in; default ROOT/landing.")] = None,
-    speed: Annotated[str, typer.Option(help="Seconds of event time a second, or max.")] = "600",
+    landing: Annotated[Path | None, typer.Option(help="Folder to write files to; default: ROOT/landing.")] = None,
+    speed: Annotated[str, typer.Option(help="Seconds of event time per second, or max.")] = "600",
     late_share: Annotated[float, typer.Option(help="Share of trips that arrive late, 0 to 1.")] = 0.05,
     late_min: Annotated[str, typer.Option(help="Least delay of a late trip.")] = "5m",
     late_max: Annotated[str, typer.Option(help="Largest delay of a late trip.")] = "2h",
-    file_every: Annotated[str, typer.Option(help="Event time that one file holds.")] = "15m",
-    start: Annotated[datetime | None, typer.Option(help="Leave out pickups before.")] = None,
-    end: Annotated[datetime | None, typer.Option(help="Leave out pickups from here on.")] = None,
-    seed: Annotated[int, typer.Option(help="Which trips are late; of the generator, which trips there are.")] = 0,
-    again: Annotated[bool, typer.Option("--restart", help="From the start, even where a replay could resume.")] = False,
+    file_every: Annotated[str, typer.Option(help="Event time per file.")] = "15m",
+    start: Annotated[datetime | None, typer.Option(help="Leave out earlier pickups.")] = None,
+    end: Annotated[datetime | None, typer.Option(help="Leave out pickups from this time on.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of late trips, and of the generator.")] = 0,
+    again: Annotated[bool, typer.Option("--restart", help="Start from the beginning instead of resuming.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Land trips in a folder as a collector would, and show how far it is. Ctrl-C stops; the same command resumes."""
+    """Write trips as files into a folder, as a collector would. Ctrl-C stops; the same command resumes."""
     from nyc_taxi.trips.generator import GeneratorOptions, generate
     from nyc_taxi.trips.replay import Replay, ReplayOptions, stop_on_signals
     from nyc_taxi.trips.tlc import read_tlc
@@ -91,15 +91,17 @@ def replay(
 @reported
 def generate_trips(
     path: Annotated[Path, typer.Argument(metavar="OUT", help="Parquet file to write.", show_default=False)],
-    start: Annotated[datetime, typer.Option(help="First pickup.")] = datetime(2023, 3, 6),
-    end: Annotated[datetime, typer.Option(help="Pickups are before this.")] = datetime(2023, 3, 13),
-    trips: Annotated[int | None, typer.Option(help="How many; default as many as green taxis have.")] = None,
+    start: Annotated[datetime, typer.Option(help="Earliest pickup.")] = datetime(2023, 3, 6),
+    end: Annotated[datetime, typer.Option(help="All pickups are earlier than this.")] = datetime(2023, 3, 13),
+    trips: Annotated[
+        int | None, typer.Option(help="Number of trips; default: about as many as green taxis have.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same trips.")] = 0,
-    schema: Annotated[str, typer.Option(help="2023, or 2025 with cbd_congestion_fee.")] = "2023",
-    dirt: Annotated[bool, typer.Option(help="With the dirt that real files have.")] = True,
+    schema: Annotated[str, typer.Option(help="2023, or 2025 (with cbd_congestion_fee).")] = "2023",
+    dirt: Annotated[bool, typer.Option(help="Add the errors that real files have.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Write seeded trips, shaped after the real ones, as a TLC file."""
+    """Generate trips that resemble real ones, and write them as a TLC file."""
     import pyarrow.parquet as pq
 
     from nyc_taxi.trips.generator import GeneratorOptions, generate
