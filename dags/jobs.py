@@ -18,14 +18,14 @@ for name in job_names():
         description=description,
         doc_md=text,
         schedule=None,
-        # A second run waits for the first. If that one ends because the job was stopped, the second deploys nothing.
+        # A second run waits for the first. If the first ends because the job was stopped, the second deploys nothing.
         max_active_runs=1,
         tags=["streamwarden", "job"],
     ) as dag:
         supervise = SuperviseOperator(
             task_id="supervise", job=name, retries=int(os.environ.get("STREAMWARDEN_SUPERVISE_RETRIES") or 1000)
         )
-        # A teardown: it runs however supervise ended, and has no part in the run's state.
+        # A teardown: it runs however supervise ended, and does not count for the run's state.
         release = ReleaseOperator(task_id="release", job=name).as_teardown()
         deploy = DeployOperator(task_id="deploy", pre_execute=known_keys_only(RELIEVES), job=name)
         deploy >> supervise >> release

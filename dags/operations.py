@@ -1,4 +1,4 @@
-"""What an operator does to running jobs."""
+"""DAGs for running jobs: stop, restore, rescale, cancel a rescale, watch and advise."""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -19,18 +19,18 @@ from streamwarden.store.config import job_names
 
 with DAG(
     dag_id="stop",
-    description="Stop a job between batches, or all of them.",
+    description="Stop one job, or all jobs, between two batches.",
     doc_md=(
-        "The driver finishes the batch in flight and ends; nothing is dropped, and a later deploy goes on from there."
+        "The driver finishes the batch in flight and exits. No data is lost: the next deploy continues from there."
         " The job's `supervise` task then succeeds."
     ),
     schedule=None,
     tags=["streamwarden", "operations"],
     params={
         "job": Param(
-            # No default: what is to be stopped is chosen, not overlooked.
+            # No default, so that a job is chosen deliberately.
             type="string",
-            # Those too whose YAML was removed, and with it their own DAG.
+            # Also jobs whose YAML was removed: they have no DAG of their own.
             enum=[*offered_jobs(), ALL_JOBS],
             title="Job",
             description=f"The job to stop; `{ALL_JOBS}` stops every deployed one.",
@@ -41,7 +41,8 @@ with DAG(
             minimum=1,
             maximum=3600,
             title="Timeout (seconds)",
-            description="How long to wait for the end. A stop that takes longer goes on, but this run fails.",
+            description="How long to wait for the driver to exit. A stop that takes longer continues, but this run"
+            " fails.",
         ),
         "reason": Param(default="", type=["null", "string"], title="Reason", description="Kept with the job."),
     },
@@ -56,14 +57,14 @@ with DAG(
 
 with DAG(
     dag_id="restore",
-    description="Start a job from a savepoint; go back by itself if it does not become healthy.",
+    description="Start a job from a savepoint; roll back if it does not become healthy.",
     doc_md=(
-        "Checks first, while the job runs, that the savepoint fits. Then: stop between batches, a savepoint of where"
-        " the job is, a fresh checkpoint, start, wait for health. A job that does not become healthy goes back to the"
-        " untouched checkpoint that it had, and the run fails, saying why. The job's own DAG run goes on all the while;"
-        " where there is none, `supervise` triggers one.\n\n"
-        "The job is started as its YAML says now. Ended by hand, `restore` leaves the job on its old checkpoint or on"
-        " the new one, whole."
+        "Checks first, while the job runs, that the savepoint fits. Then it stops the job between two batches, takes"
+        " a savepoint of its current state, prepares a new checkpoint, starts the job and waits for health. If the"
+        " job does not become healthy, it is rolled back to its previous, untouched checkpoint, and this run fails"
+        " with the reason. The job's own DAG run continues; if there is none, `supervise` triggers one.\n\nThe job"
+        " starts with its current YAML. If `restore` is ended by hand, the job is on its old checkpoint or on the new"
+        " one, never between them."
     ),
     schedule=None,
     tags=["streamwarden", "operations"],
@@ -73,31 +74,31 @@ with DAG(
             default="latest",
             type="string",
             minLength=1,
-            # Suggestions and not a closed list: the newest may be younger than this file's last parsing.
+            # Suggestions, not a closed list: a savepoint may be newer than the last parsing of this file.
             examples=offered_savepoints(job_names()),
             title="Savepoint",
-            description="`latest` is the newest verified one of the job. Or an id or a label; empty the field to see"
-            " what there is to choose from.",
+            description="`latest` (the job's newest verified savepoint), an id or a label. Clear the field to see the"
+            " choices.",
         ),
         "outputs": Param(
             default="default",
             type="string",
             enum=["default", "rewind", "leave"],
             values_display={
-                "default": "default: each table as its on_restore says",
-                "rewind": "rewind: put every table back to the savepoint's version",
-                "leave": "leave: let replayed rows fall on those that are there, by their keys",
+                "default": "default: as on_restore of each table says",
+                "rewind": "rewind: restore every table to the savepoint's version",
+                "leave": "leave: keep the tables; replayed rows match existing ones by their keys",
             },
             title="Output tables",
-            description="By default tables whose rows have keys are left, and those without are put back. A table that"
-            " another job streams from is never put back.",
+            description="By default, tables with keys are left as they are, and tables without keys are restored to"
+            " the savepoint's version. A table that another job streams from is never restored.",
         ),
         "suspended": Param(
             default=False,
             type="boolean",
             title="Leave it suspended",
-            description="Don't start the job: its next deploy starts it from the savepoint. For a job whose source is"
-            " damaged, and is restored after it.",
+            description="Don't start the job; its next deploy starts it from the savepoint. For a job whose source is"
+            " damaged and is restored later.",
         ),
         "reason": Param(default="", type=["null", "string"], title="Reason", description="Kept with the job."),
         "health_timeout": Param(
@@ -106,7 +107,7 @@ with DAG(
             minimum=1,
             maximum=3600,
             title="Health timeout (seconds)",
-            description="How long a restored job may take to its first batch, or to find that there is nothing to do.",
+            description="How long the restored job may take to commit its first batch, or to find no new input.",
         ),
     },
 ):
@@ -120,23 +121,23 @@ with DAG(
         reason="{{ params.reason or '' }}",
         health_timeout="{{ params.health_timeout }}",
     )
-    # A teardown: it also runs after a restore that was ended by hand, and has no part in the run's state.
+    # A teardown: it also runs after a restore that was ended by hand, and does not count for the run's state.
     supervise = EnsureSupervisedOperator(task_id="supervise", job="{{ params.job }}", operation_task_id=restore.task_id)
     restore >> supervise.as_teardown()
 
 with DAG(
     dag_id="rescale",
-    description="Change a job's state partitions, cores or memory, keeping its state; go back if it is not healthy.",
+    description="Change a job's state partitions, cores or memory, keeping its state; roll back if it is not healthy.",
     doc_md=(
-        "Looks first, while the job runs, whether it can, and starts the new driver's JVM beside it. With `online`,"
-        " a savepoint is taken and a copy of it gets the other number of partitions while the job runs on; its state is"
-        " proved to be the same, and it follows the job batch by batch. Only then is the job stopped, between two"
-        " batches, and the new driver takes over. With `offline`, and where the copy can't keep up, the job is"
-        " stopped first. A job that does not become healthy is rolled back to its untouched checkpoint and its earlier"
-        " parallelism, and the run fails with the reason. The job's own DAG run goes on all the while.\n\n"
-        "Leave a field empty to keep what it is. Cores and memory alone need no copy. What is decided here counts over"
-        " the job's YAML until somebody changes the same field there. Ended by hand, `rescale` leaves the job in the"
-        " new or in the old state, whole."
+        "Checks first, while the job runs, whether it can be rescaled, and starts the new driver's JVM. With"
+        " `online`: takes a savepoint, repartitions a copy of its state while the job runs, verifies that the state"
+        " is the same, and lets the copy follow the job batch by batch. Then the job stops between two batches, and"
+        " the new driver takes over. With `offline`, or if the copy can't keep up: the job is stopped first. If"
+        " the job does not become healthy, it is rolled back to its untouched checkpoint and its previous"
+        " parallelism, and this run fails with the reason. The job's own DAG run continues.\n\nLeave a field empty to"
+        " keep its value. A change of cores or memory alone needs no copy. The new values replace the YAML's until"
+        " somebody changes the same field there. If `rescale` is ended by hand, the job is in its old or its new"
+        " state, never between them."
     ),
     schedule=None,
     tags=["streamwarden", "operations"],
@@ -148,9 +149,11 @@ with DAG(
             minimum=1,
             maximum=4096,
             title="State partitions",
-            description="In how many parts the state lies, and how many tasks a batch can use.",
+            description="Number of parts of the state, and of tasks that a batch can use.",
         ),
-        "cores": Param(default=None, type=["null", "integer"], minimum=1, title="Cores", description="Of the driver."),
+        "cores": Param(
+            default=None, type=["null", "integer"], minimum=1, title="Cores", description="Cores of the driver."
+        ),
         "memory": Param(
             default=None,
             type=["null", "string"],
@@ -162,19 +165,19 @@ with DAG(
             type="string",
             enum=["online", "offline"],
             values_display={
-                "online": "online: prepare the state while the job runs, then take over",
+                "online": "online: repartition a copy while the job runs",
                 "offline": "offline: stop the job first",
             },
             title="Mode",
-            description="Matters only if the number of partitions changes. Both end with the same state. For a while"
-            " two drivers need their memory; online for longer.",
+            description="How state partitions are changed. Both modes end with the same state. Two drivers need"
+            " memory at the same time, and for longer in the online mode.",
         ),
         "on_timeout": Param(
             default="roll back",
             type="string",
             enum=["roll back", "hold"],
-            title="When it is not caught up in time",
-            description="A job that fails always goes back; this is about one that runs, and is only slow.",
+            title="If it has not caught up in time",
+            description="For a job that runs but is slow. A job that fails is always rolled back.",
         ),
         "reason": Param(default="", type=["null", "string"], title="Reason", description="Kept with the job."),
         "health_timeout": Param(
@@ -183,11 +186,11 @@ with DAG(
             minimum=1,
             maximum=86400,
             title="Health timeout (seconds)",
-            description="How long it may take to its first batch, and until what came while it was away is worked off."
-            " Empty: 300, or three of the job's trigger intervals if they are longer.",
+            description="How long the job may take to commit its first batch, and to work off the input that arrived"
+            " during the rescale. Empty: 300, or three of the job's trigger intervals if they are longer.",
         ),
         "approval": Param(
-            # Whoever fills in the form has decided already.
+            # A person who fills in the form has decided already.
             default=False,
             type="boolean",
             title="Ask for approval",
@@ -226,25 +229,26 @@ with DAG(
 
 with DAG(
     dag_id="cancel_rescale",
-    description="Ask a rescale that goes on to go back, until its new driver starts.",
+    description="Cancel a running rescale, as long as its new driver has not started.",
     doc_md=(
-        "The rescale goes back before its next step: the job runs on, or is started, as it was, and the rescale's own"
-        " run fails with `OPERATION_CANCELLED`. Once its new driver starts, its health decides, and this fails."
+        "The rescale rolls back before its next step. The job keeps running, or is started again, as it was, and the"
+        " rescale's own run fails with `OPERATION_CANCELLED`. Once the new driver has started, its health decides,"
+        " and this run fails."
     ),
     schedule=None,
     tags=["streamwarden", "operations"],
-    params={"job": Param(type="string", enum=job_names(), title="Job", description="The job that is rescaled.")},
+    params={"job": Param(type="string", enum=job_names(), title="Job", description="The job that is being rescaled.")},
 ):
     CancelRescaleOperator(task_id="cancel", pre_execute=known_keys_only(), job="{{ params.job }}")
 
 with DAG(
     dag_id="watch",
-    description="Raise an alarm where nobody looks after a job that is to run.",
+    description="Raise an alarm if a job that should run is not supervised.",
     doc_md=(
-        "A job whose DAG is paused, or has no run, goes on; but a driver that dies stays down, and nobody is told of"
-        " anything. This says so: by the notifiers of `config/alerts.yaml`, as the alarm `unwatched`, and by failing."
-        " Starts and stops nothing. Every five minutes, unless `STREAMWARDEN_WATCH_SCHEDULE` says otherwise; an empty"
-        " one means none."
+        "A job whose DAG is paused or has no run keeps running. But if its driver dies, it stays down, and nobody is"
+        " notified. For each such job this DAG sends the alarm `unwatched` to the notifiers of `config/alerts.yaml`,"
+        " and fails. It starts and stops nothing. It runs every five minutes; `STREAMWARDEN_WATCH_SCHEDULE` sets"
+        " another schedule, and an empty value means none."
     ),
     schedule=os.environ.get("STREAMWARDEN_WATCH_SCHEDULE", "*/5 * * * *") or None,
     start_date=datetime(2025, 1, 1, tzinfo=UTC),
@@ -258,10 +262,10 @@ with DAG(
     dag_id="advise",
     description="Recommend state partitions and cores for each job, from its load.",
     doc_md=(
-        "One task a job says what it recommends, why, and what stands against doing it, in its log and as XCom"
-        " `advice`. It triggers `rescale` only for a job whose YAML says `advisor.apply: true`, and then within"
-        " `cool_down`, the limits and `per_day`. Has no schedule unless `STREAMWARDEN_ADVISE_SCHEDULE` gives one, such"
-        " as `*/15 * * * *`: each run is a task a job."
+        "One task per job writes its recommendation, the reasons, and what prevents it, to its log and to XCom"
+        " `advice`. It triggers `rescale` only if the job's YAML has `advisor.apply: true`, and within its"
+        " `cool_down`, limits and `per_day`. It has no schedule unless `STREAMWARDEN_ADVISE_SCHEDULE` sets one, such"
+        " as `*/15 * * * *`: each run starts a task per job."
     ),
     schedule=os.environ.get("STREAMWARDEN_ADVISE_SCHEDULE") or None,
     start_date=datetime(2025, 1, 1, tzinfo=UTC),

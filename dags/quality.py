@@ -1,4 +1,4 @@
-"""Checking what the jobs wrote."""
+"""The DAG that checks output tables."""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -16,14 +16,14 @@ with DAG(
     dag_id="quality",
     description="Check the output tables against their expectations.",
     doc_md=(
-        "Runs the Great Expectations suites in `expectations/` over the Delta tables, in one Spark session outside"
-        " Airflow's processes. Writes JSON results and an HTML report below the root's `quality/`. A suite that is not"
-        " met fails the task, which names table and expectation.\n\n"
-        "Has no schedule unless `STREAMWARDEN_QUALITY_SCHEDULE` gives one, such as `@hourly` or `*/15 * * * *`: a check"
-        " starts a JVM and reads whole tables, so how often it pays is a matter of the place, not of this file."
+        "Runs the Great Expectations suites in `expectations/` on the Delta tables, in one Spark session outside"
+        " Airflow's processes. Writes JSON results and an HTML report to `quality/` in the root folder. A failed"
+        " suite fails the task, which names the table and the expectations.\n\nHas no schedule unless"
+        " `STREAMWARDEN_QUALITY_SCHEDULE` sets one, such as `@hourly` or `*/15 * * * *`: a check starts a JVM and"
+        " reads whole tables."
     ),
     schedule=os.environ.get("STREAMWARDEN_QUALITY_SCHEDULE") or None,
-    # For a schedule; the past isn't made up for, because a check always reads the newest version.
+    # For a schedule. No catch-up, because a check always reads the newest version.
     start_date=datetime(2025, 1, 1, tzinfo=UTC),
     catchup=False,
     # A slow check must not pile up JVMs.
@@ -34,10 +34,10 @@ with DAG(
             default=TABLES,
             type="array",
             items={"type": "string", "enum": TABLES} if TABLES else {"type": "string"},
-            # What the form offers to choose from.
+            # The form's choices.
             examples=TABLES,
             title="Tables",
-            description="Which tables to check; none means all.",
+            description="The tables to check; empty: all.",
         )
     },
 ):

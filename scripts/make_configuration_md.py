@@ -31,35 +31,38 @@ _HEAD = """\
 
 <!-- Made by scripts/make_configuration_md.py from the models in streamwarden/model: change it there. -->
 
-A job is described by `config/jobs/NAME.yaml`, a place to run by `config/profiles/NAME.yaml`; `name` in a file is the
-file's name. `config/alerts.yaml` need not be there. Unknown keys, wrong types and impossible combinations are refused,
-with file and field named.
+`config/jobs/NAME.yaml` describes a job, `config/profiles/NAME.yaml` a place to run; `name` in a file is the file's
+name. `config/alerts.yaml` is optional. Unknown keys, wrong types and impossible combinations are refused; the error
+names the file and the field.
 
 A *duration* is a whole number and a unit: `500ms`, `60s`, `5m`, `24h`, `7d`.
 """
 
 ENVIRONMENT = {
     config.CONFIG_ENV: ("`config/` of the checkout", "The folder that holds `jobs/` and `profiles/`."),
-    workspace.PROFILE_ENV: ("`local`", "The profile, where a command or DAG names none."),
+    workspace.PROFILE_ENV: ("`local`", "The profile, if a command or DAG names none."),
     workspace.ROOT_ENV: ("the profile's `root`", "Replaces the profile's `root`."),
     jars.JARS_ENV: ("`.jars/` of the checkout", "The folder of the pinned JVM jars."),
-    jars.MIRROR_ENV: ("Maven Central", "Root of the Maven repository that set-up fetches the jars from."),
-    "STREAMWARDEN_QUALITY_SCHEDULE": ("none", "When DAG `quality` runs by itself, as Airflow writes schedules."),
-    "STREAMWARDEN_VERIFY_SCHEDULE": ("none", "When DAG `verify_savepoints` does."),
-    "STREAMWARDEN_HOUSEKEEPING_SCHEDULE": ("`@hourly`", "When DAG `housekeeping` does; an empty one means never."),
-    "STREAMWARDEN_WATCH_SCHEDULE": ("`*/5 * * * *`", "When DAG `watch` does; an empty one means never."),
+    jars.MIRROR_ENV: ("Maven Central", "Root of the Maven repository from which set-up downloads the jars."),
+    "STREAMWARDEN_QUALITY_SCHEDULE": ("none", "Schedule of DAG `quality`, in Airflow's notation."),
+    "STREAMWARDEN_VERIFY_SCHEDULE": ("none", "Schedule of DAG `verify_savepoints`."),
+    "STREAMWARDEN_HOUSEKEEPING_SCHEDULE": ("`@hourly`", "Schedule of DAG `housekeeping`; empty: never."),
+    "STREAMWARDEN_WATCH_SCHEDULE": ("`*/5 * * * *`", "Schedule of DAG `watch`; empty: never."),
     "STREAMWARDEN_SUPERVISE_RETRIES": (
         "1000",
-        "Retries of a job's `supervise` task, read where DAG files are: for faults of Airflow's own, not of the job.",
+        "Retries of a job's `supervise` task, for faults of Airflow, not of the job. Read when DAG files are parsed.",
     ),
-    "STREAMWARDEN_ADVISE_SCHEDULE": ("none", "When DAG `advise` does."),
+    "STREAMWARDEN_ADVISE_SCHEDULE": ("none", "Schedule of DAG `advise`."),
     "STREAMWARDEN_KAFKA_SECURITY_PROTOCOL": (
         "none",
-        "`security.protocol` of Kafka's clients. So for every property of theirs, with `_` for a dot; it counts over"
-        " the job's YAML.",
+        "`security.protocol` of Kafka's clients. Every client property can be set so, with `_` for a dot; it"
+        " overrides the job's YAML.",
     ),
     "STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG": ("none", "`sasl.jaas.config` of Kafka's clients: the login."),
-    launcher.DRIVER_MODULE_ENV: ("`streamwarden.driver`", "For tests: what a launch runs in the driver's place."),
+    launcher.DRIVER_MODULE_ENV: (
+        "`streamwarden.driver`",
+        "For tests: the module that is launched instead of the driver.",
+    ),
 }
 """Variable: (default, meaning)."""
 
@@ -71,10 +74,10 @@ def render() -> str:
     parts = [_HEAD]
     parts += ["## A job: `config/jobs/NAME.yaml`\n", *_model(JobSpec)]
     parts += ["### Spark settings that are not free\n"]
-    parts += ["`spark` takes any setting but these, each of which follows from something else:\n"]
+    parts += ["`spark` accepts any setting except these, which follow from other fields:\n"]
     parts += [_table(("setting", "follows from"), [(f"`{key}`", why) for key, why in _OWNED_SETTINGS.items()])]
     parts += ["## A place to run: `config/profiles/NAME.yaml`\n", *_model(Profile)]
-    parts += ["## Who is told of alarms: `config/alerts.yaml`\n", *_model(AlertSpec)]
+    parts += ["## Notifications: `config/alerts.yaml`\n", *_model(AlertSpec)]
     parts += ["## Environment variables\n"]
     rows = [(f"`{name}`", default, meaning) for name, (default, meaning) in ENVIRONMENT.items()]
     parts += [_table(("variable", "default", "meaning"), rows)]

@@ -15,8 +15,8 @@ _HEAD = """\
 <!-- Made by scripts/make_errors_md.py from streamwarden/errors.py: change it there. -->
 
 Every error has a stable code. The command line, the logs, the Airflow UI and this page show the same words.
-*Retryable* says whether starting again, with nothing changed, can succeed: a supervisor restarts a job's driver after
-such an error, as far as the job's restart budget goes, and fails the job at once after any other.
+*Retryable* errors may disappear by themselves: a supervisor restarts the job's driver, within its restart budget.
+After any other error, it fails the job at once.
 """
 
 

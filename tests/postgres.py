@@ -178,7 +178,7 @@ class PrivatePostgres:
         return self.folder / "data"
 
     def _make(self, programs: Path) -> None:
-        # The marker first: a folder that is ours is told from one that is not, however far this gets.
+        # The marker first: it identifies our folder even if the following steps fail.
         self.folder.mkdir(parents=True, mode=0o700)
         (self.folder / ".streamwarden").touch()
         secret = self.folder / "password"

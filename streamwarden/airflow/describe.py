@@ -19,10 +19,10 @@ __all__ = ["dag_id_of", "describe_job", "periodic_dag_id", "periodic_savepoints"
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _GUIDE = (
-    "Described in `config/jobs/{file}`. Triggering this DAG deploys the job and supervises it until it is stopped (DAG"
+    "Configured in `config/jobs/{file}`. Triggering this DAG deploys the job and supervises it until it is stopped (DAG"
     " `stop`). While it is deferred, `supervise` holds no worker slot. A dead or silent driver is restarted from its"
-    " checkpoint within the job's failure budget. Marking `supervise` failed stops the driver; clearing it does not,"
-    " and deploys a job that is down."
+    " checkpoint, within the job's restart budget. Marking `supervise` failed stops the driver. Clearing it does not:"
+    " it deploys the job if it is down, and supervises it again."
 )
 
 

@@ -26,7 +26,7 @@ __all__ = ["Alert", "tell"]
 _NOTIFIER_S = 60
 """Seconds that a notifier may take; meanwhile the job is not observed. 60: a slow mail server, tried once."""
 
-_WORDS = {"ok": "well again", "warn": "warning", "critical": "critical"}
+_WORDS = {"ok": "ok again", "warn": "warning", "critical": "critical"}
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def tell(
         notifiers: Sequence[NotifierSpec] | None = load_alerts(workspace.config).of(job)
     except StreamwardenError as error:
         # An error in that file must not end the supervision of a job. The changes stay queued until it is fixed.
-        log.error("nobody is notified: %s", error)
+        log.error("no notification is sent: %s", error)
         notifiers = None
     if notifiers is None:
         wanted = [(alert_queue.ANYBODY, Level.WARN)]
@@ -142,10 +142,10 @@ def _send(
             _notifier(spec)({**context, "alert": alert})
     except (Exception, AirflowTaskTimeout):
         # Any exception: the job's supervision continues, and the notifier is called again.
-        log.exception("notifier %s could not be given: %s", spec.name, alert.title)
+        log.exception("notifier %s failed: %s", spec.name, alert.title)
         alert_queue.sent(workspace, alert.job, spec.name, alert.changes, ok=False)
         return
-    log.info("notifier %s was given: %s", spec.name, alert.title)
+    log.info("notifier %s sent: %s", spec.name, alert.title)
     alert_queue.sent(workspace, alert.job, spec.name, alert.changes, ok=True)
 
 

@@ -34,7 +34,7 @@ def known_keys_only(*passed: str) -> Callable[[Context], None]:
         params = [*context["dag"].params]
         unknown = sorted({*(run.conf or {})} - {*params, *passed})
         if unknown:
-            known = ", ".join(params) or "it takes none"
+            known = ", ".join(params) or "none"
             what = f"{run.dag_id}: {', '.join(unknown)}; known: {known}"
             raise AirflowFailException(str(StreamwardenError("RUN_CONF_UNKNOWN", what)))
 

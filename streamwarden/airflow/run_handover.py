@@ -82,7 +82,7 @@ def relief_of(ti: Any) -> str:
 
 def relief(ti: Any) -> DagRunTriggerException:
     """Return the exception by which a task requests the relief of its run; Airflow marks the task as succeeded."""
-    note = f"goes on supervising after {ti.run_id}, whose tries run out"
+    note = f"takes over supervision from {ti.run_id}, which is running out of tries"
     return run_to_trigger(ti.dag_id, relief_of(ti), note=note, conf={RELIEVES: ti.run_id})
 
 

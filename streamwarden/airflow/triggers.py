@@ -162,7 +162,7 @@ class SuperviseTrigger(BaseTrigger):
                 # An alert about missing supervision does not resume the task, which perhaps can't start.
                 ask = alert_queue.unsent_due(told, but={alert_queue.UNWATCHED})
                 if (lasted or ask) and time.monotonic() >= settled:
-                    why = ", ".join(lasted) or "a notifier is to be asked again"
+                    why = ", ".join(lasted) or "a notification is to be sent again"
                     return _event(ALERT, why, seen, lasted, self._differences(but=lasted))
                 if _is_quiet(seen, verdict) and not self._differing and not told.unsent:
                     quiet = seen
@@ -177,7 +177,7 @@ class SuperviseTrigger(BaseTrigger):
         """
         state = await self._task_state()
         if state != _DELETED and state not in _ENDED:
-            self.log.info("the task is %s: driver %s goes on", state or "cleared", self.incarnation)
+            self.log.info("the task is %s: driver %s keeps running", state or "cleared", self.incarnation)
             return
         done = await asyncio.to_thread(self._stop, f"its supervise task was ended by hand ({state})")
         self.log.info(done)
@@ -288,7 +288,7 @@ class SuperviseTrigger(BaseTrigger):
                 )
             except Exception:
                 # Any exception: if the state is unknown, the driver is left alone.
-                self.log.exception("can't ask for the state of the task")
+                self.log.exception("can't get the state of the task")
                 await asyncio.sleep(1)
                 continue
             run = states.get(ti.run_id)

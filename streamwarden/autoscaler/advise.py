@@ -14,7 +14,7 @@ from streamwarden.errors import OUTAGES, StreamwardenError
 from streamwarden.formats.checkpoint_files import newest_closure
 from streamwarden.model.advisor_spec import AdvisorSpec
 from streamwarden.model.durations import format_duration
-from streamwarden.model.operation import Operation, OperationState, StepName
+from streamwarden.model.operation import Operation, StepName
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import BatchProgress, utc_now
 from streamwarden.operations.rescale_plan import current_width, plan_rescale
@@ -74,10 +74,10 @@ class Advice:
         """Return the advice for a terminal or a log: pairs of topic and text."""
         said = self.recommendation
         changes = ", ".join(f"{name} {getattr(said.now, name)} -> {value}" for name, value in said.changes.items())
-        found = [("recommended", changes or f"as it is: partitions {said.now.partitions}, cores {said.now.cores}")]
-        found += [("because", line) for line in said.why]
+        found = [("recommended", changes or f"no change: partitions {said.now.partitions}, cores {said.now.cores}")]
+        found += [("reason", line) for line in said.why]
         if said.changes:
-            found += [("by itself", "no: " + line) for line in self.holds] or [("by itself", "yes")]
+            found += [("automatic", "no: " + line) for line in self.holds] or [("automatic", "yes")]
         figures = {
             "input": (said.rows_per_second, "{:.0f} rows/s"),
             "capacity": (said.capacity, "{:.0f} rows/s without a pause"),
@@ -87,7 +87,7 @@ class Advice:
         found += [(name, text.format(value)) for name, (value, text) in figures.items() if value is not None]
         if said.expected_busy is not None:
             now, then = said.expected_busy
-            found.append(("a batch", f"takes {now:.0%} of the interval, and {then:.0%} as recommended"))
+            found.append(("a batch", f"takes {now:.0%} of the interval now, {then:.0%} as recommended"))
         return [*found, ("state skew", f"largest partition {said.skew:.1f} times the mean")]
 
     def as_json(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def advise(workspace: Workspace, job: str, *, now: datetime | None = None) -> Ad
     spec = seen.desired.spec
     width, facts = current_width(workspace, job, spec)
     if not seen.phase.alive:
-        why = f"{job} is {seen.phase}: there is no load to go by"
+        why = f"{job} is {seen.phase}: there is no load to measure"
         return Advice(job, at, Recommendation(width, width, (why,)))
     stateful = facts is not None and facts.partitions is not None
     said = recommend(
@@ -264,7 +264,7 @@ def _holds(
     interrupted = next((one for one in past if one.state == "running" and active is None), None)
     if interrupted is not None:
         # A new operation would replace the interrupted one, and nobody would resume that.
-        yield f"{interrupted.kind} {interrupted.id} was interrupted, and is to be gone on with"
+        yield f"{interrupted.kind} {interrupted.id} was interrupted, and must be resumed"
     rescales = [one for one in past if one.kind == "rescale" and one.started_at >= now - _DAY]
     away = sum(any(step.name in _AWAY for step in one.steps) for one in rescales)
     if away >= settings.per_day:
@@ -276,8 +276,7 @@ def _holds(
     failed = _failed_before(rescales, changes)
     if failed is not None:
         why = f": {failed.error.code}" if failed.error else ""
-        how = "was rolled back" if failed.state == OperationState.ROLLED_BACK else "failed"
-        yield f"rescale {failed.id} to the same {how}{why}"
+        yield f"rescale {failed.id} to the same parallelism ended as: {failed.state}{why}"
     if active is None and interrupted is None:
         try:
             plan_rescale(workspace, job, partitions=changes.get("partitions"), cores=changes.get("cores"))

@@ -173,7 +173,7 @@ class _Advisor:
 
     def _unknown(self) -> str:
         window = format_duration(self.settings.window)
-        return f"too little is known of the last {window} at this width: {len(self.recent)} batches"
+        return f"too little is known of the last {window} at this parallelism: {len(self.recent)} batches"
 
     # -- cores -------------------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class _Advisor:
                 # The target is unreachable, but keeping up with arrivals is possible.
                 target = limits.busy_above
                 wanted = self._needed(fitted, rate, catch_up=True, share=target)
-            reason = f"{rate:.0f} rows/s come, and batches take {now:.0%} of the interval"
+            reason = f"{rate:.0f} rows/s arrive, and batches take {now:.0%} of the interval"
             if behind:
                 reason += f"; {self.backlog or 0:.0f} rows wait, too many for {format_duration(limits.catch_up)}"
             return self._more(fitted, wanted, target, reason)
@@ -196,20 +196,20 @@ class _Advisor:
         if peak is None:
             if self.width.cores > limits.min_cores and self._needed(fitted, rate) != self.width.cores:
                 after = format_duration(limits.down_after)
-                self.why.append(f"fewer cores might do, but the load is not known of the last {after} yet")
+                self.why.append(f"fewer cores may be enough, but the load of the last {after} is not known yet")
             return self._within(self.width.cores)
         least = self._needed(fitted, max(peak, rate))
         if least is not None and least < self.width.cores and self._within(least) < self.width.cores:
             after, fewer = format_duration(limits.down_after), self._within(least)
             share = self._busy(fitted, max(peak, rate), fewer)
             self.why.append(
-                f"no more than {max(peak, rate):.0f} rows/s came in the last {after}: with {fewer} cores batches would"
-                f" take {share:.0%} of the interval, at most {limits.target_busy:.0%} are wanted"
+                f"no more than {max(peak, rate):.0f} rows/s arrived in the last {after}: with {fewer} cores batches"
+                f" would take {share:.0%} of the interval; the target is {limits.target_busy:.0%}"
             )
             return fewer
         self.why.append(
-            f"{rate:.0f} rows/s come, and batches take {now:.0%} of the interval: between what asks for fewer cores and"
-            f" {limits.busy_above:.0%}"
+            f"{rate:.0f} rows/s arrive, and batches take {now:.0%} of the interval: fewer cores are not enough,"
+            f" and more are not needed up to {limits.busy_above:.0%}"
         )
         return self._within(self.width.cores)
 
@@ -319,12 +319,12 @@ class _Advisor:
         wanted = partitions
         if partitions < cores:
             wanted = _PER_CORE * cores
-            self.why.append(f"{cores} cores need as many state partitions at least, and there are {partitions}")
+            self.why.append(f"{cores} cores need at least as many state partitions, and there are {partitions}")
         if for_state > max(partitions, wanted):
             wanted = -(-for_state // cores) * cores
             self.why.append(
                 f"a state partition has {state.total / partitions / 2**20:.0f} MiB,"
-                f" {limits.bytes_per_partition / 2**20:.0f} at most are wanted"
+                f" {limits.bytes_per_partition / 2**20:.0f} is the limit"
             )
         fewest = max(_PER_CORE * cores, 2 * for_state)
         # Only if the load is known for long enough: partitions that seem too many now may be needed in an hour.

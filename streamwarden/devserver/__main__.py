@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     up.add_argument("--port", type=int, default=8080, help="of the UI, on loopback")
     up.add_argument("--profile", default=os.environ.get("STREAMWARDEN_PROFILE", "local"))
     down = commands.add_parser("down", help="stop the jobs, then Airflow")
-    down.add_argument("--keep-jobs", action="store_true", help="stop Airflow only; the drivers go on")
+    down.add_argument("--keep-jobs", action="store_true", help="stop Airflow only; the drivers keep running")
     down.add_argument("--timeout", type=float, default=120.0, help="seconds for the jobs to stop")
     for command in (up, down):
         command.add_argument("--home", type=Path, default=_HOME, help="AIRFLOW_HOME")
@@ -53,7 +53,7 @@ def _up(home: Path, port: int, profile: str) -> int:
     running = airflow.running()
     if running and all(running.values()):
         airflow = Standalone(home=home, port=0)
-        out.print("Airflow is up already")
+        out.print("Airflow is running already")
     else:
         airflow.start(progress=lambda what: out.print(f"up: {what}", markup=False))
         airflow.wait_for_dags([f"job_{name}" for name in job_names(workspace.config)])
@@ -76,7 +76,7 @@ def _down(home: Path, *, keep_jobs: bool, timeout: float) -> int:
         )
         code = _stop_jobs(workspace, timeout)
     airflow.stop()
-    out.print("Airflow is down")
+    out.print("Airflow is stopped")
     return code
 
 

@@ -158,4 +158,4 @@ class QueryAhead:
             self._query.abandon()
         except Exception:
             # The JVM may be gone, and the query with it.
-            _log.warning("the query that was started ahead did not end in order", exc_info=True)
+            _log.warning("the query that was started ahead failed to stop", exc_info=True)

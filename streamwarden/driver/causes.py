@@ -126,7 +126,7 @@ def shortened(text: str) -> str:
     if len(text) <= _KEPT:
         return text
     half = _KEPT // 2
-    return f"{text[:half]}\n… {len(text) - _KEPT:,} characters left out; the driver's log has them …\n{text[-half:]}"
+    return f"{text[:half]}\n… {len(text) - _KEPT:,} characters left out; see the driver's log …\n{text[-half:]}"
 
 
 def _worker_traceback(text: str) -> str | None:

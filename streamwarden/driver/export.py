@@ -143,7 +143,7 @@ def _prometheus(spec: PrometheusSpec) -> tuple[MetricReader, str, Callable[[], o
         _log.info("metrics for Prometheus on http://%s/metrics", address)
         # target_info carries the resource; the scope would only mark every metric as Streamwarden's.
         return PrometheusMetricReader(registry=registry, scope_info_enabled=False), address, partial(_end, server)
-    _log.warning("no metrics for Prometheus: %d ports tried, the last: %s", spec.ports, trouble)
+    _log.warning("no metrics for Prometheus: %d ports tried, last error: %s", spec.ports, trouble)
     return None
 
 

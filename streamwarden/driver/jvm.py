@@ -71,7 +71,7 @@ def jvm_end(session: SparkSession | None, logs: Path, *, gone: bool) -> tuple[st
     if words.code is not None:
         return words.code, words.evidence
     how = f"signal {-ended}" if ended < 0 else f"code {ended}"
-    return "JVM_DIED", f"the JVM ended with {how}: {words.evidence or 'its log says nothing'}"
+    return "JVM_DIED", f"the JVM ended with {how}: {words.evidence or 'no error in its log'}"
 
 
 def end_jvm(session: SparkSession) -> None:
@@ -84,7 +84,7 @@ def end_jvm(session: SparkSession) -> None:
             process.stdin.close()
             process.wait(timeout=_END_S)
     except Exception:
-        _log.warning("Spark did not stop in order", exc_info=True)
+        _log.warning("Spark failed to stop", exc_info=True)
         if process is not None:
             process.kill()
             process.wait()

@@ -138,7 +138,7 @@ def _source(progress: StreamingQueryProgress, backlog: Backlog) -> SourceProgres
         return backlog.after(source.startOffset, source.endOffset, source.latestOffset, source.numInputRows)
     except (OSError, StreamwardenError, ValueError):
         # A missing backlog is worth a warning, but must not cost the batch's whole report.
-        _log.warning("batch %d: can't tell what is left of the source", progress.batchId, exc_info=True)
+        _log.warning("batch %d: the rest of the source is unknown", progress.batchId, exc_info=True)
         return None
 
 
@@ -273,7 +273,7 @@ class ProgressListener(StreamingQueryListener):
                 _log.warning("batch %s: its progress could not be written yet", told.progress.batchId, exc_info=True)
                 return
             except Exception:
-                _log.exception("batch %s committed, but its progress could not be told", told.progress.batchId)
+                _log.exception("batch %s committed, but its progress could not be reported", told.progress.batchId)
             del self._unreported[0]
         try:
             self._write()
@@ -318,9 +318,7 @@ class ProgressListener(StreamingQueryListener):
         )
         source = done.source
         if source is not None and source.skipped:
-            _log.warning(
-                "batch %d passed over %d commits, the last: %s", done.batch, source.skipped, source.skipped_last
-            )
+            _log.warning("batch %d skipped %d commits, the last: %s", done.batch, source.skipped, source.skipped_last)
 
     def _write(self) -> None:
         if not self._written:

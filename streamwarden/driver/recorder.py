@@ -87,7 +87,9 @@ class BatchRecorder:
         self._due.set()
         self._thread.join(timeout)
         if self._thread.is_alive() or self._held:
-            _log.warning("the last %d batches are not in the table of batches yet; the next start adds them", self.held)
+            _log.warning(
+                "the last %d batches are not in the table job_progress yet; the next start adds them", self.held
+            )
             return False
         return True
 
@@ -122,7 +124,7 @@ class BatchRecorder:
                 known = isinstance(error, StreamwardenError)
                 said = error.code if isinstance(error, StreamwardenError) else type(error).__name__
                 if said != trouble:
-                    _log.warning("batches wait to be written into their table: %s", error, exc_info=not known)
+                    _log.warning("batches wait to be written to the table job_progress: %s", error, exc_info=not known)
                 trouble = said
             if closing:
                 return
@@ -135,7 +137,9 @@ class BatchRecorder:
             rows = list(self._held)
             dropped, self._dropped = self._dropped, 0
         if dropped:
-            _log.warning("%d batches were dropped from their table: it could not be written for too long", dropped)
+            _log.warning(
+                "%d batches will be missing in the table job_progress: it could not be written for too long", dropped
+            )
         if rows:
             self._table.append(self._job, self._incarnation, self._generation, rows)
             with self._lock:
@@ -161,5 +165,9 @@ class BatchRecorder:
                 break
         for name, generation, recent in reversed(left):
             added = self._table.append(self._job, name, generation, recent)
-            _log.info("%d batches of incarnation %s, which ended before it wrote them, are in their table", added, name)
+            _log.info(
+                "%d batches of incarnation %s, which ended before it wrote them, are in the table job_progress",
+                added,
+                name,
+            )
         return True

@@ -81,7 +81,7 @@ def rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, module:
                 _work_on_state(own, folder)
         _open_outputs(own, workspace, spec)
     except Exception:
-        _log.warning("a rehearsal failed; what comes will take longer", exc_info=True)
+        _log.warning("a rehearsal failed; the first batch will take longer", exc_info=True)
 
 
 def _run(session: SparkSession, workspace: Workspace, spec: JobSpec, module: StreamingJob, folder: Path) -> bool:

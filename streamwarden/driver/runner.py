@@ -181,7 +181,7 @@ class Driver:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         # Only after the lease is acquired: the JVM of a killed driver may still have worked there.
         for dead in work_dirs.sweep(self._workspace, self._job):
-            _log.info("what driver %s had left on this machine's disk is removed", dead)
+            _log.info("removed the scratch folder of driver %s", dead)
         reference = self._checkpoint_ref()
         self._generation = reference.generation
         if self._is_suspended():
@@ -302,7 +302,7 @@ class Driver:
             self._guard()
             owed = begin_no_data_batch(self._workspace.storage, reference.path)
             if owed is not None:
-                _log.info("batch %d is begun without input: the one before moved the watermark", owed)
+                _log.info("batch %d has no input: the one before it moved the watermark", owed)
         return RunningQuery(spec, rows, writer, self._workspace.uri(reference.path), checkpoint)
 
     def _query_ahead(self, reference: CheckpointRef, writer: BatchWriter) -> RunningQuery | None:
@@ -347,7 +347,7 @@ class Driver:
             raise StreamwardenError(cause.code or "BATCH_FAILED", f"{spec.name}: {cause.line}", remedy=cause.remedy)
         if self._failures > spec.failures.tolerable_consecutive and not again:
             self._trace = cause.trace
-            what = f"{spec.name}: {self._failures} tries in a row; the last: {cause.line}"
+            what = f"{spec.name}: {self._failures} failed tries in a row; the last: {cause.line}"
             raise StreamwardenError(cause.code or "BATCH_FAILED", what, remedy=cause.remedy)
         wait = spec.failures.wait_after(self._failures).total_seconds()
         self._say(DriverState.RETRYING, f"try {self._failures} failed, next in {wait:.0f} s: {cause.line}")
@@ -382,7 +382,7 @@ class Driver:
         desired = self._documents.desired.read()
         if desired is None or desired.state != "suspended":
             return False
-        _log.info("not run: the job was suspended by %s meanwhile", desired.updated_by)
+        _log.info("not started: the job was suspended by %s meanwhile", desired.updated_by)
         return True
 
     def _open_session(self, spec: JobSpec) -> SparkSession:

@@ -103,7 +103,7 @@ def stand_by(workspace: Workspace, incarnation: str, output: int) -> Prepared | 
 
 def _end_at_once() -> None:
     """End this process and its JVM at once. Its scratch folder is swept later."""
-    _log.warning("whoever started this process is gone; it ends, and its JVM")
+    _log.warning("the process that started this one is gone; stopping, with the JVM")
     kill(current_process())
 
 
@@ -124,8 +124,8 @@ def _await_executor(session: SparkSession) -> None:
     while spark.getExecutorMemoryStatus().size() <= 1:
         if time.monotonic() >= deadline:
             what = (
-                f"no executor within {_SLOTS_S:.0f} s: {context.master} has no slots left for the driver that stands"
-                " by, or no worker with as much memory"
+                f"no executor within {_SLOTS_S:.0f} s: {context.master} has no free slots for the new driver,"
+                " or no worker with enough memory"
             )
             raise StreamwardenError("RESCALE_FAILED", what)
         time.sleep(_POLL_S)

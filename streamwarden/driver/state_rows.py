@@ -93,4 +93,4 @@ def _plain_folder() -> str:
     for folder in (given, "/tmp", "/var/tmp"):
         if quote(folder) == folder and os.access(folder, os.W_OK | os.X_OK):
             return folder
-    raise OSError(f"no folder for a link whose path has no odd character: not {given}, /tmp, nor /var/tmp")
+    raise OSError(f"no folder found for a link whose path has no special characters: not {given}, /tmp, nor /var/tmp")

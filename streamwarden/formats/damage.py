@@ -33,11 +33,11 @@ def checkpoint_damaged(storage: Storage, checkpoint: str, what: str) -> Streamwa
     for record in records:
         if record is not None and record.verification is not None and record.verification.verdict == "verified":
             command = f"streamwarden restore {job} --savepoint {record.id}"
-            remedy = f"The job cannot go on from it: `{command}` (the newest verified savepoint)."
+            remedy = f"The job cannot continue from it: `{command}` (the newest verified savepoint)."
             return StreamwardenError(error.code, error.what, remedy=remedy)
     words = (
-        f"The job cannot go on from it, and no savepoint is verified: `streamwarden savepoints verify {job} all`, then"
-        f" `streamwarden restore {job}`. Without any, bring the file back from a copy of the disk or bucket, or deploy"
-        " the job under another name with tables of its own: it begins anew."
+        f"The job cannot continue from it, and no savepoint is verified: `streamwarden savepoints verify {job} all`,"
+        f" then `streamwarden restore {job}`. Without a savepoint, restore the file from a backup of the disk or"
+        " bucket, or deploy the job under another name with its own tables: it starts from scratch."
     )
     return StreamwardenError(error.code, error.what, remedy=words)

@@ -143,4 +143,4 @@ def _before(log: DeltaLog, application: str) -> int:
                 was = json.loads(info["operationParameters"]["was"])
                 if application in was:
                     return -1 if was[application] is None else int(was[application])
-    raise StreamwardenError("RESTORE_OUTPUT_GONE", f"{log.folder}: no commit says what {application} had written")
+    raise StreamwardenError("RESTORE_OUTPUT_GONE", f"{log.folder}: no commit shows what {application} had written")

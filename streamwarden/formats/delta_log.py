@@ -76,8 +76,8 @@ class ChangeCommit:
         """Return a message that a job which streams from the table did not read this commit."""
         by = f" ({self.operation})" if self.operation else ""
         # Any other operation may also add new rows to the table.
-        new = "" if self.operation == "DELETE" else ", and read none of the rows that came with it"
-        return f"version {self.version} of {table} deleted or updated rows{by}; the job passed over it{new}"
+        new = "" if self.operation == "DELETE" else ", and did not read the rows that it added"
+        return f"version {self.version} of {table} deleted or updated rows{by}; the job skipped it{new}"
 
 
 class DeltaLog:
@@ -133,7 +133,7 @@ class DeltaLog:
         try:
             found = [json.loads(line) for line in data.splitlines() if line.strip()]
         except ValueError as error:
-            raise StreamwardenError("TABLE_DAMAGED", f"{name} is cut") from error
+            raise StreamwardenError("TABLE_DAMAGED", f"{name} is truncated") from error
         if not found:
             raise StreamwardenError("TABLE_DAMAGED", f"{name} is empty")
         return found

@@ -133,7 +133,7 @@ class Follower:
             ``RESCALE_STATE_DIFFERS``.
         """
         if self.batch != batch:
-            raise StreamwardenError("RESCALE_FAILED", f"{self._paths[1]} stands at {self.batch}, and not at {batch}")
+            raise StreamwardenError("RESCALE_FAILED", f"{self._paths[1]} is at {self.batch}, not at {batch}")
         original, copy = self._paths
         ids = (f"{original}/commits/{batch}", f"{copy}/commits/{batch + self._shift}")
         watermarks = [next_watermark_ms(self._workspace.files.read(key)) for key in ids]

@@ -190,7 +190,7 @@ def _other_type(column: Column, found: Column) -> Misfit:
 
 
 def _other_case(column: Column, found: Column) -> Misfit:
-    why = f"the table has it as {found.name}, and Delta does not tell upper from lower case"
+    why = f"the table has it as {found.name}, and Delta ignores case"
     remedy = f"Name it {found.name} in the module's OUTPUTS and rows."
     return Misfit(column.name, str(found), column.type, why, remedy)
 
@@ -198,10 +198,10 @@ def _other_case(column: Column, found: Column) -> Misfit:
 def _missing(column: Column, place: str, *, known: bool) -> Misfit:
     add = f"ALTER TABLE {place} ADD COLUMNS (`{column.name}` {column.type})"
     if known:
-        why = f"the job has written it ({column.type}), and the table does not have it any more: dropped, or renamed"
+        why = f"the job has written it ({column.type}), but the table no longer has it: dropped or renamed"
         remedy = (
             f"Rename it back (ALTER TABLE {place} RENAME COLUMN … TO `{column.name}`), or bring back an earlier version"
-            f" of the table (RESTORE TABLE {place} TO VERSION AS OF …). If its values may go: {add}."
+            f" of the table (RESTORE TABLE {place} TO VERSION AS OF …). If its values are not needed: {add}."
         )
     else:
         why = f"the table lacks it ({column.type}), and no job of this version has written the table yet"
@@ -210,21 +210,21 @@ def _missing(column: Column, place: str, *, known: bool) -> Misfit:
 
 
 def _removed(column: Column, place: str) -> Misfit:
-    why = f"the job has written it ({column.type}), and its module does not have it any more"
+    why = f"the job has written it ({column.type}), but its module no longer has it"
     keep = (
         "Keep final_when_passed in the sink."
         if column.name == IS_FINAL
         else f"Keep {column.name} in the module's OUTPUTS, and write null."
     )
     remedy = (
-        f"{keep} If the job shall leave it as it is from now on:"
-        f" ALTER TABLE {place} UNSET TBLPROPERTIES ('{RECORD}'); it is then a column like those that others add."
+        f"{keep} If the job should leave it unchanged from now on:"
+        f" ALTER TABLE {place} UNSET TBLPROPERTIES ('{RECORD}'); it then counts as a column that others added."
     )
     return Misfit(column.name, column.type, None, why, remedy)
 
 
 def _not_null(column: Column, place: str) -> Misfit:
-    why = f"it is not the job's ({column.type}) and takes no nulls, so no row of the job can be written"
+    why = f"it is not the job's ({column.type}) and accepts no nulls, so the job can't write a row"
     remedy = f"ALTER TABLE {place} ALTER COLUMN `{column.name}` DROP NOT NULL."
     return Misfit(column.name, column.type, None, why, remedy)
 

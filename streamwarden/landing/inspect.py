@@ -154,9 +154,7 @@ def ask_reread(workspace: Workspace, spec: JobSpec, names: Sequence[str], *, by:
         if name not in there:
             raise StreamwardenError("LANDING_FILE_UNKNOWN", f"{spec.name}: {name} is not in {source.path}")
         if name not in readings:
-            raise StreamwardenError(
-                "LANDING_FILE_UNKNOWN", f"{spec.name}: {name} was not read yet: that comes by itself"
-            )
+            raise StreamwardenError("LANDING_FILE_UNKNOWN", f"{spec.name}: {name} was not read yet: it will be read")
     twice = next(_doubled(workspace, spec), None)
     if twice is not None and not doubling:
         raise StreamwardenError("LANDING_WOULD_DOUBLE", f"{spec.name}: {twice}")
@@ -174,7 +172,7 @@ def _doubled(workspace: Workspace, spec: JobSpec) -> Iterator[str]:
             yield f"the rows of {sink.table} have no keys"
     reference = JobDocuments(workspace.storage, spec.name).checkpoint.read()
     if reference is not None and CheckpointReader(workspace.storage, reference.path).has_state():
-        yield "the job keeps state, in which they would count again"
+        yield "the job keeps state, which would count them again"
 
 
 def _moment(file: LandedFile) -> datetime | None:

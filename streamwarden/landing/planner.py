@@ -218,7 +218,7 @@ class Planner:
             self._plans.create(self._next, files)
         except Conflict:
             # By this driver, whose earlier try had no answer, or by one that has lost its lease: both plans are valid.
-            _log.info("plan %d was there already", self._next)
+            _log.info("plan %d exists already", self._next)
             self.open()
             return False
         _log.info("plan %d: %d landed files, %d bytes", self._next, len(files), sum(file.length for file in files))

@@ -92,7 +92,9 @@ def read_plans(workspace: Workspace, checkpoint: str, *, first: int = 0) -> Iter
                 found = json.loads(line)
                 read = Read(int(found["batchId"]), unquote(found["path"]), int(found.get("timestamp", 0)))
             except (ValueError, KeyError, TypeError) as error:
-                raise StreamwardenError("CHECKPOINT_DAMAGED", f"{folder}/{name}: {line[:80]!r} is no entry") from error
+                raise StreamwardenError(
+                    "CHECKPOINT_DAMAGED", f"{folder}/{name}: {line[:80]!r} is not an entry"
+                ) from error
             if read.batch >= first:
                 yield read
 
@@ -215,7 +217,7 @@ class Plans:
         lines = entry.data.decode().splitlines()
         if not lines or not entry.data.endswith(b"\n"):
             raise StreamwardenError(
-                "DOCUMENT_INVALID", f"{self.folder}/{name}: it is empty, or was cut off", remedy=_REMEDY
+                "DOCUMENT_INVALID", f"{self.folder}/{name}: it is empty or truncated", remedy=_REMEDY
             )
         return lines
 

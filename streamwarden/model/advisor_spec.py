@@ -13,17 +13,17 @@ __all__ = ["AdvisorSpec"]
 
 
 class AdvisorSpec(BaseModel):
-    """How wide the job should run, and whether that is acted upon.
+    """The targets for a job's parallelism, and whether advice is applied.
 
-    Names and most defaults follow the autoscaler of Flink's Kubernetes operator, which goes by DS2 as well.
+    Names and most defaults follow the autoscaler of Flink's Kubernetes operator, which also uses DS2.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     apply: bool = Field(
         default=False,
-        description="Let the DAG `advise` trigger the rescale that it recommends. false: it only says so; a rescale"
-        " stops the job for some seconds, which is for its owner to allow.",
+        description="Let the DAG `advise` trigger the rescale that it recommends. false: it only reports it. A"
+        " rescale stops the job for some seconds, and the job's owner must allow that.",
     )
     target_busy: float = Field(
         default=0.7,
@@ -35,43 +35,44 @@ class AdvisorSpec(BaseModel):
         default=0.9,
         gt=0,
         le=1,
-        description="From this share on more cores are recommended. 0.9: between it and the target nothing is changed,"
-        " so that noise is not answered.",
+        description="More cores are recommended above this share. 0.9: between the target and this share nothing"
+        " changes, so that noise has no effect.",
     )
     window: Duration = Field(
-        default=timedelta(minutes=15), description="What the load is measured over. 15m, as Flink's metrics.window."
+        default=timedelta(minutes=15),
+        description="Time over which the load is measured. 15m, as Flink's metrics.window.",
     )
     catch_up: Duration = Field(
         default=timedelta(minutes=30),
-        description="Within which a backlog should be worked off. 30m, as Flink's catch-up.duration.",
+        description="Time in which a backlog should be processed. 30m, as Flink's catch-up.duration.",
     )
     down_after: Duration = Field(
         default=timedelta(hours=1),
-        description="Fewer cores are recommended only when they would have done throughout this time. 1h, as Flink's"
-        " scale-down.interval: a lull is not worth two rescales.",
+        description="Fewer cores are recommended only if they would have sufficed throughout this time. 1h, as"
+        " Flink's scale-down.interval: a lull is not worth two rescales.",
     )
     cool_down: Duration = Field(
         default=timedelta(minutes=15),
-        description="After the end of a rescale, a restore or a rollout nothing is applied for so long. 15m: a window"
-        " in which nothing but the new state is seen. A rescale that was refused at its first look is none.",
+        description="Time after a rescale, a restore or a rollout in which nothing is applied. 15m: a whole window"
+        " then shows only the new state. A rescale that was refused by its precheck does not count.",
     )
     per_day: int = Field(
         default=8,
         ge=1,
-        description="Rescales in 24 hours that stopped the job, whoever asked for them, above which nothing is applied."
-        " 8: up and down twice a day, in two steps each.",
+        description="Number of rescales in 24 hours above which nothing is applied. Counts every rescale that stopped"
+        " the job, whoever requested it. 8: up and down twice a day, in two steps each.",
     )
     min_cores: int = Field(default=1, ge=1, description="Never fewer. 1.")
-    max_cores: int = Field(default=4, ge=1, le=1024, description="Never more. 4: the machine's owner should say more.")
+    max_cores: int = Field(default=4, ge=1, le=1024, description="Never more. 4: the machine's owner can raise it.")
     min_partitions: int = Field(default=1, ge=1, description="Never fewer. 1.")
     max_partitions: int = Field(
-        default=64, ge=1, le=4096, description="Never more. 64: each is a store to commit in every batch."
+        default=64, ge=1, le=4096, description="Never more. 64: each partition commits a store in every batch."
     )
     bytes_per_partition: int = Field(
         default=2**30,
         ge=2**20,
-        description="State of one partition from which more partitions are recommended. 1 GiB: what a task has to"
-        " fetch and open when it moves, some ten seconds of network or disk.",
+        description="More partitions are recommended above this state per partition. 1 GiB: a task that moves must"
+        " fetch it, in some ten seconds.",
     )
 
     @model_validator(mode="after")

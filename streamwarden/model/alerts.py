@@ -10,11 +10,11 @@ __all__ = ["AlertSpec", "NotifierSpec"]
 
 
 class NotifierSpec(BaseModel):
-    """One Airflow notifier. Secrets belong into an Airflow connection that its arguments name."""
+    """One Airflow notifier. Keep secrets in an Airflow connection, and name that in the arguments."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$", description="How the log names it.")
+    name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$", description="The name in logs.")
     notifier: str = Field(
         alias="class",
         pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$",
@@ -23,19 +23,19 @@ class NotifierSpec(BaseModel):
     )
     level: Literal["warn", "critical"] = Field(
         default="critical",
-        description="From which level on: warn or critical. critical: a notifier usually wakes somebody. The end of an"
-        " alarm is told as well.",
+        description="The lowest level that is sent: warn or critical. critical: a notifier usually wakes somebody."
+        " The end of an alarm is also sent.",
     )
-    jobs: tuple[str, ...] = Field(default=(), description="Only of these jobs; none means all.")
+    jobs: tuple[str, ...] = Field(default=(), description="Only for these jobs; none means all.")
     arguments: dict[str, Any] = Field(
         default_factory=dict,
-        description="Its keyword arguments. Those that it declares as templates know `alert`: `alert.text`,"
-        " `alert.title`, `alert.job`, `alert.level`, `alert.changes`.",
+        description="Its keyword arguments. Templated arguments can use `alert`: `alert.text`, `alert.title`,"
+        " `alert.job`, `alert.level`, `alert.changes`.",
     )
 
 
 class AlertSpec(BaseModel):
-    """What ``config/alerts.yaml`` may say."""
+    """Contents of ``config/alerts.yaml``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

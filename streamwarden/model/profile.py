@@ -23,7 +23,7 @@ __all__ = [
 
 
 class LogSpec(BaseModel):
-    """Log files of a driver, one set an incarnation."""
+    """Log files of a driver, one set per incarnation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -32,39 +32,40 @@ class LogSpec(BaseModel):
     incarnations: int = Field(
         default=100,
         ge=20,
-        description="Runs of each job's driver whose logs and control documents housekeeping keeps, the newest. 100: a"
-        " bad day's restarts. At least 20: the advisor looks so far back.",
+        description="How many driver runs of each job keep their logs and control documents; housekeeping removes"
+        " older ones. 100: the restarts of a bad day. At least 20: the advisor reads that many.",
     )
     format: Literal["text", "json"] = Field(
         default="text",
-        description="Of driver.log. text: for people. json: one object a line, with job, incarnation and the batch in"
-        " flight, for a log store; `streamwarden logs` shows it as text all the same.",
+        description="Format of driver.log. text: for people. json: one object per line, with job, incarnation and"
+        " current batch, for a log store. `streamwarden logs` shows both as text.",
     )
 
 
 class PrometheusSpec(BaseModel):
-    """An endpoint of each driver that Prometheus scrapes: plain HTTP, without a login, and with no row's data."""
+    """An endpoint of each driver for Prometheus: plain HTTP, without a login. It shows no data of rows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = Field(
         default="127.0.0.1",
         min_length=1,
-        description="Where it listens. 127.0.0.1: who reaches the port reads it, so only this machine may.",
+        description="The address to listen on. 127.0.0.1: anybody who reaches the port can read it, so only this"
+        " machine can.",
     )
     port: int = Field(
         default=0,
         ge=0,
         le=65535,
-        description="0: any free port; `streamwarden targets` lists them for Prometheus. Every driver of the place"
-        " needs one of its own.",
+        description="0: any free port; `streamwarden targets` lists them for Prometheus. Each driver of the place"
+        " needs its own port.",
     )
     ports: int = Field(
         default=1,
         ge=1,
         le=1000,
-        description="How many ports from `port` on are tried, so that a fixed list can be scraped. If all are taken"
-        " the driver warns, and runs without the endpoint.",
+        description="How many ports are tried, from `port` on, so that a fixed list can be scraped. If all are taken,"
+        " the driver logs a warning and runs without the endpoint.",
     )
 
     @model_validator(mode="after")
@@ -84,16 +85,18 @@ class OtlpSpec(BaseModel):
     endpoint: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s/]+(/\S*)?$",
-        description="The collector, `http(s)://host:port`; `/v1/metrics` is added. Where none is given,"
-        " OTEL_EXPORTER_OTLP_METRICS_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318.",
+        description="The collector, `http(s)://host:port`; `/v1/metrics` is added. Default:"
+        " OTEL_EXPORTER_OTLP_METRICS_ENDPOINT, then OTEL_EXPORTER_OTLP_ENDPOINT, then"
+        " http://localhost:4318.",
     )
     interval: Duration = Field(
         default=timedelta(seconds=15),
-        description="How often. 15s: an operator sees a batch that hangs within a quarter of a minute.",
+        description="The interval between two exports. 15s: an operator sees a hanging batch after 15 seconds.",
     )
     timeout: Duration = Field(
         default=timedelta(seconds=5),
-        description="How long one export may take, its repetitions included; then its figures wait for the next. 5s.",
+        description="The longest time of one export with its retries. After that, its values wait for the next"
+        " export. 5s.",
     )
 
     @model_validator(mode="after")
@@ -104,39 +107,39 @@ class OtlpSpec(BaseModel):
 
 
 class MetricsSpec(BaseModel):
-    """Metrics of each driver; see docs/observability.md. Both ways may be used at once. Neither can delay a batch."""
+    """Metrics of each driver; see docs/observability.md. Both exporters may be used at once. Neither delays a batch."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     prometheus: PrometheusSpec | None = Field(
-        default=None, description="`{}` opens an endpoint with its defaults. By default there is none."
+        default=None, description="`{}` opens an endpoint with the defaults. Default: no endpoint."
     )
     otlp: OtlpSpec | None = Field(
         default=None,
-        description="Push to a collector. By default only where OTEL_EXPORTER_OTLP_METRICS_ENDPOINT or"
-        " OTEL_EXPORTER_OTLP_ENDPOINT is set, then by the standard variables alone.",
+        description="Push to a collector. Default: only if OTEL_EXPORTER_OTLP_METRICS_ENDPOINT or"
+        " OTEL_EXPORTER_OTLP_ENDPOINT is set, with the standard variables alone.",
     )
 
 
 class ProgressTableSpec(BaseModel):
-    """The Delta table `job_progress`: one row a batch of every job; see docs/observability.md."""
+    """The Delta table `job_progress`: one row per batch of every job; see docs/observability.md."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    enabled: bool = Field(default=True, description="Whether drivers write it, and housekeeping looks after it.")
+    enabled: bool = Field(default=True, description="Whether drivers write the table, and housekeeping maintains it.")
     every: Duration = Field(
         default=timedelta(seconds=30),
-        description="How long a batch's row may wait. 30s: each write is a file and a commit.",
+        description="The longest time that a batch's row may wait. 30s: each write is a file and a commit.",
     )
     batches: int = Field(
         default=20,
         ge=1,
         le=40,
-        description="How many rows may wait. 20: a killed driver's are taken from its progress document, which holds"
-        " its newest 50.",
+        description="How many rows may wait. 20: the rows of a killed driver are taken from its progress document,"
+        " which holds the newest 50.",
     )
     keep: Duration = Field(
-        default=timedelta(days=90), description="How long rows are kept. 90d: a quarter to compare with."
+        default=timedelta(days=90), description="How long rows are kept. 90d: a quarter for comparisons."
     )
 
     @model_validator(mode="after")
@@ -149,7 +152,7 @@ class ProgressTableSpec(BaseModel):
 
 
 class JobOverride(BaseModel):
-    """What a place may say differently for every job that runs there: pace and size, never meaning."""
+    """Overrides for every job in this place: speed and size, never the meaning of a job."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -157,31 +160,32 @@ class JobOverride(BaseModel):
     partitions: int | None = Field(default=None, ge=1, le=4096, description="Replaces each job's state.partitions.")
     resources: ResourceSpec | None = Field(default=None, description="Replaces each job's resources.")
     options: dict[str, dict[str, object]] = Field(
-        default_factory=dict, description="JOB: {option: value}, laid over that job's options."
+        default_factory=dict, description="JOB: {option: value}, overrides that job's options."
     )
 
 
 class S3Spec(BaseModel):
-    """Documents, checkpoints, savepoints and tables in a bucket of S3. Credentials come from the environment."""
+    """An S3 bucket for documents, checkpoints, savepoints and tables. Credentials come from the environment."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     bucket: str = Field(
-        pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", description="The bucket. It must exist; it is never made."
+        pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$",
+        description="The bucket. It must exist; Streamwarden does not create it.",
     )
     prefix: str = Field(
         default="",
         pattern=r"^([\w=-][\w.=-]*(/[\w=-][\w.=-]*)*)?$",
-        description="What all keys begin with, as `team/streams`, so that places can share a bucket.",
+        description="The prefix of all keys, such as `team/streams`, so that several places can share a bucket.",
     )
     endpoint: str | None = Field(
         default=None,
         pattern=r"^https?://[\w.-]+(:\d+)?$",
-        description="`http(s)://host:port` of a server that is not Amazon's. Where none is given,"
-        " AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL if one is set, else Amazon's.",
+        description="`http(s)://host:port` of a server that is not Amazon's. Default: AWS_ENDPOINT_URL_S3, then"
+        " AWS_ENDPOINT_URL, then Amazon's.",
     )
     region: str | None = Field(
-        default=None, description="Where none is given, AWS_REGION or AWS_DEFAULT_REGION if one is set, else us-east-1."
+        default=None, description="Default: AWS_REGION, then AWS_DEFAULT_REGION, then us-east-1."
     )
 
 
@@ -194,11 +198,12 @@ class Profile(BaseModel):
     description: str = ""
     root: str = Field(
         description="Folder that holds control/, checkpoints/, tables/, landing/, logs/, quality/ and scratch/. A"
-        " relative one counts from the folder that holds config/. STREAMWARDEN_ROOT replaces it. With `s3` it holds"
-        " the last four only. scratch/ is where running drivers work on their state: as large, on a fast disk. Its path"
-        " may have blanks, # and the like; what Spark or Delta would take for something else is refused."
+        " relative path starts at the folder that holds config/. STREAMWARDEN_ROOT replaces it. With `s3`"
+        " it holds only the last four. Running drivers keep their state in scratch/: use a large, fast"
+        " disk. The path may have blanks, # and the like; characters that Spark or Delta would misread"
+        " are refused."
     )
-    s3: S3Spec | None = Field(default=None, description="A bucket for all that `root` does not keep.")
+    s3: S3Spec | None = Field(default=None, description="A bucket for everything that `root` does not hold.")
     master: str = Field(default="local[{cores}]", description="Spark master; {cores} is the job's resources.cores.")
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings for every job in this place.")
     heartbeat: Duration = Field(
@@ -206,8 +211,8 @@ class Profile(BaseModel):
     )
     lease: Duration = Field(
         default=timedelta(seconds=20),
-        description="How long a lease lasts unrenewed, and a driver may be silent. 20s: ten heartbeats, so that a long"
-        " garbage collection or a loaded machine does not look like a death.",
+        description="How long a lease lasts without renewal, and a driver may be silent. 20s: ten heartbeats. A long"
+        " garbage collection or a loaded machine must not look like a dead driver.",
     )
     jobs: JobOverride = JobOverride()
     logs: LogSpec = LogSpec()

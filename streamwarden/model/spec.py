@@ -81,24 +81,26 @@ def _bytes(size: str) -> int:
 class FileSource(_Strict):
     """Files that appear in a folder, on disk or on S3, each read once.
 
-    The job gets names, and opens the files itself: a corrupt one is the job's to judge and not the query's end. Hidden
-    files (``.x``, ``_x``) are not read, and neither are folders, unless they are named ``key=value``.
+    The job gets the names and opens the files itself, so that a corrupt file does not end the query. Hidden files
+    (``.x``, ``_x``) are not read, and neither are folders, unless they are named ``key=value``.
     """
 
     kind: Literal["files"]
     path: str = Field(description="Folder, relative to the profile's root, or absolute, or s3a://BUCKET/PREFIX.")
     max_files_per_batch: int = Field(
-        default=64, ge=1, description="64: of files of minutes of trips, a batch stays well under a minute on one core."
+        default=64,
+        ge=1,
+        description="64: with files of some minutes of trips, a batch takes well under a minute on one core.",
     )
     max_batch_size: str = Field(
         default="512m",
-        description="Bytes of a batch's files, as 512m or 2g; a larger file is a batch by itself. 512m: on one core"
-        " some minutes, less than trigger.timeout.",
+        description="Bytes of a batch's files, such as 512m or 2g. A larger file is a batch by itself. 512m: some"
+        " minutes on one core, less than trigger.timeout.",
     )
     max_file_size: str = Field(
         default="4g",
-        description="A larger file is quarantined by its name, unread. 4g: a year of the densest trips; at some MB a"
-        " second a larger one would hold all others up for hours.",
+        description="A larger file is quarantined by its name, without reading it. 4g: a year of the densest trips."
+        " At some MB per second, a larger file would delay all others for hours.",
     )
 
     @field_validator("max_batch_size", "max_file_size")
@@ -130,16 +132,16 @@ class FileSource(_Strict):
 
 
 class DeltaSource(_Strict):
-    """Rows appended to a Delta table. Rows that were changed or deleted later can't be taken back from the outputs."""
+    """Rows appended to a Delta table. Rows that are changed or deleted later can't be retracted from the outputs."""
 
     kind: Literal["delta"]
     table: str = Field(description="A table name; it stands in the profile's tables folder.")
     max_files_per_batch: int = Field(default=256, ge=1, description="256: small files from frequent commits add up.")
     on_change: Literal["fail", "skip"] = Field(
         default="fail",
-        description="What the job does at a commit that deletes, updates or overwrites rows. fail: it ends with"
-        " SOURCE_ROWS_CHANGED; what it has not read yet is read when it goes on. skip: it passes over the whole commit,"
-        " says so, and goes on. Rows that come with such a commit, as by MERGE or an overwrite, are then not read.",
+        description="Reaction to a commit that deletes, updates or overwrites rows. fail: ends with"
+        " SOURCE_ROWS_CHANGED and keeps its position. skip: logs and skips the whole commit. Rows that"
+        " such a commit adds, as by MERGE or an overwrite, are then not read.",
     )
 
     _name = field_validator("table")(_check_name)
@@ -148,21 +150,22 @@ class DeltaSource(_Strict):
 class KafkaSource(_Strict):
     """Records of a Kafka topic, in Kafka's own columns: key and value as bytes, topic, partition, offset, timestamp.
 
-    What a client needs beyond the servers' addresses, such as credentials, it takes from the environment:
-    ``STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG`` is Kafka's ``sasl.jaas.config``, and so for every property. It counts over
-    what is said here.
+    Other client properties, such as credentials, come from the environment: ``STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG``
+    sets Kafka's ``sasl.jaas.config``, and so on for every property. The environment overrides this section.
     """
 
     kind: Literal["kafka"]
     topic: str
-    bootstrap_servers: str = Field(description="Addresses to begin with: host:port, with commas between several.")
+    bootstrap_servers: str = Field(description="Bootstrap addresses: host:port, with commas between several.")
     starting_offsets: Literal["earliest", "latest"] = Field(
         default="earliest",
-        description="Where a job's first start begins; later ones begin where the checkpoint is. earliest: nothing that"
-        " the topic still has is left out.",
+        description="Where the job's first start begins; later starts continue from the checkpoint. earliest: reads"
+        " everything that the topic still has.",
     )
     max_offsets_per_batch: int = Field(
-        default=100_000, ge=1, description="100,000: at a kilobyte a record, a first batch over a backlog fits a heap."
+        default=100_000,
+        ge=1,
+        description="100,000: with records of a kilobyte, a first batch over a backlog fits the heap.",
     )
 
     @field_validator("topic")
@@ -189,32 +192,32 @@ class SinkSpec(_Strict):
     """One Delta table that a job writes."""
 
     table: str
-    output: str = Field(default="main", description="Which of the job module's OUTPUTS this table takes.")
+    output: str = Field(default="main", description="Which of the job module's OUTPUTS is written to this table.")
     mode: Literal["append", "upsert"] = Field(
-        description="append: under (job, generation, batch) ids. upsert: MERGE on `keys`."
+        description="append: idempotent by (job, generation, batch). upsert: MERGE on `keys`."
     )
     keys: tuple[str, ...] = Field(
         default=(),
-        description="Columns that name a row. For upsert: what MERGE matches on. For append: rows whose keys are in the"
-        " table already are dropped as duplicates; none means that every row is new.",
+        description="Columns that identify a row. upsert: MERGE matches on them. append: rows with keys that the"
+        " table has already are dropped. Without keys, every row is new.",
     )
     first_by: tuple[str, ...] = Field(
         default=(),
-        description="For append with keys: of rows with equal keys in one batch the first by these columns stays."
-        " None: any of them.",
+        description="For append with keys: of several rows with equal keys in a batch, the first by these columns is"
+        " kept. None: any of them.",
     )
     final_when_passed: str | None = Field(
         default=None,
-        description="A timestamp column (upsert only). Once the watermark has passed it the row can't change any more"
-        " and its column `is_final` is set.",
+        description="A timestamp column (upsert only). Once the watermark has passed it, the row can't change any"
+        " more, and its column `is_final` is set.",
     )
     partition_by: tuple[str, ...] = ()
     on_restore: Literal["rewind", "leave"] | None = Field(
         default=None,
-        description="What a restore does with the table. rewind: puts it back to the savepoint's version. leave: lets"
-        " replayed rows fall on those that are there, by their keys. By default `leave` where rows have keys, `rewind`"
-        " where they have none. A job that removes rows (`_deleted`) needs rewind: replayed batches have other"
-        " boundaries, and a row that only the old ones brought about would stay.",
+        description="What a restore does with the table. rewind: restores the savepoint's version. leave: keeps it;"
+        " replayed rows match existing rows by their keys. Default: `leave` with keys, `rewind` without."
+        " A job that removes rows (`_deleted`) needs rewind. Its replayed batches have other boundaries,"
+        " so a row that only the old ones produced would stay.",
     )
 
     _name = field_validator("table")(_check_name)
@@ -244,19 +247,19 @@ class TriggerSpec(_Strict):
 
     interval: Duration = Field(
         default=timedelta(seconds=60),
-        description="Where little comes, a batch begins at each whole multiple of it. A batch that the source's limit"
-        " has cut is followed at once, so that a backlog is worked off at full speed. 60s: Flink users' usual order of"
-        " magnitude; a batch to Delta costs seconds and leaves files.",
+        description="A batch starts at each whole multiple of it. If the source's limit cut a batch, the next one"
+        " follows at once, to process a backlog at full speed. 60s: usual for Flink. Each batch to Delta"
+        " costs seconds and leaves files.",
     )
     min_pause: Duration = Field(
         default=timedelta(0),
-        description="Least time between the end of a batch and the work of the next, for jobs whose batches overrun"
-        " the interval or work off a backlog. 0s, as Flink's execution.checkpointing.min-pause.",
+        description="Least time between the end of a batch and the start of the next one. For jobs whose batches"
+        " exceed the interval or process a backlog. 0s, as Flink's execution.checkpointing.min-pause.",
     )
 
     timeout: Duration = Field(
         default=timedelta(minutes=10),
-        description="How long a batch may take before something is wrong with it; see health.no_batch. 10m, as Flink's"
+        description="The longest normal time of a batch; see health.no_batch. 10m, as Flink's"
         " execution.checkpointing.timeout.",
     )
 
@@ -269,23 +272,23 @@ class TriggerSpec(_Strict):
 
 
 class FailureSpec(_Strict):
-    """What the driver itself does about failing batches."""
+    """The driver's own retries of failed batches."""
 
     tolerable_consecutive: int = Field(
         default=3,
         ge=0,
-        description="How many failed tries in a row of a batch the driver answers by starting the query again. 3: a"
-        " passing fault is usually gone by the third try, a lasting one is reported within a minute. What no try can"
-        " cure, such as damaged state, ends the driver at once.",
+        description="Retries in a row of a failed batch, each by a new query. 3: usually enough for a transient"
+        " fault, within a minute. Errors that no retry can fix, such as damaged state, end the driver at"
+        " once.",
     )
     backoff: Duration = Field(
         default=timedelta(seconds=1),
-        description="Before the first retry; doubled each time, up to `backoff_max`. 1s.",
+        description="The wait before the first retry; doubled each time, up to `backoff_max`. 1s.",
     )
     backoff_max: Duration = Field(
         default=timedelta(minutes=2),
-        description="The longest wait before a retry. 2m, as restarts.backoff_max: a store that is back is not left"
-        " alone for longer.",
+        description="The longest wait before a retry. 2m, as restarts.backoff_max: a store that is available again is"
+        " used within that time.",
     )
 
     def wait_after(self, failures: int) -> timedelta:
@@ -302,34 +305,40 @@ class FailureSpec(_Strict):
 
 
 class RestartSpec(_Strict):
-    """What a supervisor does about a dead, silent or failed driver: the failure budget."""
+    """A supervisor's restarts of a dead, silent or failed driver: the restart budget."""
 
     max: int = Field(
-        default=5, ge=0, le=1000, description="Restarts within `window`; then the job is failed. 5, and at most 1000."
+        default=5,
+        ge=0,
+        le=1000,
+        description="Restarts within `window`; one more failure fails the job. 5, and at most 1000.",
     )
     window: Duration = Field(
-        default=timedelta(minutes=30), description="30m: older restarts are forgiven, so a weekly fault never adds up."
+        default=timedelta(minutes=30), description="30m: older restarts don't count, so a weekly fault never adds up."
     )
-    backoff: Duration = Field(default=timedelta(seconds=2), description="Before the first restart; doubled each time.")
+    backoff: Duration = Field(
+        default=timedelta(seconds=2), description="The wait before the first restart; doubled each time."
+    )
     backoff_max: Duration = Field(default=timedelta(minutes=2), description="The longest wait before a restart. 2m.")
 
 
 class StateSpec(_Strict):
-    """Where and how the state of stateful operators is kept."""
+    """How the state of stateful operators is stored."""
 
     backend: Literal["rocksdb", "memory"] = Field(
-        default="rocksdb", description="rocksdb: survives state larger than the heap, and can be rescaled."
+        default="rocksdb", description="rocksdb: state may be larger than the heap, and can be rescaled."
     )
     changelog: bool | None = Field(
         default=None,
-        description="Write changelogs each batch and snapshots now and then: small commits. By default on with rocksdb,"
-        " the only backend that has it.",
+        description="Write a changelog with each batch, and a snapshot only now and then: smaller commits. Default:"
+        " on with rocksdb, the only backend that supports it.",
     )
     partitions: int = Field(
         default=4,
         ge=1,
         le=4096,
-        description="State partitions, spark.sql.shuffle.partitions. 4, not Spark's 200: each costs a store a batch.",
+        description="State partitions (spark.sql.shuffle.partitions). 4 instead of Spark's 200: each one commits a"
+        " store in every batch.",
     )
     ttl: Duration | None = Field(default=None, description="Time to live of a state entry from its last write.")
     min_batches_to_retain: int = Field(
@@ -354,25 +363,25 @@ class StateSpec(_Strict):
 
 
 class KeepSpec(_Strict):
-    """How many savepoints of one origin are kept, and for how long. Both limits apply; None is no limit."""
+    """How many savepoints of one origin are kept, and for how long. Both limits apply; None means no limit."""
 
-    count: int | None = Field(default=None, ge=1, description="The newest so many.")
-    age: Duration | None = Field(default=None, description="Those younger than this.")
+    count: int | None = Field(default=None, ge=1, description="Keep the newest ones, up to this number.")
+    age: Duration | None = Field(default=None, description="Keep those younger than this.")
 
 
 class RetentionSpec(_Strict):
     """Which savepoints housekeeping removes.
 
-    Whatever this says, it never removes the newest verified one, one with a label, or one in use.
+    It never removes the newest verified savepoint, a labelled one, or one in use.
     """
 
-    manual: KeepSpec = Field(default=KeepSpec(), description="Kept until somebody deletes them: a person took them.")
+    manual: KeepSpec = Field(default=KeepSpec(), description="Default: kept until a person deletes them.")
     periodic: KeepSpec = Field(
-        default=KeepSpec(count=10), description="The newest 10: enough to go back over a night of bad batches."
+        default=KeepSpec(count=10), description="The newest 10: enough to roll back a night of bad batches."
     )
-    pre_rescale: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: for second thoughts.")
-    pre_restore: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: for second thoughts.")
-    pre_rollout: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: for second thoughts.")
+    pre_rescale: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: to undo the last operations.")
+    pre_restore: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: to undo the last operations.")
+    pre_rollout: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: to undo the last operations.")
     suspend: KeepSpec = Field(default=KeepSpec(count=3), description="The newest 3: a suspended job starts from one.")
 
     def of(self, origin: str) -> KeepSpec:
@@ -382,15 +391,17 @@ class RetentionSpec(_Strict):
 
 
 class SavepointSpec(_Strict):
-    """When savepoints are taken by themselves, and how long savepoints are kept."""
+    """When periodic savepoints are taken, and how long savepoints are kept."""
 
     every: Duration | None = Field(
-        default=None, description="Take one each such interval. None: only when asked for; Flink takes none either."
+        default=None, description="Take one at this interval. None: only on request, as in Flink."
     )
     cron: str | None = Field(
-        default=None, description="Take one at these times instead, UTC: five fields, such as `0 */6 * * *`."
+        default=None, description="Take one at these times (UTC) instead: five cron fields, such as `0 */6 * * *`."
     )
-    verify: bool = Field(default=True, description="Look through each periodic one right away: its JVM costs seconds.")
+    verify: bool = Field(
+        default=True, description="Verify each periodic savepoint at once: its JVM takes some seconds."
+    )
     keep: RetentionSpec = RetentionSpec()
 
     @field_validator("cron")
@@ -417,7 +428,7 @@ class SavepointSpec(_Strict):
 class ResourceSpec(_Strict):
     """What the job's driver and executors may use."""
 
-    cores: int = Field(default=1, ge=1, le=1024, description="Task slots. 1: many jobs share a small machine.")
+    cores: int = Field(default=1, ge=1, le=1024, description="Task slots. 1: many jobs can share a small machine.")
     memory: str = Field(default="1g", description="JVM heap, as Spark writes it: 512m, 2g.")
 
     @field_validator("memory")

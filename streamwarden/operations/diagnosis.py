@@ -20,7 +20,7 @@ __all__ = ["Diagnosis", "describe", "diagnose"]
 
 _DOWN = (Phase.FAILED, Phase.DEAD, Phase.SILENT)
 _WORDLESS = ("DRIVER_DIED", "DRIVER_DID_NOT_START", "DRIVER_SILENT", "DRIVER_STUCK", "DRIVER_FAILED")
-_ANOTHER_JOB = "a job of another name, with tables of its own, begins with the whole table as it is"
+_ANOTHER_JOB = "a job of another name, with tables of its own, starts with the whole table as it is"
 _AT_VERSION = re.compile(r"\bat version (\d+)\b")
 _SIZE = re.compile(r"(\d+)([mg])")
 
@@ -105,10 +105,10 @@ class _Case:
                 return "restore the newest verified savepoint", f"streamwarden restore {self.job} --savepoint latest"
             if any(one.verdict == "unverified" for one in _savepoints(self)):
                 return (
-                    "no savepoint was verified yet: verify those that there are, then restore the newest good one",
+                    "no savepoint is verified yet: verify them, then restore the newest verified one",
                     f"streamwarden savepoints verify {self.job} all",
                 )
-            return "there is no savepoint to restore: bring back what is missing from a copy of the disk or bucket", ""
+            return "there is no savepoint to restore: restore the missing files from a backup of the disk or bucket", ""
         taken = f"{found.manifest.taken_at:%Y-%m-%d %H:%M} UTC"
         return (
             f"restore the latest verified savepoint, of batch {found.manifest.batch}, taken {taken}",
@@ -132,7 +132,7 @@ def _savepoints(case: _Case) -> list[catalog.Savepoint]:
 
 def _checkpoint_damaged(case: _Case) -> tuple[str, str]:
     act, command = case.restore()
-    return f"the job can't go on from this checkpoint: {act}", command
+    return f"the job can't continue from this checkpoint: {act}", command
 
 
 def _table_damaged(case: _Case) -> tuple[str, str]:
@@ -143,7 +143,7 @@ def _table_damaged(case: _Case) -> tuple[str, str]:
 
 def _state_changed(case: _Case) -> tuple[str, str]:
     act, command = case.restore()
-    return f"bring back the query as it was and deploy it; or, if a savepoint is of the new query, {act}", (
+    return f"bring back the query as it was and deploy it; or, if the new query has a savepoint, {act}", (
         case.deploy if not command else f"{case.deploy}    # or: {command}"
     )
 
@@ -174,13 +174,13 @@ def _source_rows(case: _Case) -> tuple[str, str]:
     if isinstance(source, DeltaSource) and found is not None:
         with suppress(OSError, ValueError, StreamwardenError):
             change = DeltaLog(case.workspace.files, f"tables/{source.table}").change(int(found[1]))
-    by = f" of version {change.version}, {change.operation or 'which does not say what it is'}," if change else ""
+    by = f" of version {change.version}, {change.operation or 'of an unknown operation'}," if change else ""
     act = f"to go on without the commit{by} set source.on_change: skip in {case.yaml}, then deploy"
     if change is None or change.operation != "DELETE":
-        act += "; rows that came with it are not read"
+        act += "; rows that it added are not read"
     return (
-        f"{act}. Rows that the job has read before stay in its outputs. If those must be as the table is now:"
-        f" {_ANOTHER_JOB}. Putting the table back is no help: that is such a commit, too",
+        f"{act}. Rows that the job has read before stay in its outputs. If the outputs must match the table as it is"
+        f" now: {_ANOTHER_JOB}. Restoring an earlier version of the table does not help: it is another such commit",
         case.deploy,
     )
 
@@ -188,24 +188,24 @@ def _source_rows(case: _Case) -> tuple[str, str]:
 def _memory(case: _Case) -> tuple[str, str]:
     now = case.desired.spec.resources.memory
     return (
-        f"raise resources.memory from {now} to {_doubled(now)} in {case.yaml}, then deploy; or smaller batches:"
-        " source.max_files_per_batch (Kafka's: max_offsets_per_batch)",
+        f"raise resources.memory from {now} to {_doubled(now)} in {case.yaml}, then deploy; or make batches smaller:"
+        " source.max_files_per_batch (for Kafka source.max_offsets_per_batch)",
         case.deploy,
     )
 
 
 def _killed(case: _Case) -> tuple[str, str]:
     return (
-        "nobody said why: killed from outside or out of memory. If the kernel's log (journalctl -k) tells of an"
-        " out-of-memory kill, give the machine's jobs less memory in all, or the machine more; then deploy",
+        "no cause was recorded: killed from outside or out of memory. If the kernel's log (journalctl -k) shows an"
+        " out-of-memory kill, give the machine's jobs less memory in total, or the machine more; then deploy",
         f"streamwarden logs {case.job} --source spark",
     )
 
 
 def _stuck(case: _Case) -> tuple[str, str]:
     return (
-        "see what its last batch hung on: a task, or a store that does not answer; correct that, then deploy. If honest"
-        f" batches take so long, raise trigger.timeout in {case.yaml}, or make them smaller",
+        "find what its last batch waited for: a task, or a store that does not answer; correct that, then deploy. If"
+        f" batches really take that long, raise trigger.timeout in {case.yaml}, or make them smaller",
         f"streamwarden logs {case.job} --source spark",
     )
 
@@ -223,7 +223,7 @@ def _job_code(case: _Case) -> tuple[str, str]:
     act = f"correct what the traceback names in {spec.module}, then deploy"
     aside = [sink.table for sink in spec.sinks[1:]]
     if aside:
-        act += f". Rows of the same kind that were put aside before: look at {', '.join(aside)}"
+        act += f". Similar rows may be in {', '.join(aside)}"
     return act, case.deploy
 
 

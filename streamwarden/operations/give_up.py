@@ -85,7 +85,7 @@ def _refuse_if_moved_on(seen: Observation, verdict: Verdict, now: Observation) -
         what = f"its driver {seen.incarnation} was {seen.phase}, and is {now.phase} now"
     else:
         return
-    raise StreamwardenError("DOCUMENT_CONFLICT", f"{seen.job}: not put down ({verdict.why}): {what}")
+    raise StreamwardenError("DOCUMENT_CONFLICT", f"{seen.job}: not stopped ({verdict.why}): {what}")
 
 
 def _as_ours(error: OSError | StreamwardenError, job: str) -> StreamwardenError:

@@ -129,7 +129,7 @@ class _Repair:
         for savepoint in self._workspace.files.folders(f"savepoints/{self._job}"):
             key = f"savepoints/{self._job}/{savepoint}/manifest.json"
             if self._is_damaged(key, Manifest):
-                mends.append((key, "removed with its savepoint: nothing says what that was", self._dropper(savepoint)))
+                mends.append((key, "removed with its savepoint: its contents are unknown", self._dropper(savepoint)))
         known = self._restored
         restore: dict[str, Callable[[], tuple[BaseModel | None, str]]] = {
             "desired.json": known.desired,
@@ -180,11 +180,11 @@ class _Repair:
             refuse_if_busy(self._workspace, self._job)
         living = self._restored.living()
         if living is not None:
-            remedy = f"Stop it (`streamwarden stop {self._job}`); where that fails, end process {living.pid} on"
+            remedy = f"Stop it (`streamwarden stop {self._job}`); if that fails, end process {living.pid} on"
             raise StreamwardenError(
                 "LEASE_HELD",
-                f"{self._job}: its driver lives, process {living.pid} on {living.host}",
-                remedy=f"{remedy} {living.host}: its next start finishes its batch. Then repair again.",
+                f"{self._job}: its driver is alive, process {living.pid} on {living.host}",
+                remedy=f"{remedy} {living.host}: the next start finishes the batch. Then repair again.",
             )
 
     def _derived(self, name: str) -> tuple[str, str, Callable[[], None]]:
@@ -193,14 +193,14 @@ class _Repair:
         if launch is not None:
             # The launch document represents its incarnation: without it an older incarnation would count as the newest.
             anew = Launch(incarnation=launch[1], at=utc_now(), by=self._by, reason="repaired", digest="")
-            return key, "made anew, without what it was launched with", self._writer(key, anew)
+            return key, "created anew, without the spec that it was launched with", self._writer(key, anew)
         if name.startswith("savepoints/"):
             there = {one.manifest.id: one.record for one in catalog.savepoints(self._workspace, self._job)}
             record = there.get(name.removeprefix("savepoints/").removesuffix(".json"))
             if record is not None:
                 how = f"made anew from its manifest, unverified, with the label {record.label!r} in place of its own"
                 return key, how, self._writer(key, record)
-        return key, "removed: made anew when it is needed", self._writer(key, None)
+        return key, "removed: it is created anew when it is needed", self._writer(key, None)
 
 
 def _derived_model(name: str) -> type[BaseModel] | None:

@@ -109,14 +109,14 @@ class Restored:
 
     def operation(self) -> tuple[None, str]:
         """Drop the operation: its decisions are in force through the other documents."""
-        return None, "removed: what it has put in force stays so; ask for it again if it had not ended"
+        return None, "removed: what it has changed stays in force; repeat the operation if it had not ended"
 
     def parallelism(self) -> tuple[Parallelism | None, str]:
         """Restore the width that a rescale decided, from the difference between deployed spec and YAML."""
         now, written = self._wanted, width_of(self._workspace.job(self._job))
         if now is None or width_of(now.spec) == written:
-            return None, "removed: the job runs as wide as its YAML says"
-        return Parallelism(now=width_of(now.spec), over=written, by=self._by), "restored from what is deployed"
+            return None, "removed: the job runs with its YAML's parallelism"
+        return Parallelism(now=width_of(now.spec), over=written, by=self._by), "restored from the deployed spec"
 
     def lease(self) -> tuple[Lease, str]:
         """Restore the lease as released, with an epoch that is no lower than any earlier epoch."""
@@ -135,7 +135,7 @@ class Restored:
             expires_at=now,
             released=True,
         )
-        return lease, f"restored as given back, with epoch {epoch}, which is no lower than any before"
+        return lease, f"restored as released, with epoch {epoch}, which is no lower than any before"
 
     def _authors(self) -> Iterator[str]:
         for action in self._actions():
@@ -162,7 +162,7 @@ class Restored:
         """
         folders = self._workspace.files.folders(f"checkpoints/{self._job}")
         if not folders and not self._beats:
-            return None, "removed: the job has run on no checkpoint yet"
+            return None, "removed: the job has no checkpoint yet"
         generation = self._generation()
         parts = [part for one in self._operations for part in (one.plan.after, one.plan.before) if part is not None]
         known = [part.checkpoint for part in parts if part.checkpoint is not None]
@@ -174,7 +174,7 @@ class Restored:
         seen |= {one.manifest.generation for one in catalog.savepoints(self._workspace, self._job)}
         path = checkpoint_path(self._job, generation)
         if path.rsplit("/", 1)[1] not in folders:
-            raise self._impossible(f"generation {generation} ran last, and {path} is not there")
+            raise self._impossible(f"generation {generation} ran last, but {path} does not exist")
         was = next((one for one in known if one.generation == generation), None)
         reader = CheckpointReader(self._storage, path)
         last = reader.last_commit()
@@ -183,7 +183,7 @@ class Restored:
         begun = generation == 1 or application_id(self._job, generation) in written
         begun |= was is not None and last is not None and last > (-1 if base is None else base)
         if not begun and was is None:
-            raise self._impossible(f"nothing says which tables generation {generation} is to put back")
+            raise self._impossible(f"it is unknown which tables generation {generation} must restore")
         offsets = reader.offsets(last) if last is not None and reader.has_state() else None
         partitions = offsets.conf.get("spark.sql.shuffle.partitions") if offsets is not None else None
         reference = CheckpointRef(
@@ -208,13 +208,15 @@ class Restored:
         """Return the generation in force: the newest driver's generation, if no operation has changed it since."""
         newest = self._operations[0] if self._operations else None
         if newest is not None and newest.state == "running":
-            raise self._impossible(f"{newest.kind} {newest.id} is half way, and may have put another in force")
+            raise self._impossible(f"{newest.kind} {newest.id} is unfinished, and may have changed the checkpoint")
         try:
             self._documents.operation.read()
         except StreamwardenError as error:
-            raise self._impossible("operation.json is damaged, too: it may have put another in force") from error
+            raise self._impossible(
+                "operation.json is damaged, too: that operation may have changed the checkpoint"
+            ) from error
         if not self._beats:
-            raise self._impossible("no driver's heartbeat says which generation ran last")
+            raise self._impossible("no driver's heartbeat has the generation that ran last")
         beat = self._beats[0]
         if newest is not None and newest.state == "rolled back" and (newest.ended_at or beat.at) > beat.at:
             raise self._impossible(f"no driver has run since {newest.kind} {newest.id} was rolled back")

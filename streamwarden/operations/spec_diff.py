@@ -54,35 +54,41 @@ def strongest(effects: Iterable[Effect]) -> Effect:
     return max(effects, key=lambda effect: effect.rank, default=Effect.NONE)
 
 
-_PACE = "how often and how large batches are; not what is in them"
-_SUPERVISOR = "read by supervisors, at each look"
-_TABLE = "which rows the table gets, or how"
-_UNREAD = "the job has no checkpoint yet that would fix it"
+_PACE = "changes the size and frequency of batches, not their rows"
+_SUPERVISOR = "read by supervisors at each check"
+_TABLE = "changes which rows the table gets, or how"
+_UNREAD = "the job has no checkpoint yet, so it can still change"
 
 # Dotted fields; sinks without the table's name. A test checks that each leaf of the spec is here or below _WHOLE.
 _RULES: dict[str, tuple[Effect, str]] = {
     "name": (Effect.REFUSED, "a job of another name is another job"),
     "description": (Effect.LIVE, "read by people only"),
-    "module": (Effect.SAVEPOINT, "another module computes other rows, or keeps other state"),
+    "module": (Effect.SAVEPOINT, "another module may compute other rows or keep other state"),
     "source.kind": (Effect.RESTART, _UNREAD),
     "source.path": (Effect.RESTART, _UNREAD),
     "source.table": (Effect.RESTART, _UNREAD),
     "source.max_files_per_batch": (Effect.RESTART, _PACE),
     "source.max_batch_size": (Effect.RESTART, _PACE),
-    "source.max_file_size": (Effect.RESTART, "counts for files that are not planned yet"),
-    "source.on_change": (Effect.RESTART, "what is done at commits to come; those before were read, or passed over"),
+    "source.max_file_size": (Effect.RESTART, "applies to files that are not planned yet"),
+    "source.on_change": (Effect.RESTART, "applies to future commits; earlier ones were read or skipped"),
     "source.topic": (Effect.RESTART, _UNREAD),
-    "source.bootstrap_servers": (Effect.RESTART, "the same topic by another address; of another cluster it is another"),
-    "source.starting_offsets": (Effect.RESTART, "counts for a job without a checkpoint only"),
+    "source.bootstrap_servers": (
+        Effect.RESTART,
+        "must be the same cluster: in another one, the topic is another source",
+    ),
+    "source.starting_offsets": (Effect.RESTART, "applies only to a job without a checkpoint"),
     "source.max_offsets_per_batch": (Effect.RESTART, _PACE),
-    "sinks": (Effect.RESTART, "the first sink is the main one, whose rows are counted"),
+    "sinks": (Effect.RESTART, "the first sink is the main one: its rows are counted"),
     "sinks.table": (Effect.SAVEPOINT, _TABLE),
     "sinks.output": (Effect.SAVEPOINT, _TABLE),
     "sinks.mode": (Effect.SAVEPOINT, _TABLE),
     "sinks.keys": (Effect.SAVEPOINT, _TABLE),
     "sinks.first_by": (Effect.SAVEPOINT, _TABLE),
     "sinks.final_when_passed": (Effect.SAVEPOINT, _TABLE),
-    "sinks.partition_by": (Effect.RESTART, "counts when the table is made; one that exists keeps its partitioning"),
+    "sinks.partition_by": (
+        Effect.RESTART,
+        "applies when the table is created; an existing table keeps its partitioning",
+    ),
     "sinks.on_restore": (Effect.LIVE, "read by restores"),
     "trigger.interval": (Effect.RESTART, _PACE),
     "trigger.min_pause": (Effect.RESTART, _PACE),
@@ -93,25 +99,25 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "restarts": (Effect.LIVE, _SUPERVISOR),
     "state.backend": (Effect.RESTART, "there is no state yet that would fix it"),
     "state.partitions": (Effect.RESTART, "there is no state yet that would fix it"),
-    "state.changelog": (Effect.RESTART, "how state is written; it is read either way"),
-    "state.ttl": (Effect.SAVEPOINT, "how long state lives, and with it what is found in it"),
+    "state.changelog": (Effect.RESTART, "changes how state is written; both formats are read"),
+    "state.ttl": (Effect.SAVEPOINT, "changes how long state is kept, and so the results"),
     "state.min_batches_to_retain": (Effect.RESTART, "Spark reads it when it starts"),
     "resources.cores": (Effect.RESTART, "the JVM takes it when it starts"),
     "resources.memory": (Effect.RESTART, "the JVM takes it when it starts"),
     "savepoints": (Effect.LIVE, "read when a savepoint is due, and by housekeeping"),
     "health": (Effect.LIVE, _SUPERVISOR),
     "advisor": (Effect.LIVE, "read by the advisor"),
-    "watermark": (Effect.SAVEPOINT, "which rows are late, and when state is let go"),
+    "watermark": (Effect.SAVEPOINT, "changes which rows are late, and when state is removed"),
     "spark": (Effect.RESTART, "Spark takes it when it starts"),
-    "options": (Effect.SAVEPOINT, "the module's own; what they mean only it knows"),
+    "options": (Effect.SAVEPOINT, "only the module knows what its options change"),
 }
 
 _WHOLE = frozenset({"restarts", "savepoints", "health", "advisor", "spark", "options"})
 """Fields whose parts, including future parts, all have the same effect."""
 
-_SQL = (Effect.SAVEPOINT, "settings of Spark SQL may change rows or the format of state")
+_SQL = (Effect.SAVEPOINT, "Spark SQL settings may change rows or the format of state")
 
-_ELSEWHERE = "Set it back, or make another job of it: one of another name begins with a checkpoint of its own."
+_ELSEWHERE = "Set it back, or deploy the job under another name: it then starts with a new checkpoint."
 
 
 @dataclass(frozen=True)
@@ -234,7 +240,9 @@ def plan(workspace: Workspace, job: str) -> RolloutPlan:
     unknown: tuple[Change, ...] = ()
     if base is None:
         base = seen.desired.spec
-        unknown = (Change("driver", seen.incarnation, None, Effect.RESTART, "what it was launched with is not known"),)
+        unknown = (
+            Change("driver", seen.incarnation, None, Effect.RESTART, "the spec that it was launched with is unknown"),
+        )
     found = changes_between(base, wanted, checkpoint_facts(workspace, job, base))
     # Fields that a driver reads are compared with its running spec; fields for supervisors, with the desired spec.
     driver = [one for one in found if one.effect is not Effect.LIVE]
@@ -331,7 +339,7 @@ def _with_tables(
     for sink, columns in compared_columns(workspace, wanted, tables, released=released):
         for one in columns.added:
             name = f"sinks.{sink.table}.columns.{one.name}"
-            why = "the module has it, the table does not: it is added, null in the rows that are there"
+            why = "the table lacks it: it is added, and null in existing rows"
             changes[name] = Change(name, None, one.type, Effect.SAVEPOINT, why)
         for misfit in columns.misfits:
             name = f"sinks.{sink.table}.columns.{misfit.column}"
@@ -403,14 +411,14 @@ def _misfit(error: StreamwardenError, found: Mapping[str, Change], written: Writ
             f"Set state.partitions back to {written.partitions}, or rescale: `streamwarden rescale {wanted.name}"
             f" --partitions {wanted.state.partitions}`."
         )
-        why = "the state lies in as many partitions as the checkpoint was made with"
+        why = "a checkpoint keeps its number of state partitions"
         return [Change("state.partitions", written.partitions, wanted.state.partitions, Effect.REFUSED, why, remedy)]
     if error.code == "RESTORE_BACKEND":
         before = stored_backend(written.settings)
         why = "one backend can't read another's state"
         return [Change("state.backend", before, wanted.state.backend, Effect.REFUSED, why, _ELSEWHERE)]
     if error.code == "RESTORE_SOURCE_CHANGED":
-        why = "the checkpoint's offsets are of the other source"
+        why = "the checkpoint's offsets belong to the old source"
         return [
             replace(change, effect=Effect.REFUSED, why=why, remedy=_ELSEWHERE)
             for change in found.values()
@@ -419,12 +427,12 @@ def _misfit(error: StreamwardenError, found: Mapping[str, Change], written: Writ
     if error.code == "RESTORE_JOB_VERSION":
         before, after = written.versions.get("job"), str(job_version(wanted.module))
         if written.partitions is None:
-            why = "the module says that it is another one; it has no state that could not be read"
+            why = "the module has a new version; the job has no state that it could not read"
             return [Change("module VERSION", before, after, Effect.SAVEPOINT, why)]
-        why = "the module says that it can't use the state that is there"
-        remedy = f"Bring back the module of version {before}, or make another job of it, under another name."
+        why = "by its version, the module can't read the existing state"
+        remedy = f"Bring back the module of version {before}, or deploy the job under another name."
         return [Change("module VERSION", before, after, Effect.REFUSED, why, remedy)]
     if error.code == "RESTORE_SPARK_VERSION":
-        why = "this Spark may not be able to read what that one wrote"
+        why = "this Spark version may not be able to read the checkpoint"
         return [Change("Spark", written.versions.get("spark"), version("pyspark"), Effect.REFUSED, why, error.remedy)]
     raise AssertionError(f"{error.code} is no misfit of a spec and a checkpoint")

@@ -45,7 +45,7 @@ def read_run(storage: Storage, prefix: str, run_id: str) -> QualityRun:
     key = f"{prefix}/{run_id}/{RESULTS}"
     entry = storage.read(key)
     if entry is None:
-        raise StreamwardenError("DOCUMENT_INVALID", f"{key}: there is no such run")
+        raise StreamwardenError("DOCUMENT_INVALID", f"{key}: no such run")
     try:
         return QualityRun.model_validate_json(entry.data)
     except ValidationError as error:

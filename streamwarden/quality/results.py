@@ -25,14 +25,16 @@ class ExpectationResult(_Record):
     type: str
     columns: tuple[str, ...]
     severity: Severity
-    description: str = Field(description="What was expected, in a sentence.")
+    description: str = Field(description="The expectation, as a sentence.")
     notes: str = Field(description="Why.")
     arguments: dict[str, Any]
     success: bool
-    observed: Any = Field(default=None, description="What was seen, where that is one value and not a count of rows.")
-    checked: int | None = Field(default=None, description="Rows that were judged: not nulls, unless it is about them.")
+    observed: Any = Field(default=None, description="The observed value, if it is one value and not a count of rows.")
+    checked: int | None = Field(
+        default=None, description="Number of checked rows; nulls only count if the expectation is about them."
+    )
     unexpected_count: int | None = None
-    unexpected_percent: float | None = Field(default=None, description="Of the rows that were judged.")
+    unexpected_percent: float | None = Field(default=None, description="Share of the checked rows.")
     examples: tuple[dict[str, Any], ...] = Field(
         default=(), description="Some failing rows: their keys and the columns in question. Failed ones only."
     )
@@ -103,7 +105,7 @@ class QualityRun(_Record):
     started: str
     ended: str
     seconds: float
-    seconds_to_spark: float = Field(default=0.0, description="Of these, until the Spark session was there.")
+    seconds_to_spark: float = Field(default=0.0, description="Part of that: until the Spark session was ready.")
     tables_dir: str
     great_expectations: str = Field(description="Its version.")
     spark: str = Field(description="Its version.")

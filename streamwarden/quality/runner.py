@@ -205,7 +205,7 @@ def _judge(checker: engine.Checker, suite: Suite, built: Any, table: _Table) -> 
         rows = frame.count()
         if rows == 0:
             # Most expectations hold for zero rows, but an empty table means a job that does not work.
-            return result("no_rows", rows=0, what="the table has no rows at this version; nothing was judged")
+            return result("no_rows", rows=0, what="the table has no rows at this version; nothing was checked")
         found = tuple(checker.run(suite, built, frame, rows))
     except (PySparkException, Py4JJavaError) as error:
         # PySpark wraps most JVM exceptions, but not all.

@@ -47,7 +47,7 @@ class Expectation(_Document):
     arguments: dict[str, Any] = Field(default_factory=dict, validation_alias=AliasChoices("kwargs"))
     severity: Severity = Field(description="critical: its failure fails the table. warning and info: it is reported.")
     description: str = Field(
-        default="", description="What is expected, as a sentence a reader of the report understands."
+        default="", description="What is expected, as a sentence that a reader of the report understands."
     )
     notes: str = Field(default="", description="Why it is expected.")
     meta: ExpectationMeta

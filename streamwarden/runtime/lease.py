@@ -115,7 +115,7 @@ class LeaseHolder:
                 taker = self._documents.lease.read()
                 by = f" to {taker.incarnation}" if taker else ""
                 raise StreamwardenError(
-                    "LEASE_LOST", f"{self._documents.job}: {self._incarnation} lost it{by}"
+                    "LEASE_LOST", f"{self._documents.job}: {self._incarnation} lost the lease{by}"
                 ) from None
             self._good_until = asked + self._ttl.total_seconds()
 

@@ -195,7 +195,9 @@ class Standby:
                 try:
                     code = self._process.wait(_END_S)
                 except subprocess.TimeoutExpired:
-                    raise StreamwardenError("RESCALE_FAILED", "its Spark process takes no more commands") from None
+                    raise StreamwardenError(
+                        "RESCALE_FAILED", "its Spark process accepts no commands any more"
+                    ) from None
                 said = last_words(self._logs).evidence or f"no error in {self._logs}"
                 raise StreamwardenError("RESCALE_FAILED", f"its Spark process ended with {code}: {said}")
             answer: dict[str, Any] = json.loads(line)

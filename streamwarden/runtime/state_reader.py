@@ -115,4 +115,4 @@ def _communicate(process: subprocess.Popen[str], code: str, heed: Callable[[], o
         except subprocess.TimeoutExpired as error:
             heed()
             if time.monotonic() >= deadline:
-                raise StreamwardenError(code, f"reading state: no end after {_TIMEOUT_S:.0f} s") from error
+                raise StreamwardenError(code, f"reading state: not finished after {_TIMEOUT_S:.0f} s") from error

@@ -54,7 +54,7 @@ def sweep(workspace: Workspace, job: str) -> list[str]:
             descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             # Another sweep was faster, or the folder belongs to another user.
-            _log.info("%s is left: %s", folder, error)
+            _log.info("%s can't be removed: %s", folder, error)
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

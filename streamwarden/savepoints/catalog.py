@@ -88,7 +88,7 @@ def find(workspace: Workspace, job: str, savepoint: str) -> Savepoint:
                 return one
         # For example a rescale's savepoints: the job does not wait until they are verified.
         unseen = sum(one.verdict == "unverified" for one in there)
-        words = f"`streamwarden savepoints verify {job} all` looks through the {unseen} that nobody has."
+        words = f"`streamwarden savepoints verify {job} all` checks the {unseen} unverified ones."
         raise StreamwardenError(
             "SAVEPOINT_NOT_FOUND", f"{job} has no verified savepoint", remedy=words if unseen else None
         )
@@ -329,7 +329,7 @@ def _load(workspace: Workspace, job: str, name: str) -> Savepoint | None:
     except StreamwardenError as error:
         if error.code != "DOCUMENT_INVALID":
             raise
-        remedy = f"Use another one; `streamwarden repair {job} --yes` removes this one, which nothing can start from."
+        remedy = f"Use another one; `streamwarden repair {job} --yes` removes this one: no job can start from it."
         raise StreamwardenError(
             "SAVEPOINT_DAMAGED", f"{job} {name}: its manifest can't be read", remedy=remedy
         ) from error

@@ -202,7 +202,7 @@ def missing_outputs(workspace: Workspace, outputs: Iterable[OutputStart]) -> lis
             found.append(
                 StreamwardenError(
                     "RESTORE_OUTPUT_GONE",
-                    f"{name}, version {output.version}: {len(gone)} of its files are gone, such as {gone[0]}",
+                    f"{name}, version {output.version}: {len(gone)} of its files are missing, such as {gone[0]}",
                 )
             )
     return found
@@ -211,7 +211,9 @@ def missing_outputs(workspace: Workspace, outputs: Iterable[OutputStart]) -> lis
 def _code(written: Written, spec: JobSpec) -> Iterator[StreamwardenError]:
     before, now = written.versions.get("job"), job_version(spec.module)
     if before is not None and now is not None and before != str(now):
-        yield StreamwardenError("RESTORE_JOB_VERSION", f"{spec.module} is version {now}, the savepoint's is {before}")
+        yield StreamwardenError(
+            "RESTORE_JOB_VERSION", f"{spec.module} is version {now}, the savepoint has version {before}"
+        )
     writer = written.versions.get("spark")
     if writer is not None:
         then, here = _release(writer), _release(version("pyspark"))
@@ -298,7 +300,7 @@ def _source(
             more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
             yield StreamwardenError(
                 "RESTORE_SOURCE_GONE",
-                f"{len(gone)} files that came later are gone, or were replaced: {', '.join(gone[:_SHOWN])}{more}",
+                f"{len(gone)} later files are missing or were replaced: {', '.join(gone[:_SHOWN])}{more}",
             )
 
 
@@ -306,17 +308,17 @@ def _delta_source(workspace: Workspace, table: str, offset: str) -> Iterator[Str
     log, position = DeltaLog(workspace.files, f"tables/{table}"), json.loads(offset)
     needed = int(position["reservoirVersion"])
     if log.latest is None:
-        yield StreamwardenError("RESTORE_SOURCE_GONE", "the source table is not there")
+        yield StreamwardenError("RESTORE_SOURCE_GONE", "the source table does not exist")
     elif (known := _table_id(workspace, table)) is not None and known != position["reservoirId"]:
-        yield StreamwardenError("RESTORE_SOURCE_GONE", f"the source table was made anew: {known}")
+        yield StreamwardenError("RESTORE_SOURCE_GONE", f"the source table was created anew: {known}")
     elif needed > log.latest + 1:
         yield StreamwardenError(
-            "RESTORE_SOURCE_GONE", f"the source table is at version {log.latest}, the savepoint goes on from {needed}"
+            "RESTORE_SOURCE_GONE", f"the source table is at version {log.latest}, the savepoint continues from {needed}"
         )
     elif log.versions[0] > needed:
         yield StreamwardenError(
             "RESTORE_SOURCE_GONE",
-            f"the source table's log begins with version {log.versions[0]}, the savepoint goes on from {needed}",
+            f"the source table's log begins with version {log.versions[0]}, the savepoint continues from {needed}",
         )
 
 

@@ -50,9 +50,9 @@ def reason_to_skip(
     if desired is None:
         return f"{job} is not deployed"
     if seen.operation is not None:
-        return f"{seen.operation.kind} {seen.operation.id} is working on {job}, and takes the savepoints that it needs"
+        return f"{seen.operation.kind} {seen.operation.id} is working on {job}, and takes its own savepoints"
     if desired.state == "suspended":
-        return f"{job} is suspended, by {desired.updated_by}: nothing is new since"
+        return f"{job} was suspended by {desired.updated_by}: nothing new since then"
     if not seen.phase.alive or seen.phase is Phase.STOPPING:
         return f"{job} is {seen.phase}: {seen.reason}"
     found = catalog.savepoints(workspace, job)
@@ -76,7 +76,7 @@ def _early(spec: SavepointSpec, planned: str, found: list[Savepoint], now: datet
     if deployed == planned:
         return None
     if not deployed:
-        return f"as deployed it takes no periodic savepoints (its YAML says {planned}); deploy it to change that"
+        return f"the deployed spec takes no periodic savepoints (YAML: {planned}); deploy the job to change that"
     last = next((one.manifest.taken_at for one in found if one.manifest.origin is Origin.PERIODIC), None)
     if last is None:
         return None
@@ -88,4 +88,4 @@ def _early(spec: SavepointSpec, planned: str, found: list[Savepoint], now: datet
         due = croniter(spec.cron, last + timedelta(seconds=1)).get_next(datetime)
     if now >= due:
         return None
-    return f"as deployed ({deployed}; its YAML says {planned}) the next one is due at {due:%Y-%m-%d %H:%M:%S} UTC"
+    return f"by the deployed schedule ({deployed}; YAML: {planned}) the next one is due at {due:%Y-%m-%d %H:%M:%S} UTC"

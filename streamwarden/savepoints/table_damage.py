@@ -61,7 +61,7 @@ def damaged_version(workspace: Workspace, table: str) -> tuple[int, str] | None:
         elif not commits[version]:
             return version, f"{name} is empty"
         elif version > newest - _READ and not _is_whole(workspace.files.read(name)):
-            return version, f"{name} is cut"
+            return version, f"{name} is truncated"
     return None
 
 
@@ -99,7 +99,7 @@ def check_output(workspace: Workspace, job: str, table: str) -> None:
     for one in catalog.savepoints(workspace, job):
         if one.verdict == "verified" and _at(one.manifest, table) < version:
             command = f"streamwarden restore {job} --savepoint {one.manifest.id}"
-            remedy = f"`{command}` takes the table's log back to before this entry, and writes what it held again."
+            remedy = f"`{command}` rolls the table's log back to before this entry, and the job writes its rows again."
             raise StreamwardenError("TABLE_DAMAGED", what, remedy=remedy)
     raise StreamwardenError("TABLE_DAMAGED", what)
 
@@ -114,8 +114,8 @@ def check_source(workspace: Workspace, table: str) -> None:
     """
     found = damaged_version(workspace, table)
     if found is not None:
-        remedy = "Bring the table back with the job or program that writes it, then deploy this job."
-        raise StreamwardenError("TABLE_DAMAGED", f"{found[1]}, of the source", remedy=remedy)
+        remedy = "Restore the table with the job or program that writes it, then deploy this job."
+        raise StreamwardenError("TABLE_DAMAGED", f"{found[1]}, in the source table", remedy=remedy)
 
 
 def damaged_outputs(workspace: Workspace, spec: JobSpec) -> dict[str, int]:
@@ -136,7 +136,7 @@ def unfit(workspace: Workspace, job: str, manifest: Manifest, cut: dict[str, int
         if _at(manifest, table) >= version:
             yield StreamwardenError(
                 "RESTORE_OUTPUT_GONE",
-                f"{table}: version {version} of its log is damaged, and the savepoint is of {_at(manifest, table)}",
+                f"{table}: version {version} of its log is damaged, the savepoint has {_at(manifest, table)}",
                 remedy="Choose an older savepoint: `streamwarden savepoints list` shows them.",
             )
         for reader in readers_of(workspace, [table], but=job).get(table, []):
@@ -159,11 +159,11 @@ def _remedy(workspace: Workspace, job: str, reader: str, table: str, version: in
     )
     if before is None:
         return (
-            f"Bring the entry back from a copy of the disk or bucket: no verified savepoint of {reader} is from before."
-            f" `streamwarden savepoints verify {reader} all` looks through those that nobody has."
+            f"Restore the entry from a backup of the disk or bucket: {reader} has no verified savepoint from before"
+            f" it. `streamwarden savepoints verify {reader} all` checks the unverified ones."
         )
     return (
-        f"Take the reader back first, and leave it suspended: `streamwarden restore {reader} --savepoint"
+        f"Restore the reader first, and leave it suspended: `streamwarden restore {reader} --savepoint"
         f" {before.manifest.id} --suspended`. Then restore {job}, then `streamwarden deploy {reader}`."
     )
 
@@ -178,7 +178,9 @@ def outdate_savepoints(workspace: Workspace, table: str, version: int, *, by: st
     for job in workspace.files.folders("savepoints"):
         for one in catalog.savepoints(workspace, job):
             if not one.record.outdated and (_at(one.manifest, table) >= version or _after(one, table, version)):
-                catalog.outdate(workspace, one, f"{table} was cut off at version {version}, which it counts on", by=by)
+                catalog.outdate(
+                    workspace, one, f"{table} was cut off at version {version}, which this savepoint needs", by=by
+                )
                 marked.append(f"{job} {one.manifest.id}")
     return marked
 

@@ -163,8 +163,8 @@ def _stop(workspace: Workspace, job: str, *, by: str, reason: str, timeout: floa
     except StreamwardenError as error:
         if error.code != "STOP_TIMED_OUT":
             raise
-        remedy = "No savepoint was taken; the job is suspended, and its driver ends after its batch. "
-        remedy += f"Then repeat it, or now with a larger --timeout. {error.remedy}"
+        remedy = "No savepoint was taken. The job is suspended, and its driver ends after its batch. "
+        remedy += f"Repeat the command then, or now with a larger --timeout. {error.remedy}"
         raise StreamwardenError(error.code, error.what, remedy=remedy) from error
 
 
@@ -361,7 +361,9 @@ class _Take:
     def _change(self, change: Callable[[Record], Record]) -> None:
         def apply(found: Record | None) -> Record:
             if found is None or found.state != "taking":
-                raise StreamwardenError("SAVEPOINT_FAILED", f"{self._job}: {self._record.id} was given up by somebody")
+                raise StreamwardenError(
+                    "SAVEPOINT_FAILED", f"{self._job}: {self._record.id} was removed by another process"
+                )
             return change(found)
 
         record_document(self._workspace, self._job, self._record.id).update(apply)

@@ -49,7 +49,7 @@ def check_files(workspace: Workspace, manifest: Manifest, folder: str, *, report
     except FileNotFoundError as error:
         return [*problems, f"{error.filename or error}: removed while it was read"]
     problems += [
-        f"{path}: other content than was copied"
+        f"{path}: its SHA-256 is not the manifest's"
         for path in sized
         if hashed[f"{folder}/{path}"].sha256 != expected[path].sha256
     ]
@@ -137,7 +137,7 @@ def _compare(manifest: Manifest, rows: dict[str, int]) -> list[str]:
     for operator in manifest.operators:
         counted = rows.get(str(operator.id))
         if counted is None:
-            problems.append(f"state: operator {operator.id} ({operator.name}) is not there")
+            problems.append(f"state: operator {operator.id} ({operator.name}) is missing")
         elif operator.rows is not None and counted != operator.rows:
             problems.append(
                 f"state: operator {operator.id} ({operator.name}) has {counted} rows, the manifest says {operator.rows}"

@@ -120,7 +120,7 @@ class S3Storage(Storage):
             return etag
         etag = self._own(key, word)
         if etag is None:
-            raise Conflict(f"{key} is not at the version that was to be written over")
+            raise Conflict(f"{key} has changed since it was read")
         return etag
 
     def _own(self, key: str, word: str) -> str | None:

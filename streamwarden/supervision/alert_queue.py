@@ -64,11 +64,11 @@ def changes(
         if before is after:
             continue
         if after is is_now:
-            what = found[rule].what if rule in found else f"well again; was: {record.rules[rule].what}"
+            what = found[rule].what if rule in found else f"ok again; was: {record.rules[rule].what}"
         elif rule in found:
-            what = f"{found[rule].what}; it changes, and is {after} at least"
+            what = f"{found[rule].what}; the level changes, and is {after} at least"
         else:
-            what = f"it changes, and is {after} at most; was: {record.rules[rule].what}"
+            what = f"the level changes, and is {after} at most; was: {record.rules[rule].what}"
         worst = max(_worst(record, rule), after, key=lambda level: level.rank)
         differing.append(
             HealthChange(rule=rule, before=before.value, after=after.value, worst=worst.value, what=what, at=now)

@@ -25,7 +25,7 @@ from streamwarden.supervision.observe import Observation, Phase, is_here
 
 __all__ = ["Action", "Verdict", "assess", "decide", "pending_ending", "stuck_error"]
 
-_STUCK = "it lives, and has committed no batch"
+_STUCK = "it is alive but has committed no batch"
 
 
 class Action(StrEnum):
@@ -92,7 +92,7 @@ def decide(seen: Observation, memory: Supervision, *, now: datetime | None = Non
             return Verdict(Action.SUSPEND, begun.why, error=begun.error, savepoint=begun.savepoint)
         return Verdict(Action.FINISH, f"{seen.reason}, and the job is to be suspended")
     if seen.error is not None and not seen.error.retryable:
-        return Verdict(Action.FAIL, f"{seen.reason}; starting again can't help", error=seen.error)
+        return Verdict(Action.FAIL, f"{seen.reason}; a restart can't help", error=seen.error)
     return _within_budget(seen, memory, seen.reason, now, error=seen.error)
 
 
@@ -156,7 +156,7 @@ def _judge_living(seen: Observation, memory: Supervision, now: datetime) -> Verd
         return Verdict(Action.WAIT, seen.reason)
     if seen.desired.state == "suspended":
         # The driver was launched during a stop, which found no driver to ask.
-        return Verdict(Action.STOP, "the job is to be suspended, and its driver was not asked to stop")
+        return Verdict(Action.STOP, "the job is to be suspended, but its driver was not asked to stop")
     rows = seen.progress.last.state_rows if seen.progress and seen.progress.last else 0
     limit = health.state_rows.critical
     if limit is not None and rows >= limit and health.on_state_limit != "warn" and not stops:

@@ -18,7 +18,7 @@ def is_described(workspace: Workspace, job: str) -> bool:
 
 def undescribed(job: str) -> str:
     """Return the message for a job whose YAML was removed."""
-    return f"not described any more: config/jobs/{job}.yaml is gone, and its DAG with it"
+    return f"not described any more: config/jobs/{job}.yaml is gone, and so is its DAG"
 
 
 def jobs_to_show(workspace: Workspace) -> list[str]:

@@ -162,7 +162,7 @@ def _stopped(workspace: Workspace, job: str, timeout: float, *, by: str, kill: b
         seen = observe(workspace, job)
         if seen.phase.alive and not kill_by_hand(workspace, seen, by=by):
             process = process_of_driver(seen)
-            where = f"its process is one of {process.host}: kill it there" if process else "its process is not known"
+            where = f"its process runs on {process.host}: kill it there" if process else "its process is unknown"
             raise StreamwardenError(error.code, f"{error.what}; {where}", remedy=error.remedy) from error
     return observe(workspace, job)
 
@@ -189,8 +189,8 @@ def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout:
             if processes.kill(process):
                 return
             if processes.is_alive(process) is None:
-                what = f"{job}: its driver on {process.host} was asked to stop {timeout:.0f} s ago, and lives"
-                remedy = f"End process {process.pid} there, and repeat this."
+                what = f"{job}: its driver on {process.host} was asked to stop {timeout:.0f} s ago, and is still alive"
+                remedy = f"End process {process.pid} there, then repeat the command."
                 raise StreamwardenError("STOP_TIMED_OUT", what, remedy=remedy)
         time.sleep(0.2)
 
@@ -413,7 +413,7 @@ def await_health(
             if heartbeat.idle:
                 return "runs, and the source has nothing new"
         if may_wait and mine and seen.phase is Phase.WAITING:
-            return f"runs, and waits as before: {seen.reason}"
+            return f"runs, and waits as it did before: {seen.reason}"
         say(f"{seen.phase}: {seen.reason}")
         # If the time-out passed in an outage, the first observation after the outage proves nothing yet.
         if time.monotonic() >= deadline and not doubtful:

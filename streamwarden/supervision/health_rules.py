@@ -204,7 +204,7 @@ def _of_a_stop(facts: Facts) -> Health:
     lasts, limit = (facts.now - facts.stopping_since).total_seconds(), facts.spec.trigger.timeout.total_seconds()
     if lasts < limit:
         return Health()
-    what = f"the driver was asked to stop and lives: {_duration(lasts)} ({Level.WARN} at {_duration(limit)})"
+    what = f"the driver was asked to stop and is still alive: {_duration(lasts)} ({Level.WARN} at {_duration(limit)})"
     return Health((Finding("driver", Level.WARN, what, lasts, limit),))
 
 
@@ -256,7 +256,7 @@ def _failed_tries(facts: Facts) -> _Measure:
     limit = facts.spec.health.failed_tries
     now = facts.heartbeat.failures if facts.heartbeat and facts.alive else 0
     failed = sum(done.tries - 1 for done in facts.batches) + now
-    what = f"failed tries in the last {len(facts.batches)} batches and the one in work"
+    what = f"failed tries in the last {len(facts.batches)} batches and the current one"
     return _Measure(failed, what, limit.warn, limit.critical, _count)
 
 
@@ -291,7 +291,7 @@ def _backlog(facts: Facts) -> _Measure | None:
     # Counts the duration of the batches only: batches of a backlog follow each other without a pause.
     seconds = pending * sum(took for _, took in measured) / taken
     limit = facts.spec.health.backlog
-    return _seconds(seconds, f"{pending} {unit} wait, worth", limit.warn, limit.critical)
+    return _seconds(seconds, f"{pending} {unit} are waiting, worth", limit.warn, limit.critical)
 
 
 def _falling_behind(facts: Facts) -> _Measure | None:
@@ -306,7 +306,7 @@ def _falling_behind(facts: Facts) -> _Measure | None:
     if not taken or not growing or last <= 3 * taken / (len(sources) - 1):
         return None
     limit = facts.spec.health.falling_behind
-    what = f"{last} {sources[-1].unit} wait and it grows; arriving over processed"
+    what = f"{last} {sources[-1].unit} are waiting, and their number grows; arriving over processed"
     return _Measure((taken + last - first) / taken, what, limit.warn, limit.critical, _ratio)
 
 
@@ -335,7 +335,7 @@ def _landing(facts: Facts) -> _Measure | None:
         return None
     limit, more = facts.spec.health.landing, state.told - _NAMED
     names = "; ".join(state.first[:_NAMED]) + (f"; and {more} more" if more > 0 else "")
-    return _Measure(state.told, f"landed files that need a look ({names})", limit.warn, limit.critical, _count)
+    return _Measure(state.told, f"landed files that need attention ({names})", limit.warn, limit.critical, _count)
 
 
 # The alarm names the action as well, since a suspended job raises no further alarm.

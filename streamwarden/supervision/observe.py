@@ -178,7 +178,7 @@ def _conclude(
     age = now - last_sign
     if age > limit:
         silent = StreamwardenError(
-            "DRIVER_SILENT", f"incarnation {incarnation}: nothing for {age.total_seconds():.0f} s"
+            "DRIVER_SILENT", f"incarnation {incarnation}: no heartbeat for {age.total_seconds():.0f} s"
         )
         return Phase.SILENT, f"no heartbeat for {age.total_seconds():.0f} s", last_sign, ErrorInfo.of(silent)
     if heartbeat is None:

@@ -150,7 +150,7 @@ class Place:
         (self.config / "jobs" / f"{name}.yaml").write_text(yaml.safe_dump(spec))
 
     def gate(self, name: str) -> Path:
-        """A file that a stand-in is told to wait for."""
+        """A file that a stand-in waits for."""
         return self.config.parent / f"{name}.gate"
 
     def place(self) -> dict[str, str]:

@@ -1,13 +1,18 @@
 """A driver without Spark: speaks the control protocol, and writes the checkpoint of a stateless job without outputs.
 
-Called like ``streamwarden.driver``. The job's ``options`` tell it how to misbehave: ``standin_fail`` (an error code to
-fail with, once ``standin_after`` batches were done), ``standin_stop_s`` (how long a stop takes), ``standin_mute``
-(after so many batches it does no more, and lives on), ``standin_idle`` (the same, but says that there is no input),
-``standin_keys`` (how many keys each batch adds to a state that it only speaks of) and ``standin_batch_s`` (how long a
-batch takes).
+Called like ``streamwarden.driver``. The job's ``options`` select its faults:
 
-Three more name files, until which it waits: ``standin_gate`` before it does, or fails at, anything but saying that it
-runs; ``standin_stop_gate`` in a stop; ``standin_end_gate`` when its query has ended.
+``standin_fail``: the code of the error to raise after ``standin_after`` batches.
+
+``standin_mute``: the number of batches after which it does nothing, but stays alive. ``standin_idle``: the same, but
+it reports that there is no input.
+
+``standin_keys``: the number of keys that each batch adds to a reported state.
+
+``standin_batch_s``, ``standin_stop_s``: the duration of a batch, and of a stop.
+
+Three more options name files that it waits for. ``standin_gate``: after its report that it runs, before any work.
+``standin_stop_gate``: in a stop. ``standin_end_gate``: after the end of its query.
 """
 
 from __future__ import annotations
@@ -47,12 +52,12 @@ def say_aloud(text: str) -> None:
 
 
 def stood_by() -> bool:
-    """Answer as one that stands by, without state to work on; return whether it is to run."""
+    """Answer as a standby driver without state; return whether it must run."""
     for line in sys.stdin:
         runs = json.loads(line)["do"] == "run"
         say_aloud('{"running": true}' if runs else '{"ready": true}')
         if runs:
-            # Whoever reads the answers ends long before this.
+            # The reader of the answers ends long before this.
             os.dup2(2, 1)
             return True
     return False

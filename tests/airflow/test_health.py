@@ -73,7 +73,7 @@ def test_a_change_is_told_once_and_so_is_its_end(place: Place) -> None:
     again = deferred(lambda: operator.resume(run.context(), event), run)
     first = said(paths["mail"])
     assert first.startswith("warn|Streamwarden: lamp: warning (no_batch)") and "(warn at 5.0 s)" in first
-    # Two triggerers may fire for the same: the second finds that it was told.
+    # Two triggerers may fire for the same change: the second finds that it was sent.
     late = deferred(lambda: operator.resume(run.context(), event), run)
     assert said(paths["mail"]) == first
     assert fired(again, within=1.5) is None and fired(late, within=0.5) is None
@@ -85,7 +85,7 @@ def test_a_change_is_told_once_and_so_is_its_end(place: Place) -> None:
     assert event is not None and (event["action"], event["rules"]) == ("alert", ["no_batch"])
     deferred(lambda: operator.resume(run.context(), event), run)
     last = said(paths["mail"]).removeprefix(first)
-    assert last.startswith("ok|Streamwarden: lamp: well again (no_batch)") and "well again; was: no batch" in last
+    assert last.startswith("ok|Streamwarden: lamp: ok again (no_batch)") and "ok again; was: no batch" in last
     assert not told(place).rules and not told(place).unsent
 
 
@@ -128,7 +128,7 @@ def test_a_slip_in_alerts_yaml_does_not_end_supervision(place: Place, content: s
     deferred(lambda: operator.resume(run.context(), event), run)
     assert "CONFIG_INVALID" in errors[0] and "alerts.yaml" in errors[0]
     assert set(told(place).rules) == {"no_batch"}
-    # What came meanwhile is told once the slip is mended.
+    # Changes in between are sent once the file is corrected.
     paths = notify(place, "mail")
     ask_again(place)
     deferred(lambda: operator.resume(run.context(), {"action": "alert", "rules": []}), run)
@@ -265,7 +265,7 @@ def test_an_alerts_level_is_that_of_now() -> None:
 
     # Of a notifier that was away from the beginning of an alarm to its end.
     over = Alert("lamp", [change("driver", "ok", "critical"), change("driver", "critical", "ok")])
-    assert over.level == "ok" and over.title == "Streamwarden: lamp: well again (driver)"
+    assert over.level == "ok" and over.title == "Streamwarden: lamp: ok again (driver)"
     both = Alert("lamp", [*over.changes, change("backlog", "ok", "warn")])
     assert both.level == "warn" and "warning" in both.title
 
@@ -338,7 +338,7 @@ def test_a_state_limit_whose_stop_takes_too_long_is_carried_out_and_told_later(
     assert place.seen().phase is Phase.STOPPED
     kept = [found.manifest.id for found in catalog.savepoints(place.workspace, "lamp")]
     assert len(kept) == (act == "savepoint_and_stop") and all(name in str(ended.value) for name in kept)
-    # It was told; from now on the job is one that is suspended.
+    # The alarm was sent; from now on the job is suspended.
     assert supervise(place).execute(run.context())["phase"] == "stopped"
 
 

@@ -225,7 +225,7 @@ def test_ended_by_hand_leaves_nothing_and_the_job_runs(place: Place, monkeypatch
     assert not place.workspace.files.folders("savepoints/lamp")
     assert not list((place.workspace.root / "control" / "lamp" / "savepoints").glob("*"))
     place.until(lambda seen: seen.phase is Phase.RUNNING)
-    # Not in the midst of work, it is nothing: Airflow also calls it after a timeout has ended the work.
+    # Without running work it does nothing: Airflow also calls it after a timeout has ended the work.
     task.on_kill()
 
 
@@ -255,7 +255,7 @@ def test_verify_finds_by_label_over_all_jobs(place: Place) -> None:
     assert found == {"verified": [made.id]}
     with pytest.raises(AirflowFailException, match="SAVEPOINT_NOT_FOUND"):
         operator(VerifyOperator, place, job="all", savepoint="nothing").execute(Run().context("verify"))
-    with pytest.raises(AirflowSkipException, match="not asked for"):
+    with pytest.raises(AirflowSkipException, match="not requested"):
         operator(VerifyOperator, place, job="lamp", wanted="False").execute(Run().context("verify"))
 
 

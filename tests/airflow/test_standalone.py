@@ -122,7 +122,7 @@ def test_supervised_run_survives_restores(place: Place, airflow: Standalone) -> 
     watched = f"{place.seen().incarnation} is running"
     place.until(lambda _: watched in client.task_log(DAG, run, "supervise"))
 
-    # Marked failed while it waits for a job that does nothing: on the new checkpoint, and let go.
+    # Marked failed while it waits for an idle job: the job stays on the new checkpoint, and its driver is stopped.
     place.write_job(standin_mute=0)
     half = client.trigger_dag("restore", {"job": "lamp", "savepoint": savepoint["id"], "health_timeout": 600})
     place.until(lambda _: _step(documents) == "wait for health", timeout=180)

@@ -132,7 +132,7 @@ def test_error_that_cannot_pass_fails_at_once_with_the_log(place: Place) -> None
     operator.log.error = lambda text, *args: said.append(text % args)  # type: ignore[method-assign]
     with pytest.raises(AirflowFailException, match="SINK_SCHEMA_MISMATCH"):
         operator.resume(run.context(), event)
-    assert "Each column is named with what it takes" in said[0]
+    assert "Each column is listed with its remedy" in said[0]
     assert "Traceback: of the stand-in" in said[0]
     assert "console.log" in said[0] and "stand-in fails as it was told" in said[0]
     memory = JobDocuments(place.workspace.storage, "lamp").supervision.read()

@@ -44,12 +44,12 @@ def test_a_job_without_a_run_is_told_of_once_and_so_is_its_end(place: Place) -> 
         watch(place)
     first = said(paths["mail"])
     assert first.startswith("critical|Streamwarden: lamp: critical (unwatched)")
-    # It was told: looked at once, and not told again.
+    # The alarm was sent: one check, and no second alarm.
     with pytest.raises(AirflowFailException, match="JOB_UNWATCHED"):
         watch(place, attempt=1)
     assert said(paths["mail"]) == first and UNWATCHED in told(place).rules
     assert watch(place, attempt=1, runs_of_job=1) == ["lamp"]
-    assert said(paths["mail"]).removeprefix(first).startswith("ok|Streamwarden: lamp: well again (unwatched)")
+    assert said(paths["mail"]).removeprefix(first).startswith("ok|Streamwarden: lamp: ok again (unwatched)")
     assert not told(place).rules and place.seen().phase is Phase.RUNNING
 
 
@@ -147,7 +147,7 @@ def test_a_job_whose_yaml_was_removed_is_told_of_until_it_is_stopped(place: Plac
     assert place.seen().phase is Phase.RUNNING, "no word, and no act"
     driver_control.stop(place.workspace, "lamp", by="test")
     assert watch(place, attempt=1) == ["lamp"]
-    assert said(paths["mail"]).removeprefix(first).startswith("ok|Streamwarden: lamp: well again (unwatched)")
+    assert said(paths["mail"]).removeprefix(first).startswith("ok|Streamwarden: lamp: ok again (unwatched)")
 
 
 def test_one_whose_documents_cannot_be_read_does_not_hide_another(place: Place) -> None:

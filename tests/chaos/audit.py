@@ -57,10 +57,10 @@ def commits_of(files: FileStore, table: str) -> list[Written]:
 
 
 def audit(commits: list[Written]) -> list[str]:
-    """Return what is wrong with a table's commits, in words; nothing if all is well.
+    """Return the faults of a table's commits as messages; empty if there are none.
 
-    Each batch of an application is committed at most once, batches come in their order, and no driver commits after
-    one of a later epoch has.
+    Each batch of an application is committed at most once, batches are in order, and no driver commits after a driver
+    of a later epoch.
     """
     wrong = []
     seen: dict[tuple[str, int], Written] = {}

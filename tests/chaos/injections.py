@@ -105,7 +105,7 @@ class Injector:
         self.world = world
 
     def perform(self, fault: Fault) -> Record:
-        """Inject a fault at its moment, wait until all is well again, and return what was seen.
+        """Inject a fault at its moment, wait for recovery, and return what was seen.
 
         Does not raise because of what the fault did: that is in the record.
         """

@@ -165,8 +165,8 @@ def calm_rounds(count: int) -> int:
 def make_plan(count: int, seed: int, only: Sequence[Kind] = ()) -> list[Fault]:
     """Plan faults, the calm ones first.
 
-    Every kind comes once before any comes again, with the combinations of moment and job of each kind in turn; of those
-    that are left the one whose job had least so far, so that the three jobs' lanes are as long as each other.
+    Every kind occurs once before any occurs again. Each kind takes its combinations of moment and job in turn. Among
+    the remaining ones, the job with the fewest faults so far comes first: the three jobs' lanes then have equal length.
 
     Parameters
     ----------

@@ -414,11 +414,11 @@ class World:
         self._held.add(name)
 
     def let_go(self, name: str) -> None:
-        """See to a component again."""
+        """Supervise a component again."""
         self._held.discard(name)
 
     def airflow_is_healthy(self) -> bool:
-        """Tell whether the API server answers, and says that every component is well."""
+        """Return whether the API server answers that every component is healthy."""
         return not self.airflow.unhealthy()
 
     # -- waiting -----------------------------------------------------------------------------------------------------
@@ -495,7 +495,7 @@ class World:
                         self.airflow.start_component(name)
 
     def _end_what_hangs(self) -> None:
-        """Kill components that live and are not well for long, as a liveness probe does; they are started again then.
+        """Kill components that are unhealthy for long, as a liveness probe does; they are started again afterwards.
 
         A scheduler whose database has crashed may wait for ever for a worker that waits for it (Airflow 3.3.2,
         ``LocalExecutor.end``).
@@ -504,7 +504,7 @@ class World:
         while not self.over.wait(_PROBE_S):
             unwell = self.airflow.unhealthy()
             if "api-server" in unwell:
-                # It does not answer: that says nothing of the others.
+                # Without its answer, the others' health is unknown.
                 continue
             with self._components:
                 alive = [name for name, lives in self._kept().items() if lives]
@@ -514,7 +514,7 @@ class World:
                     self.airflow.stop_component(name, how=signal.SIGKILL, grace=0.2)
 
     def _kept(self) -> dict[str, bool]:
-        """Tell of each component that is seen to whether it lives."""
+        """Return whether each supervised component is alive."""
         running = self.airflow.running().items()
         return {name: alive for name, alive in running if name in COMPONENTS and name not in self._held}
 

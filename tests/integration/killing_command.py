@@ -1,8 +1,7 @@
-"""The command line that kills or freezes its job's driver, or kills its standby or itself, at a step of its operation.
+"""The command line, which kills or freezes its driver, its standby or itself at a step of its operation.
 
-``python -m tests.integration.killing_command STEP WHOM AFTER WORDS…``: so many seconds after the step of that name has
-begun; 0 is the boundary before it, when it is not on record yet.
-It prints the line ``killed`` if there was something to kill.
+``python -m tests.integration.killing_command STEP WHOM AFTER WORDS…``: AFTER seconds after the start of STEP. 0 means
+before the step is recorded. Prints the line ``killed`` if there was something to kill.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from streamwarden.supervision.observe import observe
 
 THE_DRIVER, THE_RESCALE, BOTH, THE_STANDBY = "the driver", "the rescale", "both", "the standby"
 FROZEN = "the driver, frozen"
-"""With its JVM, for :data:`FROZEN_S`: it wakes as if nothing had been."""
+"""With its JVM, for :data:`FROZEN_S`; afterwards it continues."""
 
 FROZEN_S = 40
-"""For longer than the lease of the tests' profile, 30 s, and the seconds after which who looks is sure; so that it is
-killed, or wakes, whichever comes first."""
+"""Longer than the lease of the tests' profile, 30 s, plus the debounce of observers: either it is killed first, or it
+continues first."""
 
 
 def _kill(job: str, whom: str) -> None:
@@ -42,7 +41,7 @@ def _kill(job: str, whom: str) -> None:
     if whom == FROZEN:
         killed |= _freeze(job)
     if killed:
-        # A line of its own, also in the midst of another one.
+        # On its own line, even if another line is unfinished.
         sys.stdout.write("\nkilled\n")
         sys.stdout.flush()
     if whom in (THE_RESCALE, BOTH):
@@ -53,7 +52,7 @@ def _kill_driver(job: str) -> bool:
     seen = observe(open_workspace(), job)
     process = seen.heartbeat.process if seen.heartbeat else None
     if process is None and seen.launch is not None:
-        # It has just been launched, and has said nothing yet.
+        # It has just been launched, and has no heartbeat yet.
         process = seen.launch.process
     return process is not None and kill(process)
 
@@ -64,7 +63,7 @@ def _freeze(job: str) -> bool:
         return False
     driver = psutil.Process(seen.heartbeat.process.pid)
     members = [str(one.pid) for one in (driver, *driver.children(recursive=True))]
-    # By another process: this command may be at its end before.
+    # By another process: this command may end earlier.
     words = f"kill -STOP {' '.join(members)}; sleep {FROZEN_S}; kill -CONT {' '.join(members)}"
     subprocess.Popen(
         ["bash", "-c", words], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -73,7 +72,7 @@ def _freeze(job: str) -> bool:
 
 
 def _kill_standby() -> bool:
-    """Kill the driver that stands by, and its JVM: a child of this command, whatever session it is in."""
+    """Kill the standby driver and its JVM: a child of this command, in whatever session."""
     found = [child for child in psutil.Process().children() if _stands_by(child)]
     return sum(kill(process_of(child.pid)) for child in found) > 0
 

@@ -276,7 +276,7 @@ def test_what_a_checkpoint_has_fixed_cannot_be_changed_by_a_restart(place: Place
             place.profile(jobs={"interval": "500ms", "partitions": 5})
         with pytest.raises(StreamwardenError, match="ROLLOUT_REFUSED"):
             deploy_job(place.workspace, "zone_windows", by=BY)
-        # Nor does a driver run that was told to all the same.
+        # Nor does a driver run that gets this spec all the same.
         spec = place.workspace.job("zone_windows")
         wanted = {"spec": spec, "digest": spec.digest()}
         place.documents("zone_windows").desired.update(lambda was, wanted=wanted: was.model_copy(update=wanted))

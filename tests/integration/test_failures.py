@@ -212,7 +212,7 @@ def test_source_data_that_is_gone(again: Place, what: str) -> None:
         deploy_job(again.workspace, JOB, by=BY)
         _counted(again, {1: 4, 2: 4, 3: 4})
     else:
-        assert "a job of another name, with tables of its own, begins with the whole table" in found.act
+        assert "a job of another name, with tables of its own, starts with the whole table" in found.act
         _configure(again, job="anew", sinks=[{"table": "anew", "mode": "upsert", "keys": ["key"]}])
         deploy_job(again.workspace, "anew", by=BY)
         _counted(again, {1: 5, 2: 5, 3: 5}, job="anew", table="anew")

@@ -124,7 +124,7 @@ class Unfenced(CheckpointRef):
 def test_paused_before_a_commit_of_an_earlier_generation(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fenced: bool
 ) -> None:
-    """Without the fence its rows come on top of a table that was put back; with it they don't, and it is told so."""
+    """Without the fence, its rows are added to the restored table; with the fence, its commit fails."""
     wakes_in_another_generation(place, tmp_path / "paused", monkeypatch, fenced=fenced)
 
 

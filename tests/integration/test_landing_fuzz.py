@@ -1,8 +1,8 @@
 """Files of any name, age, size, format and order, and a driver that is killed at any moment: nothing lost or doubled.
 
-Each sequence lands files drawn by hypothesis, kills the driver now and then, and then compares both tables with what
-landed: each good row once in `trips`, each bad row or file once in the quarantine. STREAMWARDEN_TEST_SEQUENCES says how
-many; they follow each other in one place, as they would in a week.
+Each sequence lands files drawn by hypothesis and sometimes kills the driver. Then it compares both tables with the
+files: each good row once in `trips`, each bad row or file once in the quarantine. STREAMWARDEN_TEST_SEQUENCES is the
+number of sequences; they follow each other in one place, as in a week of operation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rescales of real drivers: the state is kept, the outputs are right, and what is unhealthy goes back by itself."""
+"""Rescales of real drivers: the state is kept, the outputs are right, and an unhealthy rescale is rolled back."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_a_run_whose_worker_is_killed_in_a_step_goes_on_by_its_next_try(place: P
             assert (state == "success") is (ended.state == "done")
             assert counts.partitions() == (wanted if ended.state == "done" else was)
             counts.check()
-            # It may have found nothing left to read, and have no batch to tell of.
+            # It may have found no input, and so committed no batch.
             place.wait("counts", lambda seen: seen.phase is Phase.RUNNING, "the job to run")
             assert client.task_state(JOB, own, "supervise") == "deferred"
         assert client.wait_for_run("stop", client.trigger_dag("stop", {"job": "counts"}), timeout=120) == "success"

@@ -29,9 +29,9 @@ class Trouble:
 
 
 class Hold:
-    """The first request whose line, ``PUT /bucket/key``, ends as a pattern says: kept until it is let go.
+    """Holds the first request whose line, such as ``PUT /bucket/key``, ends with a pattern, until it is released.
 
-    `reached` and `answered` are set when it has come, and when the server has said `status` to it.
+    `reached` is set when the request arrives, `answered` when the server has answered it with `status`.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -46,7 +46,7 @@ class Hold:
         self._over.set()
 
     def takes(self, line: str) -> bool:
-        """Return whether a request is the one, after it was let go."""
+        """Return whether this is the held request; blocks until it is released."""
         with self._lock:
             if self.reached.is_set() or not self._pattern.search(line):
                 return False

@@ -105,12 +105,12 @@ def summary(workspace: Workspace, planned: RescalePlan) -> str:
         )
         lines += [f"  - operator {one.id}: {one.name}, {one.bytes} bytes" for one in planned.operators]
         lines.append(
-            "- The state is proved to be the same before the job starts on it. Batches that the way `fast` replays"
-            " meanwhile are compared by watermark and rows, and by their state once the job runs on it."
+            "- The state is verified to be the same before the job starts on it. Online, batches are replayed"
+            " meanwhile: their watermarks and rows are compared, and their state once the job runs on it."
         )
     else:
-        lines.append("- The job stops between two batches and starts again; its state is not touched.")
-    lines.append("- A savepoint is taken before. If the job is not healthy afterwards, it goes back by itself.")
+        lines.append("- The job stops between two batches and starts again; its state is unchanged.")
+    lines.append("- A savepoint is taken before. If the job is not healthy afterwards, it is rolled back.")
     downtimes = _downtimes(workspace, planned.job)
     if downtimes:
         said = ", ".join(f"{seconds:.0f} s" for seconds in downtimes)

@@ -104,7 +104,7 @@ class DeployOperator(JobOperator, InterruptibleOperator):
             raise self.fail(error) from error
         for change in done.changes:
             self.log.info("%s %s -> %s: %s", change.field, change.before, change.after, change.effect)
-        how = "launched" if done.launched else "runs already; left alone"
+        how = "launched" if done.launched else "runs already; unchanged"
         self.log.info("%s: driver %s %s", self.job, done.incarnation, how)
         context["ti"].xcom_push(key="incarnation", value=done.incarnation)
         self._await_start(workspace, done.incarnation)
@@ -119,7 +119,9 @@ class DeployOperator(JobOperator, InterruptibleOperator):
 
     def _attach(self, context: Context, workspace: Workspace, relieved: str) -> dict[str, Any]:
         seen = observe(workspace, self.job)
-        self.log.info("%s is relieved; %s is %s, and is left as it is", relieved, seen.incarnation, seen.phase)
+        self.log.info(
+            "this run takes over from %s; driver %s is %s and is not changed", relieved, seen.incarnation, seen.phase
+        )
         context["ti"].xcom_push(key="incarnation", value=seen.incarnation)
         return {"job": self.job, "incarnation": seen.incarnation, "launched": False, "relieves": relieved}
 
@@ -129,7 +131,7 @@ class DeployOperator(JobOperator, InterruptibleOperator):
         if found is None or found.state != "rolled back" or found.error is None:
             return
         if is_same_rollout(found, effective_spec(workspace, self.job), by=by, reason=""):
-            self.log.info("an earlier try has ended %s: %s", found.id, found.state)
+            self.log.info("an earlier try has ended operation %s: %s", found.id, found.state)
             raise StreamwardenError("ROLLOUT_UNHEALTHY", f"{self.job}: {found.error.code}: {found.error.what}")
 
     def _say_last_words(self, workspace: Workspace, by: str, error: StreamwardenError) -> None:
@@ -150,7 +152,7 @@ class DeployOperator(JobOperator, InterruptibleOperator):
             return
         raise AirflowSkipException(
             f"{self.job} was stopped by {desired.updated_by} at {desired.updated_at:%Y-%m-%d %H:%M:%S} UTC, after this"
-            " run was asked for: not deployed. Trigger the DAG again to deploy it."
+            " run was requested: not deployed. Trigger the DAG again to deploy it."
         )
 
     def _await_start(self, workspace: Workspace, incarnation: str) -> None:

@@ -54,7 +54,7 @@ class EnsureSupervisedOperator(JobOperator):
             interrupted = operation is not None and operation.state == "running" and seen.operation is None
             if seen.phase.alive or not interrupted:
                 self.log.info(
-                    "%s did not succeed, and %s is %s: left as it is", self.operation_task_id, self.job, seen.phase
+                    "%s did not succeed, and %s is %s: nothing to do", self.operation_task_id, self.job, seen.phase
                 )
                 return None
         return self.ensure(context, seen)
@@ -77,15 +77,15 @@ class EnsureSupervisedOperator(JobOperator):
         """Trigger a run of the job's DAG, unless a run supervises the job or the job is not wanted."""
         ti = context["ti"]
         if seen.desired is None or seen.desired.state != "running":
-            self.log.info("%s is not to run: nothing to supervise", self.job)
+            self.log.info("%s should not run: nothing to supervise", self.job)
             return None
         dag_id = dag_id_of(self.job)
         if is_supervised(ti, self.job):
-            self.log.info("%s has a run, which supervises the job", dag_id)
+            self.log.info("a run of %s supervises the job", dag_id)
             return dag_id
         if ti.get_dag(dag_id).is_paused:
-            self.log.warning("%s is paused: nobody supervises %s until it is unpaused", dag_id, self.job)
-        self.log.info("%s has no run: triggering one, which leaves a driver that runs alone and supervises it", dag_id)
+            self.log.warning("%s is paused: %s is not supervised until the DAG is unpaused", dag_id, self.job)
+        self.log.info("%s has no run: triggering one to supervise the job; a running driver is kept", dag_id)
         # A separate id for each try: a clear requests a new run.
         run_id = f"{ti.dag_id}__{ti.run_id}__{ti.try_number}"
         raise run_to_trigger(dag_id, run_id, note=f"after {ti.dag_id} {ti.run_id}")
@@ -118,7 +118,7 @@ class EnsureSupervisedAfterSavepointOperator(EnsureSupervisedOperator):
     def execute(self, context: Context) -> str | None:
         """Check, and trigger a run if needed."""
         if not is_true(self.stopped) or self.succeeded(context):
-            self.log.info("%s is as it was to be", self.job)
+            self.log.info("%s is in the requested state", self.job)
             return None
         seen, _ = self.look()
         return self.ensure(context, seen)

@@ -61,7 +61,7 @@ class HousekeepingOperator(InterruptibleOperator):
                 if ids:
                     self.log.info("%s: %s: %s", job, what.replace("_", " "), ", ".join(ids))
                     removed.setdefault(job, {})[what] = ids
-        self.log.info("%d jobs looked through", len(jobs))
+        self.log.info("housekeeping of %d jobs done", len(jobs))
         try:
             with self.interruptible():
                 upkeep = _look_after_batches(workspace)

@@ -107,7 +107,7 @@ class OperationOperator(JobOperator, InterruptibleOperator):
         found = ended_operation(context, workspace, self.job, by, retries=self.retries or 0)
         if found is None:
             return None
-        self.log.info("an earlier try has ended %s: %s", found.id, found.state)
+        self.log.info("an earlier try has ended operation %s: %s", found.id, found.state)
         if found.error is None:
             return found
         if found.state == "rolled back":

@@ -72,7 +72,7 @@ class CheckOperator(BaseOperator):
         except json.JSONDecodeError:
             result = None
         if not isinstance(result, dict) or code not in (0, 1):
-            raise AirflowException(f"the check ended with code {code}: {errors or 'it said nothing'}")
+            raise AirflowException(f"the check ended with code {code}: {errors or 'no output'}")
         failures = _failures(result)
         for line in failures:
             self.log.error(line)

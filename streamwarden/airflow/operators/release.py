@@ -94,10 +94,10 @@ class ReleaseOperator(JobOperator):
         except (StreamwardenError, AirflowException, OSError) as error:
             # If the documents can't be read, the run is still relieved: the fresh run waits for the end of this one.
             if relieved:
-                self.log.warning("run %s takes over, which finds for itself: %s", relief_of(ti), error)
+                self.log.warning("run %s takes over, despite: %s", relief_of(ti), error)
                 return
             if state == "failed" and self._used_up(context):
-                self.log.warning("the tries are used up, and: %s", error)
+                self.log.warning("no tries are left, and: %s", error)
                 raise relief(ti) from error
             raise (self.fail(error) if isinstance(error, StreamwardenError) else error) from error
 
@@ -117,7 +117,7 @@ class ReleaseOperator(JobOperator):
             store.set(key, now.isoformat())
         except Exception:
             # Any exception: then only what came after this try's start counts as a later request.
-            self.log.warning("can't keep when this began", exc_info=True)
+            self.log.warning("can't store the time of the first try", exc_info=True)
         return now
 
     def _used_up(self, context: Context) -> bool:
@@ -138,7 +138,7 @@ class ReleaseOperator(JobOperator):
         holder = current_claim(workspace, self.job)
         ours = holder is not None and holder.holder == holder_of(context)
         if relieved:
-            self.log.info("run %s takes over: left alone", relief_of(ti))
+            self.log.info("run %s takes over: nothing to release", relief_of(ti))
             if ours:
                 # The supervise task could not write this claim when it requested that run; our late trigger needs it.
                 fresh = Claim(holder=f"{ti.dag_id}/{relief_of(ti)}", attempt=0, at=utc_now())
@@ -146,18 +146,18 @@ class ReleaseOperator(JobOperator):
             return
         used_up = ours and state == "failed" and (self._used_up(context) or self._never_began(holder, since))
         if used_up and self._is_unfinished(workspace, seen):
-            self.log.warning("the tries of supervise are used up: run %s goes on", relief_of(ti))
+            self.log.warning("supervise has no tries left: run %s takes over", relief_of(ti))
             raise relief(ti)
         if state != "success" and holder is not None and holder.holder == f"{ti.dag_id}/{relief_of(ti)}":
             # The supervise task's last try was lost between the claim for the fresh run and the request for it.
             raise relief(ti)
         if holder is None or holder.holder != holder_of(context):
-            self.log.info("supervised by %s now: left alone", holder.holder if holder else "nobody")
+            self.log.info("supervised by %s now: nothing to release", holder.holder if holder else "nobody")
         elif not seen.phase.alive and not self._awaits_restart(workspace, seen):
             self.log.info("%s is %s: nothing to release", seen.incarnation, seen.phase)
         elif (wish := self._later_wish(context, workspace, seen, since)) is not None:
             self.log.warning(
-                "%s was deployed since, by %s: left alone; its DAG supervises it once triggered", self.job, wish
+                "%s was deployed since, by %s: it keeps running; trigger its DAG to supervise it", self.job, wish
             )
         else:
             # Also if the driver is down: otherwise the trigger may request the stop much later, after the next run was
@@ -165,7 +165,7 @@ class ReleaseOperator(JobOperator):
             reason = f"its supervise task has ended ({state})"
             by = f"airflow:{holder_of(context)}"
             driver_control.stop(workspace, self.job, by=by, reason=reason, incarnation=seen.incarnation, timeout=None)
-            self.log.warning("driver %s, which is %s, is not to run: %s", seen.incarnation, seen.phase, reason)
+            self.log.warning("stopping driver %s, which is %s: %s", seen.incarnation, seen.phase, reason)
 
     def _tell_rest(self, context: Context, workspace: Workspace) -> None:
         document, ti = JobDocuments(workspace.storage, self.job).health, context["ti"]
@@ -186,7 +186,7 @@ class ReleaseOperator(JobOperator):
             if over:
                 left = (document.read() or HealthRecord()).unsent
                 if left:
-                    self.log.warning("not told yet: %s", ", ".join(sorted(name or "anybody" for name in left)))
+                    self.log.warning("not sent yet: %s", ", ".join(sorted(name or "anybody" for name in left)))
                 return
             time.sleep(1)
 

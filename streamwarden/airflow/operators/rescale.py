@@ -130,7 +130,7 @@ class CancelRescaleOperator(JobOperator):
         except StreamwardenError as error:
             raise self.fail(error) from error
         step = asked.steps[-1].name if asked.steps else ""
-        self.log.info("rescale %s by %s, at %s, is asked to go back", asked.id, asked.by, step or "its beginning")
+        self.log.info("rescale %s by %s, at %s, is asked to roll back", asked.id, asked.by, step or "its beginning")
         return {"operation": asked.id, "by": asked.by, "step": step}
 
 

@@ -132,7 +132,11 @@ class PeriodicSavepointOperator(JobOperator, InterruptibleOperator):
         spec = desired.spec.savepoints if desired is not None else SavepointSpec()
         if desired is not None and schedule_text(spec) != self.planned:
             said = schedule_text(spec) or "no periodic savepoints"
-            self.log.warning("deployed: %s; this DAG follows the YAML: %s. What is deployed counts", said, self.planned)
+            self.log.warning(
+                "deployed schedule: %s; this DAG's schedule, from the YAML: %s. The deployed one counts",
+                said,
+                self.planned,
+            )
         return spec
 
 

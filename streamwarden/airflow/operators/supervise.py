@@ -130,7 +130,9 @@ class SuperviseOperator(JobOperator):
         """Return the handover exception for documents that can't be read or written; no claim is written then."""
         ti = context["ti"]
         fresh = relief_of(ti)
-        self.log.warning("try %d of %d: run %s takes over, for: %s", ti.try_number, ti.max_tries + 1, fresh, error)
+        self.log.warning(
+            "try %d of %d: run %s takes over, because of: %s", ti.try_number, ti.max_tries + 1, fresh, error
+        )
         return relief(ti)
 
     def _deploy(self, workspace: Workspace, holder: str) -> None:
@@ -140,7 +142,7 @@ class SuperviseOperator(JobOperator):
             desired = JobDocuments(workspace.storage, self.job).desired.read()
             if not error.retryable and desired is not None and desired.state == "running":
                 # As if the deploy task had failed: an error in the YAML is no reason to abandon what is deployed.
-                self.log.error("not deployed anew, and supervised as it was deployed before: %s", error)
+                self.log.error("not deployed; the deployed version is supervised: %s", error)
                 return
             # A failed deploy is the job's failure: if it is not retryable, it is final.
             raise super().fail(error) from error
@@ -151,7 +153,7 @@ class SuperviseOperator(JobOperator):
         # Claim before the run exists: `release`, the next task, leaves the driver of another run alone.
         claim(workspace, self.job, Claim(holder=f"{ti.dag_id}/{fresh}", attempt=0, at=utc_now()))
         self.log.info("try %d of %d: run %s takes over", ti.try_number, ti.max_tries + 1, fresh)
-        record_decision(workspace, self.job, "hand over", f"to run {fresh}: the tries of {ti.run_id} run out")
+        record_decision(workspace, self.job, "hand over", f"to run {fresh}: {ti.run_id} is running out of tries")
         raise relief(ti)
 
     def _respect_upstream(self, context: Context, workspace: Workspace) -> None:
@@ -168,14 +170,14 @@ class SuperviseOperator(JobOperator):
             desired = JobDocuments(workspace.storage, self.job).desired.read()
             if desired is None or desired.state == "suspended":
                 raise AirflowFailException(
-                    f"{task} failed, and {self.job} is not to run: there is nothing to supervise"
+                    f"{task} failed, and {self.job} should not run: there is nothing to supervise"
                 )
-            self.log.warning("%s failed; %s is supervised as it was deployed before", task, self.job)
+            self.log.warning("%s failed; the deployed version of %s is supervised", task, self.job)
 
     def resume(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
         """Resume after the trigger fired. Its observation may be outdated: observe again."""
         if event:
-            self.log.info("woken for %s: %s", event.get("action"), event.get("why"))
+            self.log.info("resumed for %s: %s", event.get("action"), event.get("why"))
         workspace = self.open()
         try:
             seen, verdict = self._look(workspace)
@@ -242,7 +244,7 @@ class SuperviseOperator(JobOperator):
         silent = seen.phase is Phase.SILENT and verdict.action in (Action.FAIL, Action.RESTART)
         if (silent or is_to_be_ended(seen, verdict)) and not sure:
             # One observation kills no driver: the store or this machine may have been away. The trigger observes again.
-            self.log.info("%s: looked at again before it is ended: %s", seen.incarnation, verdict.why)
+            self.log.info("%s: observed again before it is stopped: %s", seen.incarnation, verdict.why)
             self._stop_if_ended(context, workspace, seen.incarnation)
             self._defer(context, workspace, seen.incarnation, differing)
         if verdict.action in (Action.FAIL, Action.SUSPEND):
@@ -274,7 +276,7 @@ class SuperviseOperator(JobOperator):
             self.log.warning("driver %s is %s\n%s", seen.incarnation, seen.phase, words)
         launched = restart(workspace, seen, by=f"airflow:{holder_of(context)}", why=verdict.why)
         if launched is None:
-            self.log.info("%s: restarted, stopped or deployed by somebody else meanwhile", seen.incarnation)
+            self.log.info("%s: somebody else has restarted, stopped or deployed the job meanwhile", seen.incarnation)
         else:
             self.log.info("restarted as %s after %s: %s", launched, seen.incarnation, verdict.why)
         return launched
@@ -291,7 +293,7 @@ class SuperviseOperator(JobOperator):
         try:
             states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[ti.task_id])
         except Exception:
-            self.log.warning("can't ask for this task's state", exc_info=True)
+            self.log.warning("can't get this task's state", exc_info=True)
             return
         state = next(iter(states.get(ti.run_id, {}).values()), None)
         if state not in ("failed", "success"):

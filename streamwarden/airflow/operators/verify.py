@@ -62,13 +62,13 @@ class VerifyOperator(JobOperator, InterruptibleOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Verify, and fail if any savepoint is damaged."""
         if not is_true(self.wanted):
-            raise AirflowSkipException("not asked for")
+            raise AirflowSkipException("not requested")
         workspace = self.open()
         try:
             chosen = self._chosen(workspace)
             if not chosen:
                 raise AirflowSkipException("there are no savepoints")
-            self.log.info("looking through %d savepoints", len(chosen))
+            self.log.info("verifying %d savepoints", len(chosen))
             with self.interruptible():
                 by = f"airflow:{holder_of(context)}"
                 found = verify(workspace, chosen, by=by, report=ProgressLog(self.log))
@@ -84,7 +84,7 @@ class VerifyOperator(JobOperator, InterruptibleOperator):
                 self.log.error("%s is damaged: %s", name, "; ".join(result.problems))
             else:
                 rows = "" if not result.rows else f", {sum(result.rows.values())} rows of state read back"
-                self.log.info("%s is whole: %d files, %d bytes%s", name, result.files, result.bytes, rows)
+                self.log.info("%s is verified: %d files, %d bytes%s", name, result.files, result.bytes, rows)
         if damaged:
             # Final: it stays damaged. The catalogue's text, as when a restore finds a damaged savepoint.
             raise AirflowFailException(str(StreamwardenError("SAVEPOINT_DAMAGED", "\n".join(damaged))))
@@ -108,5 +108,5 @@ class VerifyOperator(JobOperator, InterruptibleOperator):
                     raise
                 self.log.info(error.what)
         if not found and wanted != catalog.LATEST:
-            raise StreamwardenError("SAVEPOINT_NOT_FOUND", f"{wanted!r} is neither an id nor a label, of any job")
+            raise StreamwardenError("SAVEPOINT_NOT_FOUND", f"{wanted!r} is neither an id nor a label of any job")
         return found

@@ -93,7 +93,7 @@ class WatchOperator(PlaceOperator):
             self.log.warning(line)
         found = "; ".join(lines)
         if any(why and not told for why, told in looked.values()) and ti.try_number <= ti.max_tries:
-            raise AirflowException(f"to be looked at once more before anybody is told: {found}")
+            raise AirflowException(f"checked once more before an alert is sent: {found}")
         # Alerts first: if a notifier hangs, each job with only a pending retry may take a minute.
         for job, (why, told) in sorted(looked.items(), key=lambda one: not any(one[1])):
             if why or told or job in asking:
@@ -111,7 +111,7 @@ class WatchOperator(PlaceOperator):
         if unread:
             first = unread[0]
             raise self.fail(first) if isinstance(first, StreamwardenError) else AirflowException(str(first))
-        self.log.info("%d jobs looked at", len(looked))
+        self.log.info("%d jobs checked", len(looked))
         return list(looked)
 
 

@@ -132,7 +132,7 @@ def _broken(
         # As in Delta: null counts as a violation.
         if row is not None and row.met is not True:
             constraint = key.removeprefix(_CONSTRAINT)
-            why = f"the constraint {constraint} ({expression}) refuses a null there, and it is not the job's"
+            why = f"the constraint {constraint} ({expression}) refuses a null there, and the column is not the job's"
             remedy = f"ALTER TABLE {place} DROP CONSTRAINT `{constraint}`."
             column = next((one for one in foreign if one.name.lower() in expression.lower()), foreign[0])
             found.append(Misfit(column.name, column.type, None, why, remedy))

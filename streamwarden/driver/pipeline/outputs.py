@@ -100,7 +100,7 @@ def start_outputs(
         for table in sorted({*tables, *(output.table for output in reference.outputs)}):
             version = fence(workspace, table, reference, guard=may_write)
             if version is not None:
-                _log.info("%s: from version %d on only generation %d commits", table, version, reference.generation)
+                _log.info("%s: from version %d on, only generation %d can commit", table, version, reference.generation)
     for output in reference.outputs:
         try:
             _start(session, workspace, reference, output, may_write)
@@ -125,7 +125,7 @@ def _check_same(found: CheckpointRef | None, reference: CheckpointRef) -> Checkp
         ``DOCUMENT_CONFLICT``: an operation has changed it while this driver was paused.
     """
     if found is None or _asks(found) != _asks(reference):
-        what = f"checkpoint.json asks for something else than when generation {reference.generation} began"
+        what = f"checkpoint.json differs from when generation {reference.generation} started"
         raise StreamwardenError("DOCUMENT_CONFLICT", f"{reference.job}: {what}")
     return found
 
@@ -175,7 +175,7 @@ def _start(
         may_write()
         copy_record(session, source, path, rows.columns)
     else:
-        _log.info("%s: put back to version %d", output.table, output.version)
+        _log.info("%s: restored to version %d", output.table, output.version)
         author = session.conf.get(AUTHOR, "") or ""
         if not put_back(workspace, output.table, output.version, author=author, guard=may_write):
             may_write()

@@ -50,12 +50,12 @@ class Alarm:
 
 def _clock(query: StreamingQuery) -> Any | None:
     if not pyspark.__version__.startswith(_SPARK):
-        _log.warning("batches begin at the interval only, a backlog too: this is Spark %s", pyspark.__version__)
+        _log.warning("batches start at the interval only, also for a backlog: this is Spark %s", pyspark.__version__)
         return None
     jvm: Any = SparkContext._jvm
     try:
         return jvm.streamwarden.WakeableClock.of(query._jsq)
     except (Py4JError, TypeError):
         # No reason to fail. Py4J also raises this for a missing class.
-        _log.warning("batches begin at the interval only, a backlog too", exc_info=True)
+        _log.warning("batches start at the interval only, also for a backlog", exc_info=True)
         return None

@@ -81,7 +81,7 @@ class RunningQuery:
         is_begun = checkpoint.last_offset() != checkpoint.last_commit()
         # Spark parses "500ms" (no space) as well as "500 milliseconds"; it also parses days and hours.
         interval = f"{round(spec.trigger.interval.total_seconds() * 1000)} milliseconds"
-        _log.info("query starts, a batch every %s", format_duration(spec.trigger.interval))
+        _log.info("query starts, one batch every %s", format_duration(spec.trigger.interval))
         self._query = self._start(processingTime=interval)
         self._alarm = Alarm(self._query)
         if is_begun:
@@ -135,7 +135,7 @@ class RunningQuery:
         failure = self._query.exception()
         begun, done = self._where()
         if begun != done:
-            _log.info("batch %s had begun: finishing it", begun)
+            _log.info("batch %s was begun: finishing it", begun)
             # The error of the batch that stop() interrupted.
             self._failure = None
             finish = self._start(once=True)

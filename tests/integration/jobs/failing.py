@@ -1,4 +1,4 @@
-"""The job `counts`, which fails in the way that it is told to."""
+"""The job `counts`, with a failure chosen by its options."""
 
 from __future__ import annotations
 

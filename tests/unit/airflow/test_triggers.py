@@ -51,7 +51,7 @@ def test_a_rule_that_swings_is_told_at_the_nearest_level_that_it_kept_to(monkeyp
     clock = Clock(monkeypatch)
     assert [clock.look(level) for level in ("warn", "critical", "warn")] == [{}] * 3
     assert clock.look("critical") == {"backlog": "warn"}
-    # It was told, and goes on swinging: no news. Once it is critical for good, that is one.
+    # It was sent, and keeps swinging: no change. Once it stays critical, that is a change.
     clock.tell("warn")
     assert [clock.look(level) for level in ("warn", "critical", "warn", "critical")] == [{}] * 4
     assert [clock.look("critical") for _ in range(3)] == [{}, {}, {"backlog": "critical"}]

@@ -39,8 +39,8 @@ def test_a_step_up_is_answered_once_with_as_many_cores_as_it_needs() -> None:
     job.run(HOUR)
     assert job.changes == []
     job.run(3 * HOUR)
-    # 2400 rows/s on one core take 24 s of every 10: it is asked while the window is still of both loads, so that a
-    # first answer may fall short, and a second one corrects it.
+    # 2400 rows/s on one core take 24 s of every 10. The first window spans both loads, so the first advice may be too
+    # low, and a second one corrects it.
     assert job.width.cores >= needed(2400, job) == 4
     assert len(job.changes) <= 2
     assert job.changes[0][0] < HOUR + 1200

@@ -20,7 +20,7 @@ Points = dict[str, dict[tuple[tuple[str, Any], ...], Any]]
 
 
 class Driver:
-    """Metrics, the state that they tell of, and what a reader collects."""
+    """Metrics, the state that they show, and what a reader collects."""
 
     def __init__(self) -> None:
         self.view = DriverView(DriverState.STARTING, 0, 0, False)

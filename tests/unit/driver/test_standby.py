@@ -1,4 +1,4 @@
-"""What a driver that stands by does when whoever started it is gone: as a process, without Spark."""
+"""A standby driver whose parent process is gone: as a process, without Spark."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if found is not None:
 
 
 class Standing:
-    """The process, and what it is told."""
+    """The process, and its commands."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -56,7 +56,7 @@ def test_a_path_with_odd_characters_is_read_by_a_link_that_has_none(
         assert quote(path) == path and Path(path).resolve() == checkpoint
     assert not Path(path).exists() and list(checkpoint.parent.parent.iterdir()) == [checkpoint.parent]
     monkeypatch.setattr(state_rows.os, "access", lambda *_: False)
-    with pytest.raises(OSError, match="no folder for a link"), state_rows.plain_path(str(checkpoint)):
+    with pytest.raises(OSError, match="no folder found for a link"), state_rows.plain_path(str(checkpoint)):
         pass
 
 

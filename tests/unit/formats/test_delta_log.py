@@ -86,7 +86,7 @@ def test_older_generations_commits_are_not_looked_through(tmp_path: Path) -> Non
 
 
 def test_a_generation_that_failed_and_was_gone_back_from_hides_nothing(tmp_path: Path) -> None:
-    # The sink has batch 2, the checkpoint has not: then a restore that did not get well, and the way back.
+    # The sink has batch 2, the checkpoint does not. Then an unhealthy restore, and its rollback.
     found = log(tmp_path, [CREATE, batch(0), batch(1), batch(2), batch(1, NEWER), RESTORE])
     assert found.after(OURS, 1) == TableState(2, 1), "batch 2 is done again, so it must not be in what is put back"
     assert found.after(OURS, 2) == TableState(5, 2)

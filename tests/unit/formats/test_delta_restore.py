@@ -90,7 +90,7 @@ def test_schema_and_properties_are_those_of_the_version(workspace: Workspace) ->
 
 
 def test_a_commit_meanwhile_is_not_written_over(workspace: Workspace) -> None:
-    """As by a successor, while this driver is paused: it asks again, and then it is told."""
+    """By a successor while this driver is paused: its second check fails."""
     write(workspace, 1, 2)
     reshape(workspace)
 
@@ -125,5 +125,5 @@ def test_what_is_left_to_spark(workspace: Workspace) -> None:
     write(workspace, 4, mode="overwrite")
     for path in Path(workspace.table(NAME)).glob("even=*/*.parquet"):
         path.unlink()
-    assert not put_back(workspace, NAME, 2, author="a driver"), "files are gone"
+    assert not put_back(workspace, NAME, 2, author="a driver"), "files are missing"
     assert DeltaTable(workspace.table(NAME)).version() == 3

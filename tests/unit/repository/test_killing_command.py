@@ -26,7 +26,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own session that would stand by for long."""
+    """A long-lived standby process in its own session."""
     with subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)", "--standby"], start_new_session=True
     ) as process:

@@ -1,4 +1,4 @@
-"""A driver that stands by, as a process that is not one."""
+"""A spare, played by another process."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def _reading(made: Made, version: int) -> Manifest:
         (range(4), "the-table", "at version 3, the savepoint goes on from 5"),
         (range(6), "another", "made anew"),
         (range(6, 9), "the-table", "begins with version 6"),
-        (range(0), "the-table", "not there"),
+        (range(0), "the-table", "does not exist"),
     ],
 )
 def test_a_delta_source_must_have_all_versions_that_came_after(

@@ -356,7 +356,7 @@ def test_each_change_is_noted_once(workspace: Workspace) -> None:
     assert alert_queue.note(workspace, "job", health(backlog=Level.WARN, late_rows=Level.WARN)) == []
     second = alert_queue.note(workspace, "job", health(backlog=Level.CRITICAL))
     assert steps(second) == [("backlog", "warn", "critical"), ("late_rows", "warn", "ok")]
-    assert second[1].what == "well again; was: late_rows is warn"
+    assert second[1].what == "ok again; was: late_rows is warn"
     assert set(told(workspace).rules) == {"backlog"}
     assert steps(told(workspace).changes) == steps(first) + steps(second)
 

@@ -1,7 +1,7 @@
 """``make demo``: the main job from end to end, headless, through a real Airflow.
 
-Deploys the three jobs by their DAGs, replays a week of trips, kills a driver, watches it come back, checks the tables,
-stops everything and compares each table with a batch computation. Exit code 0 only if nothing differs.
+Deploys the three jobs by their DAGs, replays a week of trips, kills a driver, waits for its restart, and checks the
+tables. Then it stops everything and compares each table with a batch computation. Exit code 0 only if nothing differs.
 """
 
 from __future__ import annotations

@@ -83,10 +83,10 @@ class GeneratorOptions:
     schema
         ``"2023"``, or ``"2025"`` with ``cbd_congestion_fee``.
     dirt
-        Whether to add errors of TLC files, at about their real rates: pickups far outside the period, reversals, zero
-        fares and distances, distances over 100 miles, trips of about 24 hours. From 100 trips on, at least one pickup
-        is of 2008 and one of 2009. Off is for tests. Rows without passengers and payment, and zones 264 and 265, are
-        frequent and always present.
+        Whether to add errors of TLC files, at about their real rates. These are pickups far outside the period,
+        reversals, zero fares and distances, distances over 100 miles, and trips of about 24 hours. From
+        100 trips on, at least one pickup is of 2008 and one of 2009. Off is for tests. Rows without passengers and
+        payment, and zones 264 and 265, are frequent and always present.
     invalid
         Rows that no valid file has, distributed among the others.
     """
