@@ -98,7 +98,7 @@ def watch(process: subprocess.Popen[bytes], url: str, condition: str | None) -> 
         now = time.monotonic()
         unwell_since = unwell_since or now
         if now - unwell_since >= HUNG:
-            return f"lives, and has not been well for {now - unwell_since:.0f} s"
+            return f"is alive, but unhealthy for {now - unwell_since:.0f} s"
 
 
 def keep(command: list[str], url: str, condition: str | None) -> None:

@@ -260,7 +260,7 @@ class SuperviseTrigger(BaseTrigger):
         workspace = self._workspace()
         claim = current_claim(workspace, self.job)
         if claim is None or (claim.holder, claim.attempt) != (self.holder, self.attempt):
-            return f"{self.job} is supervised by {claim.holder if claim else 'nobody'} now: nothing stopped"
+            return f"{self.job} is supervised by {claim.holder if claim else 'no task'} now: nothing stopped"
         if self.incarnation is None:
             return f"{self.job}: no driver was seen: nothing to stop"
         seen = driver_control.stop(

@@ -133,7 +133,7 @@ def status(
         for one in found:
             if one["operation"]:
                 doing = one["operation"]
-                step = doing["steps"][-1]["name"] if doing["steps"] else "begins"
+                step = doing["steps"][-1]["name"] if doing["steps"] else "starting"
                 out.print(f"{one['job']}: {doing['kind']} {doing['id']} by {doing['by']}: {step}", markup=False)
             if not one["described"]:
                 words = f"{undescribed(one['job'])}. Bring the file back, or `streamwarden stop {one['job']}`"

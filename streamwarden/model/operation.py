@@ -144,13 +144,13 @@ class Operation(_Record):
     kind: Literal["restore", "rollout", "rescale"]
     job: str
     by: str
-    params: dict[str, Any] = Field(description="What was asked for.")
+    params: dict[str, Any] = Field(description="The requested parameters.")
     plan: OperationPlan = Field(default_factory=OperationPlan)
     state: OperationState = OperationState.RUNNING
     started_at: datetime
     ended_at: datetime | None = None
-    seen_at: datetime = Field(description="When whoever performs it was last heard of.")
-    process: ProcessRef | None = Field(description="Who performs it; None: whoever did has let go of it.")
+    seen_at: datetime = Field(description="The last sign of life of its process.")
+    process: ProcessRef | None = Field(description="The process that performs it; None: that process has released it.")
     steps: list[Step] = Field(default_factory=list)
     error: ErrorInfo | None = None
 

@@ -86,7 +86,7 @@ class Decided(_Record):
 
     takeovers: int = Field(
         default=0,
-        description="Grows when an operation is taken over: what its earlier performer read is then of no use to it.",
+        description="Grows when an operation is taken over, so that its previous process fails its compare-and-swap.",
     )
 
 
@@ -104,7 +104,7 @@ class Desired(Decided):
     operation: str | None = Field(default=None, description="The rollout that put the spec in force.")
     went_back: bool = Field(
         default=False,
-        description="A rollout failed and went back to it: columns that the other spec added to tables are nobody's.",
+        description="A rollout was rolled back to this spec: columns that the other spec added belong to no job.",
     )
 
 
@@ -133,7 +133,7 @@ class CheckpointRef(Decided):
     highest: int = Field(default=0, description="The highest generation ever used: a failed one's never returns.")
     operation: str | None = Field(default=None, description="The operation that put it in force.")
     partitions: int | None = Field(
-        default=None, description="Its state partitions, over what the spec says; None: as the spec says."
+        default=None, description="Its state partitions; overrides the spec. None: as in the spec."
     )
     fenced: bool = Field(default=False, description="Late commits of other generations are kept out of the tables.")
     outputs: list[OutputStart] = Field(
@@ -153,8 +153,8 @@ class Parallelism(Decided):
     """Parallelism decided by a rescale. It overrides the YAML while the YAML's numbers are unchanged."""
 
     now: Width
-    over: Width = Field(description="What the YAML said when it was decided.")
-    by: str = Field(description="The operation, and who asked for it.")
+    over: Width = Field(description="The YAML's values at the time of the rescale.")
+    by: str = Field(description="The operation, and its requester.")
 
 
 class Lease(_Record):
@@ -180,7 +180,8 @@ class Launch(_Record):
     reason: str
     digest: str
     spec: JobSpec | None = Field(
-        default=None, description="What it was launched with; the desired one may have changed live since."
+        default=None,
+        description="The spec that it was launched with; live changes of the desired spec may have followed.",
     )
     process: ProcessRef | None = None
 
@@ -200,8 +201,8 @@ class LandingState(_Record):
 
     waiting: int = Field(default=0, description="Files in plans that no batch has taken.")
     unplanned: int = Field(default=0, description="Files found and not planned yet.")
-    told: int = Field(default=0, description="Files that a person should look at: replaced, or quarantined whole.")
-    first: list[str] = Field(default_factory=list, description="Some of them, with what is wrong, in words.")
+    told: int = Field(default=0, description="Files that need attention: replaced, or quarantined whole.")
+    first: list[str] = Field(default_factory=list, description="Some of them, with the reasons.")
 
 
 class Reread(_Record):
@@ -226,8 +227,8 @@ class Heartbeat(_Record):
     digest: str = ""
     batch: int | None = Field(default=None, description="Newest committed batch.")
     failures: int = Field(default=0, description="Failed tries in a row.")
-    idle: bool = Field(default=False, description="The source had nothing new when Spark last looked.")
-    idle_at: datetime | None = Field(default=None, description="When it last had nothing new.")
+    idle: bool = Field(default=False, description="The source had no new data at Spark's last check.")
+    idle_at: datetime | None = Field(default=None, description="The last time at which it had no new data.")
     query_ended: bool = Field(
         default=False, description="Its query was stopped between two batches: no other follows. Spark still ends."
     )
@@ -235,7 +236,8 @@ class Heartbeat(_Record):
         default_factory=dict, description="Of what writes the checkpoint: spark, delta, job, streamwarden."
     )
     notes: list[str] = Field(
-        default_factory=list, description="What a person should know of it, and no error: of its tables' columns."
+        default_factory=list,
+        description="Messages for a person that are no errors, such as added columns of its tables.",
     )
     metrics: str = Field(default="", description="host:port of its Prometheus endpoint; empty: it has none.")
     landing: LandingState | None = Field(default=None, description="Of a job that reads files.")
@@ -249,7 +251,7 @@ class OperatorProgress(_Record):
     rows: int = Field(description="As Spark counts them: keys of all state variables, timers and indexes left out.")
     bytes: int = Field(description="Memory in use.")
     metrics: dict[str, int] = Field(
-        default_factory=dict, description="What the state store says of itself, by Spark's own names; see the driver."
+        default_factory=dict, description="The state store's metrics, by Spark's own names; see the driver."
     )
 
 
@@ -259,20 +261,20 @@ class SourceProgress(_Record):
     unit: Literal["files", "versions", "offsets"] = Field(
         description="Landed files, commits of a Delta table with new rows, or offsets of a Kafka topic."
     )
-    taken: int = Field(description="Taken in by the batch.")
+    taken: int = Field(description="Read by the batch.")
     finished: int | None = Field(
         default=None,
-        description="Of versions: those read to their end by it, where a large one is read in parts; None: all taken.",
+        description="For versions: those completely read by it, because large ones are read in parts; None: all taken.",
     )
     pending: int | None = Field(
-        description="Left after it, at the moment of its report (of Kafka: of its planning); None: can't be told."
+        description="Left after it, at the time of its report (Kafka: of its planning); None: unknown."
     )
     cut: bool = Field(
         default=False,
-        description="It took as much as its limit allows, and left some: the next batch begins at once.",
+        description="Its limit left some of the source: the next batch starts at once.",
     )
     skipped: int = Field(
-        default=0, description="Commits of a Delta table that changed or deleted rows, and that it passed over whole."
+        default=0, description="Commits of a Delta table that changed or deleted rows, and that it skipped."
     )
     skipped_last: str = Field(default="", description="The newest of them, in words.")
 
@@ -297,8 +299,8 @@ class BatchProgress(_Record):
     state_bytes: int = 0
     operators: list[OperatorProgress] = Field(default_factory=list)
     commit_ms: int = Field(default=0, description="Time of the sink's and the offset log's commits.")
-    checkpoint_ms: int = Field(default=0, description="Of that, the offset and the commit log's.")
-    tries: int = Field(default=1, description="Tries that it took.")
+    checkpoint_ms: int = Field(default=0, description="Part of that: the offset log and the commit log.")
+    tries: int = Field(default=1, description="Number of tries.")
     source: SourceProgress | None = None
 
 
@@ -364,7 +366,8 @@ class RuleState(_Record):
 
     level: Literal["warn", "critical"]
     worst: Literal["", "warn", "critical"] = Field(
-        default="", description="Since it was well: whoever was told of that is told of the end."
+        default="",
+        description="The worst level since the rule was last ok: notifiers that were sent it are sent the end, too.",
     )
     since: datetime
     what: str
@@ -377,7 +380,7 @@ class HealthChange(_Record):
     before: Literal["ok", "warn", "critical"]
     after: Literal["ok", "warn", "critical"]
     worst: Literal["", "ok", "warn", "critical"] = Field(
-        default="", description="The worst level since the rule was last well, this change's among them."
+        default="", description="The worst level since the rule was last ok, including this change."
     )
     what: str
     at: datetime
@@ -396,14 +399,14 @@ class HealthRecord(_Record):
     rules: dict[str, RuleState] = Field(default_factory=dict)
     changes: list[HealthChange] = Field(default_factory=list, description="The newest ones, oldest first.")
     unsent: dict[str, list[HealthChange]] = Field(
-        default_factory=dict, description="By notifier: changes that it has not taken yet."
+        default_factory=dict, description="By notifier: changes that were not sent to it yet."
     )
     refused: dict[str, Refused] = Field(
-        default_factory=dict, description="By notifier that failed when it was last asked: when to ask it again."
+        default_factory=dict, description="By notifier whose last call failed: when to call it again."
     )
     sending: dict[str, datetime] = Field(
         default_factory=dict,
-        description="By notifier that is being asked: until when nobody else asks it. Whoever asked it may have died.",
+        description="By notifier that is being called: until when no other process calls it. The caller may have died.",
     )
 
 
@@ -431,12 +434,14 @@ class Ending(_Record):
     observe that removes this record.
     """
 
-    incarnation: str = Field(description="The one that was the last. It says nothing of any later one.")
-    at: datetime = Field(description="When that was last decided: a suspension is, at each look, until it is done.")
+    incarnation: str = Field(description="The last incarnation. Says nothing about later ones.")
+    at: datetime = Field(
+        description="The time of the last decision; a suspension is decided again at each check until it is done."
+    )
     action: Literal["fail", "suspend"] = "fail"
     why: str
-    error: ErrorInfo = Field(description="What the job's task fails with.")
-    savepoint: bool = Field(default=False, description="Whether a savepoint goes with a suspension.")
+    error: ErrorInfo = Field(description="The error of the job's task.")
+    savepoint: bool = Field(default=False, description="Whether the suspension takes a savepoint.")
 
 
 class Supervision(_Record):

@@ -1,1 +1,1 @@
-"""What is done to a job: deploy, stop, restore, rollout and rescale, each with a way back."""
+"""Operations on jobs: deploy, stop, restore, rollout and rescale."""

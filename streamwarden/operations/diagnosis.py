@@ -75,7 +75,7 @@ def diagnose(workspace: Workspace, seen: Observation) -> Diagnosis | None:
         act = CATALOGUE[code].remedy
     if command.startswith(case.deploy):
         # A run of the job's DAG deploys the job, too. The command neither claims the job nor starts a run.
-        watched = f"To have it supervised, trigger its DAG job_{seen.job}: after the command alone nobody watches it"
+        watched = f"To have it supervised, trigger its DAG job_{seen.job}: the command alone does not supervise it"
         act = f"{act.rstrip('.')}. {watched}"
     return Diagnosis(code, _name(code), evidence, act, command)
 
@@ -153,7 +153,7 @@ def _source_gone(case: _Case) -> tuple[str, str]:
     if isinstance(source, KafkaSource):
         return (
             f"records of topic {source.topic} were dropped before they were read, by its retention or with the topic:"
-            " they are lost to this job. Raise the topic's retention; to go on without them, deploy the job under"
+            " they are lost to this job. Raise the topic's retention; to continue without them, deploy the job under"
             " another name",
             case.deploy,
         )
@@ -175,7 +175,7 @@ def _source_rows(case: _Case) -> tuple[str, str]:
         with suppress(OSError, ValueError, StreamwardenError):
             change = DeltaLog(case.workspace.files, f"tables/{source.table}").change(int(found[1]))
     by = f" of version {change.version}, {change.operation or 'of an unknown operation'}," if change else ""
-    act = f"to go on without the commit{by} set source.on_change: skip in {case.yaml}, then deploy"
+    act = f"to skip the commit{by} set source.on_change: skip in {case.yaml}, then deploy"
     if change is None or change.operation != "DELETE":
         act += "; rows that it added are not read"
     return (

@@ -88,7 +88,7 @@ def find(workspace: Workspace, job: str, savepoint: str) -> Savepoint:
                 return one
         # For example a rescale's savepoints: the job does not wait until they are verified.
         unseen = sum(one.verdict == "unverified" for one in there)
-        words = f"`streamwarden savepoints verify {job} all` checks the {unseen} unverified ones."
+        words = f"`streamwarden savepoints verify {job} all` checks the unverified ones ({unseen})."
         raise StreamwardenError(
             "SAVEPOINT_NOT_FOUND", f"{job} has no verified savepoint", remedy=words if unseen else None
         )

@@ -78,7 +78,7 @@ def test_where_the_job_allows_it_the_rescale_is_triggered(place: Place) -> None:
     ("run", "said"),
     [
         ({"job_paused": True}, "DAG rescale is paused"),
-        ({"runs_of_job": 1}, "a run of DAG rescale that was advised before has not ended"),
+        ({"runs_of_job": 1}, "a run of DAG rescale triggered by earlier advice has not ended"),
     ],
 )
 def test_no_run_is_triggered_that_would_only_wait(place: Place, run: dict[str, Any], said: str) -> None:

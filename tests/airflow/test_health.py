@@ -177,7 +177,7 @@ def test_what_is_no_notifier_is_said_and_supervision_goes_on(place: Place, path:
     place.deploy()
     event = fired(deferred(lambda: operator.execute(run.context()), run))
     deferred(lambda: operator.resume(run.context(), event), run)
-    assert errors == ["notifier mail could not be given: Streamwarden: lamp: warning (no_batch)"]
+    assert errors == ["notifier mail failed: Streamwarden: lamp: warning (no_batch)"]
 
 
 def test_a_job_that_fails_for_good_is_told_at_once(place: Place) -> None:

@@ -318,7 +318,7 @@ def test_periodic_take_is_skipped_with_its_reason(place: Place) -> None:
     verify(place.workspace, catalog.savepoints(place.workspace, "lamp"), by="test")
     assert reason_to_skip(place.workspace, "lamp") is None, "a damaged one is no reason"
     driver_control.stop(place.workspace, "lamp", by="somebody")
-    assert "lamp is suspended, by somebody" in skipped()
+    assert "lamp was suspended by somebody" in skipped()
 
 
 def test_what_is_deployed_decides_over_a_changed_yaml(place: Place) -> None:
@@ -329,9 +329,11 @@ def test_what_is_deployed_decides_over_a_changed_yaml(place: Place) -> None:
     said: list[str] = []
     task.log.warning = lambda text, *args: said.append(text % args)
     made = task.execute(context)
-    assert "deployed: every 6h; this DAG follows the YAML: every 1h. What is deployed counts" in said
+    assert "deployed schedule: every 6h; this DAG's schedule, from the YAML: every 1h. The deployed one counts" in said
     place.batch(made["batch"] + 1)
-    with pytest.raises(AirflowSkipException, match=r"as deployed \(every 6h; its YAML says every 1h\) the next one is"):
+    with pytest.raises(
+        AirflowSkipException, match=r"by the deployed schedule \(every 6h; YAML: every 1h\) the next one is"
+    ):
         task.execute(context)
     later = catalog.find(place.workspace, "lamp", made["id"]).manifest.taken_at + timedelta(hours=6)
     assert reason_to_skip(place.workspace, "lamp", planned="every 1h", now=later) is None

@@ -240,7 +240,7 @@ def test_rows_of_the_source_that_were_changed(again: Place) -> None:
     deploy_job(again.workspace, JOB, by=BY)
     _counted(again, {1: 5, 2: 5, 3: 5})
     status = job_status(again.workspace, JOB)
-    words = "version 4 of facts deleted or updated rows (DELETE); the job passed over it"
+    words = "version 4 of facts deleted or updated rows (DELETE); the job skipped it"
     assert [(one["rule"], one["level"], one["what"]) for one in status["findings"]] == [("passed_over", "warn", words)]
     # Of a commit that does both, the new rows aren't read either; of one that rearranges files nothing is said.
     facts.update_incremental()
@@ -252,7 +252,7 @@ def test_rows_of_the_source_that_were_changed(again: Place) -> None:
     again.wait(JOB, lambda seen: bool(seen.heartbeat and seen.heartbeat.idle), "an idle query")
     (finding,) = job_status(again.workspace, JOB)["findings"]
     assert finding["what"].startswith("2 commits of its source, the last: version 6 of facts")
-    assert finding["what"].endswith("(MERGE); the job passed over it, and read none of the rows that came with it")
+    assert finding["what"].endswith("(MERGE); the job skipped it, and did not read the rows that it added")
     totals = again.documents(JOB).current_totals()
     assert totals is not None and totals.commits_skipped == 2
     # Nor does a savepoint of before, or the change back, stand in the way of a job that is to pass over it.

@@ -194,7 +194,7 @@ def test_a_corrupted_object_is_found_and_named(workspace: Workspace, s3: Place) 
     found = catalog.find(workspace, JOB, made.id)
     verdict = verify(workspace, [found], by=BY, state=False)[made.id]
     assert verdict.verdict == "damaged"
-    assert verdict.problems == ["state/0/7/SSTs/1-7.sst: other content than was copied"]
+    assert verdict.problems == ["state/0/7/SSTs/1-7.sst: its SHA-256 is not the manifest's"]
 
 
 def test_state_that_is_removed_under_a_copy_is_taken_at_a_newer_batch(

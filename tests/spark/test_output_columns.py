@@ -171,7 +171,7 @@ def test_a_column_of_the_job_s_that_somebody_took_away_is_not_added_anew(table: 
     table.sql("ALTER TABLE {} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
     table.sql(f"ALTER TABLE {{}} {how}")
     error = table.refused()
-    assert "column total: the job has written it (bigint), and the table does not have it any more" in error.what
+    assert "column total: the job has written it (bigint), but the table no longer has it" in error.what
     if how.startswith("RENAME"):
         table.sql("ALTER TABLE {} RENAME COLUMN sum TO `total`")
     else:

@@ -152,7 +152,7 @@ class ReleaseOperator(JobOperator):
             # The supervise task's last try was lost between the claim for the fresh run and the request for it.
             raise relief(ti)
         if holder is None or holder.holder != holder_of(context):
-            self.log.info("supervised by %s now: nothing to release", holder.holder if holder else "nobody")
+            self.log.info("supervised by %s now: nothing to release", holder.holder if holder else "no task")
         elif not seen.phase.alive and not self._awaits_restart(workspace, seen):
             self.log.info("%s is %s: nothing to release", seen.incarnation, seen.phase)
         elif (wish := self._later_wish(context, workspace, seen, since)) is not None:

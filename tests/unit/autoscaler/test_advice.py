@@ -187,7 +187,7 @@ def test_large_state_asks_for_partitions_and_needs_no_load() -> None:
         StateShare((3 * 2**30,) * 4),
     )
     assert said.changes == {"partitions": 12}
-    assert "1024 at most" in "".join(said.why)
+    assert "1024 is the limit" in "".join(said.why)
 
 
 def test_many_partitions_of_little_state_are_too_many() -> None:

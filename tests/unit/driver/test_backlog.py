@@ -72,10 +72,10 @@ def test_commits_that_changed_rows_are_passed_over_where_that_was_asked_for(work
     start = json.dumps({"reservoirVersion": 1, "index": 5, "isStartingVersion": True})
     second = backlog.after(start, at(4))
     assert second is not None and second.skipped == 1
-    assert second.skipped_last == "version 2 of t deleted or updated rows (DELETE); the job passed over it"
+    assert second.skipped_last == "version 2 of t deleted or updated rows (DELETE); the job skipped it"
     third = backlog.after(at(4), at(6))
     assert third is not None and third.skipped == 1, "OPTIMIZE is none"
-    assert third.skipped_last.endswith("(MERGE); the job passed over it, and read none of the rows that came with it")
+    assert third.skipped_last.endswith("(MERGE); the job skipped it, and did not read the rows that it added")
     last = backlog.after(at(6), at(7))
     assert last is not None and last.skipped == 1 and last.skipped_last.startswith("version 6 of t deleted")
     again = backlog.after(at(7), at(7))

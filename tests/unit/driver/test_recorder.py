@@ -155,7 +155,7 @@ def test_more_than_can_be_held_costs_the_oldest_and_a_warning(
         full.add(made_batch(number))
     assert full.close(10)
     assert ids(workspace) == [("i5", number) for number in range(3, 13)]
-    assert "3 batches were dropped" in caplog.text
+    assert "3 batches will be missing" in caplog.text
 
 
 def test_what_earlier_incarnations_left_comes_first(workspace: Workspace, recorder: Maker) -> None:

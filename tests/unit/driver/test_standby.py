@@ -159,7 +159,7 @@ def test_on_a_cluster_it_waits_for_an_executor_and_not_for_long(monkeypatch: pyt
     found = Executors("spark://host:7077", come=1)
     module._await_executor(found.session)
     assert found.looks == 2
-    with pytest.raises(StreamwardenError, match=r"RESCALE_FAILED.*spark://host:7077 has no slots left"):
+    with pytest.raises(StreamwardenError, match=r"RESCALE_FAILED.*spark://host:7077 has no free slots"):
         module._await_executor(Executors("spark://host:7077", come=0).session)
     local = Executors("local[2]", come=0)
     module._await_executor(local.session)

@@ -612,7 +612,7 @@ def test_diff_shows_what_a_deploy_would_do(place: Place) -> None:
         effective_spec.decide(place.workspace, JOB, Width(partitions=8, cores=2, memory="1g"), by=BY)
     )
     place.runs()
-    assert "none: a deploy leaves the driver alone" in run("diff", JOB)
+    assert "none: a deploy changes nothing" in run("diff", JOB)
     assert json.loads(run("status", JOB, "--json"))["changed"] == []
     place.write(trigger={"interval": "7s"}, options={"colours": ["[red]"]})
     said = run("diff", JOB)

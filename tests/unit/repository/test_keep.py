@@ -122,7 +122,7 @@ def test_what_hangs_is_ended_and_started_again(tmp_path: Path, health: Health) -
         health.scheduler = "unhealthy"
         assert_begun_anew(tmp_path)
         health.scheduler = "healthy"
-        assert "lives, and has not been well for" in (tmp_path / "log").read_text()
+        assert "is alive, but unhealthy for" in (tmp_path / "log").read_text()
 
 
 def test_what_ends_is_started_again(tmp_path: Path, health: Health) -> None:

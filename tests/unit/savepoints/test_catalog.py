@@ -176,7 +176,7 @@ def test_without_a_verified_one_there_is_no_latest(workspace: Workspace) -> None
     made(workspace, "3", record={"state": "deleting"})
     with pytest.raises(StreamwardenError, match="no verified savepoint") as raised:
         find(workspace, JOB, LATEST)
-    assert f"savepoints verify {JOB} all` looks through the 1 that nobody has" in raised.value.remedy
+    assert f"savepoints verify {JOB} all` checks the unverified ones (1)" in raised.value.remedy
 
 
 def test_of_two_with_one_label_the_newer_is_found(workspace: Workspace) -> None:
@@ -552,5 +552,5 @@ def test_looking_through_the_files_alone_finds_what_is_wrong_with_them(workspace
         "gone: missing",
         "more/.crc: not in the manifest",
         "offsets/1: 2 bytes, not 3",
-        "offsets/0: other content than was copied",
+        "offsets/0: its SHA-256 is not the manifest's",
     ]

@@ -128,7 +128,7 @@ def test_a_savepoint_of_the_job_as_it_is_fits(workspace: Workspace, made: Made) 
 def test_another_version_of_the_job_does_not_fit(workspace: Workspace, made: Made) -> None:
     found = of(made, versions={"spark": version("pyspark"), "job": "1"})
     (reason,) = incompatibilities(workspace, found, spec(), current())
-    assert reason.code == "RESTORE_JOB_VERSION" and "is version 2, the savepoint's is 1" in reason.what
+    assert reason.code == "RESTORE_JOB_VERSION" and "is version 2, the savepoint has version 1" in reason.what
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_files_that_came_later_and_are_gone_are_named(workspace: Workspace, made
     assert codes(workspace, of(made, 0)) == [], "what the savepoint has read itself is not read again"
     landed(workspace, "2.txt").unlink()
     (reason,) = incompatibilities(workspace, of(made, 0), spec(), current())
-    assert reason.code == "RESTORE_SOURCE_GONE" and "1 files" in reason.what and "2.txt" in reason.what
+    assert reason.code == "RESTORE_SOURCE_GONE" and "1 later files" in reason.what and "2.txt" in reason.what
     assert codes(workspace, of(made, 2)) == []
 
 
@@ -236,7 +236,7 @@ def test_many_missing_files_are_counted_and_some_are_named(workspace: Workspace,
     lines = [json.dumps({"path": f"file:///nowhere/{number}.txt", "batchId": 2}) for number in range(9)]
     made.write("sources/0/2", "\n".join(["v1", *lines]))
     (reason,) = incompatibilities(workspace, of(made, 1), spec(), current())
-    assert "9 files" in reason.what and "and 4 more" in reason.what and "5.txt" not in reason.what
+    assert "9 later files" in reason.what and "and 4 more" in reason.what and "5.txt" not in reason.what
 
 
 # -- a Delta table as the source ---------------------------------------------------------------------------------------
@@ -263,8 +263,8 @@ def _reading(made: Made, version: int) -> Manifest:
         (range(5, 9), "the-table", None),
         # Spark goes on from the version after the last one that it read to the end.
         (range(5), "the-table", None),
-        (range(4), "the-table", "at version 3, the savepoint goes on from 5"),
-        (range(6), "another", "made anew"),
+        (range(4), "the-table", "at version 3, the savepoint continues from 5"),
+        (range(6), "another", "created anew"),
         (range(6, 9), "the-table", "begins with version 6"),
         (range(0), "the-table", "does not exist"),
     ],

@@ -53,7 +53,7 @@ def _json(log: Path, version: int) -> Path:
     ("version", "damage", "words"),
     [
         (4, empty, "empty"),
-        (4, cut, "cut"),
+        (4, cut, "truncated"),
         (2, empty, "empty"),
         (2, remove, "missing"),
         (0, empty, "empty"),
@@ -182,6 +182,6 @@ def test_savepoints_that_count_on_a_removed_version_are_outdated(workspace: Work
     }
     problems = {name: one.record.verification.problems for name, one in found.items() if one.record.verification}
     assert [problems[name][0] for name in ("lamp w1", "reader r1")] == [
-        "job was cut off at version 3, which it counts on"
+        "job was cut off at version 3, which this savepoint needs"
     ] * 2
     assert [one.record.outdated for name, one in sorted(found.items()) if name in ("lamp w0", "reader r0")] == ["", ""]

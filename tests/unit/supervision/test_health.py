@@ -198,7 +198,7 @@ def test_backlog_counts_in_time_at_the_jobs_own_pace() -> None:
     assert levels(facts(batches(source=source(10, [5_900] * 10)), **once)) == {}
     assert levels(facts(batches(source=source(10, [6_100] * 10)), **once)) == {"backlog": "warn"}
     found = judge(facts(batches(source=source(10, [36_100] * 10)), **once))
-    assert found.findings[0].what == "36,100 files wait, worth: 60 min (critical at 60 min)".replace(",", "", 1)
+    assert found.findings[0].what == "36,100 files are waiting, worth: 60 min (critical at 60 min)".replace(",", "", 1)
 
 
 def test_a_backlog_counts_by_the_batches_own_time_and_not_by_the_interval() -> None:

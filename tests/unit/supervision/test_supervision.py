@@ -241,7 +241,7 @@ def test_a_stuck_driver_is_restarted_within_the_budget() -> None:
     used = memory(*[timedelta(minutes=n) for n in (1, 2, 3)])
     spent = decide(stuck, used, now=NOW)
     assert spent.action is Action.FAIL and spent.error is not None
-    assert "Last: DRIVER_STUCK: incarnation i1: it lives, and has committed no batch for 21 s" in spent.error.what
+    assert "Last: DRIVER_STUCK: incarnation i1: it is alive but has committed no batch for 21 s" in spent.error.what
     assert "logs JOB --source spark" in spent.error.remedy
     health = assess(stuck, used, spent, now=NOW)
     told = {one.rule: (one.level, one.what) for one in health.findings}["driver"]
