@@ -78,7 +78,7 @@ def test_where_the_job_allows_it_the_rescale_is_triggered(place: Place) -> None:
     ("run", "said"),
     [
         ({"job_paused": True}, "DAG rescale is paused"),
-        ({"runs_of_job": 1}, "a run of DAG rescale triggered by earlier advice has not ended"),
+        ({"runs_of_job": 1}, "a run of DAG rescale that earlier advice triggered has not ended"),
     ],
 )
 def test_no_run_is_triggered_that_would_only_wait(place: Place, run: dict[str, Any], said: str) -> None:
@@ -182,7 +182,7 @@ def test_what_has_gone_back_is_not_done_again_by_itself(place: Place, monkeypatc
     place.batch(1)
     later = utc_now() + timedelta(minutes=1)
     (held,) = holds_back(place.workspace, "lamp", {"cores": 3}, now=later)
-    assert "to the same has gone back: OUT_OF_MEMORY" in held
+    assert "to the same parallelism ended as: rolled back: OUT_OF_MEMORY" in held
     assert holds_back(place.workspace, "lamp", {"cores": 2}, now=later) == ()
     assert holds_back(place.workspace, "lamp", {"cores": 3}, now=later + timedelta(days=1)) == ()
 

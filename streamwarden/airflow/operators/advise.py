@@ -83,5 +83,5 @@ class AdviseOperator(JobOperator):
         if ti.get_dag(self.rescale_dag_id).is_paused:
             return (f"DAG {self.rescale_dag_id} is paused",)
         if ti.get_dr_count(dag_id=self.rescale_dag_id, run_ids=runs, states=["queued", "running"]):
-            return (f"a run of DAG {self.rescale_dag_id} that triggered by earlier advice has not ended",)
+            return (f"a run of DAG {self.rescale_dag_id} that earlier advice triggered has not ended",)
         return ()
