@@ -48,7 +48,6 @@ from streamwarden.model.status import (
     ErrorInfo,
     Exit,
     Heartbeat,
-    RequestResult,
     Supervision,
     utc_now,
 )
@@ -76,6 +75,11 @@ _POLL_S = 0.1
 _LAST_METRICS_S = 5.0
 _LAST_ROWS_S = 20.0
 """Maximum seconds that the end waits for a collector, and for the table of batches. The lease is renewed meanwhile."""
+
+_STOP_POLL_S = 0.5
+_STOP_POLL_S3 = 2.0
+"""Seconds between two reads of the stop request, or the heartbeat's interval if that is shorter. A person waits for the
+stop. On S3 each read is charged: 2 s make 43,200 a day."""
 
 _NOT_HERE = ("OUT_OF_MEMORY", "JVM_DIED")
 """Transient failures that this process can't survive: its JVM is gone, or about to go."""
@@ -137,7 +141,6 @@ class Driver:
         # The batch after which the source's columns were read again; none yet.
         self._read_again: tuple[int | None] | None = None
         self._stop = threading.Event()
-        self._stop_requests: list[str] = []
         self._fatal: StreamwardenError | None = None
         self._ended = threading.Event()
         self._prepared = prepared.session if prepared is not None else None
@@ -511,17 +514,17 @@ class Driver:
 
     def _beat(self) -> None:
         every = self._workspace.profile.heartbeat.total_seconds()
+        poll_s = _STOP_POLL_S if self._workspace.s3 is None else _STOP_POLL_S3
         renewed = time.monotonic()
         trouble = ""
         told = False
-        # Requests are polled more often than the lease is renewed: an operator waits for them.
-        while not self._ended.wait(min(every, 0.5) if told else 0):
+        while not self._ended.wait(min(poll_s, max(renewed + every - time.monotonic(), 0)) if told else 0):
             try:
                 if not told:
                     # Only once: if it can't be written, the next heartbeat contains the then current state.
                     told = True
                     self._say(DriverState.STARTING, "lease taken")
-                self._read_requests()
+                self._read_stop_request()
                 if time.monotonic() - renewed >= every:
                     renewed = time.monotonic()
                     self._lease.renew()
@@ -547,11 +550,9 @@ class Driver:
                     _log.exception("heartbeat")
                 trouble = repr(error)
 
-    def _read_requests(self) -> None:
-        for request in self._documents.open_requests(self._incarnation):
-            if request.id in self._stop_requests:
-                continue
-            self._stop_requests.append(request.id)
+    def _read_stop_request(self) -> None:
+        request = None if self._stop.is_set() else self._documents.stop(self._incarnation).read()
+        if request is not None:
             self._request_stop(f"asked by {request.by}: {request.reason or 'no reason given'}")
 
     def _write_heartbeat(self) -> None:
@@ -599,9 +600,6 @@ class Driver:
             self._documents.exit(self._incarnation).write(
                 Exit(incarnation=self._incarnation, at=now, outcome=outcome, error=error, batch=self._batch)
             )
-            for request in self._stop_requests:
-                detail = f"{outcome} after batch {self._batch}"
-                self._documents.result(request).write(RequestResult(id=request, at=now, outcome="done", detail=detail))
             self._lease.release()
         except (OSError, StreamwardenError) as unsaid:
             # The store is unavailable, or its disk full, which may be why this driver ends. Its supervisor sees a dead

@@ -36,12 +36,11 @@ __all__ = [
     "Parallelism",
     "Progress",
     "Refused",
-    "Request",
-    "RequestResult",
     "Reread",
     "Restart",
     "RuleState",
     "SourceProgress",
+    "StopRequest",
     "Supervision",
     "Totals",
     "Width",
@@ -341,24 +340,15 @@ class Exit(_Record):
     batch: int | None = None
 
 
-class Request(_Record):
-    """A request of the control side to one incarnation."""
+class StopRequest(_Record):
+    """The first request to one incarnation to stop between batches; later requests change nothing.
 
-    id: str
-    kind: Literal["stop"]
-    incarnation: str
+    The driver answers with its heartbeat (stopping) and its exit.
+    """
+
     at: datetime
     by: str
     reason: str = ""
-
-
-class RequestResult(_Record):
-    """The result of a request."""
-
-    id: str
-    at: datetime
-    outcome: Literal["done", "refused"]
-    detail: str = ""
 
 
 class RuleState(_Record):

@@ -209,4 +209,4 @@ def _stops(documents: JobDocuments, seen: Observation) -> bool:
     if seen.phase is Phase.STOPPING or (seen.desired is not None and seen.desired.state == "suspended"):
         return True
     # The driver has a stop request, unread or carried out since the observation: it must not be left alone.
-    return seen.incarnation is not None and any(r.kind == "stop" for r in documents.requests(seen.incarnation))
+    return seen.incarnation is not None and documents.stop(seen.incarnation).read() is not None

@@ -39,19 +39,12 @@ def housekeep(workspace: Workspace, job: str, retention: RetentionSpec) -> dict[
 
 def _remove_old_incarnations(workspace: Workspace, job: str) -> list[str]:
     documents, storage = JobDocuments(workspace.storage, job), workspace.storage
-    runs, requests = (storage.list(f"{documents.base}/{name}") for name in ("incarnations", "requests"))
+    runs = storage.list(f"{documents.base}/incarnations")
     newest = sorted({_incarnation(key) for key in runs})[-workspace.profile.logs.incarnations :]
     if not newest:
         return []
     removed = set()
     # By name, which begins with the time: this also finds the rest of an interrupted removal.
-    for key in requests:
-        if _incarnation(key) < newest[0]:
-            request = key.rsplit("/", 1)[1].removesuffix(".json")
-            # The result first: only the request refers to it.
-            storage.delete(documents.result(request).key)
-            storage.delete(key)
-            removed.add(_incarnation(key))
     for key in runs:
         if _incarnation(key) < newest[0]:
             storage.delete(key)
@@ -64,5 +57,5 @@ def _remove_old_incarnations(workspace: Workspace, job: str) -> list[str]:
 
 
 def _incarnation(key: str) -> str:
-    # control/JOB/incarnations/ID/..., and requests likewise.
+    # control/JOB/incarnations/ID/...
     return key.split("/")[3]

@@ -558,12 +558,10 @@ class JobOperation(ABC):
         return driver_control.await_stop(self._workspace, self._job, self._stop_timeout)
 
     def _is_stopping(self, seen: Observation) -> bool:
-        """Return whether the driver is stopping, or has an open stop request."""
+        """Return whether the driver is stopping, or was asked to stop."""
         if not seen.phase.alive or seen.incarnation is None:
             return False
-        return seen.phase is Phase.STOPPING or any(
-            one.kind == "stop" for one in self._documents.open_requests(seen.incarnation)
-        )
+        return seen.phase is Phase.STOPPING or self._documents.stop(seen.incarnation).read() is not None
 
     def _start_again(self) -> str:
         """Start the job again, if no supervisor has started it; return the incarnation."""

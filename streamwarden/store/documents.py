@@ -3,9 +3,8 @@
 ``ROOT/control/JOB/`` holds ``desired.json``, ``checkpoint.json``, ``lease.json``, ``supervision.json``,
 ``supervisor.json``, ``health.json``, ``parallelism.json``, ``cancel.json``, ``operation.json`` (past ones:
 ``operations/ID.json``); savepoints' changing part in ``savepoints/ID.json``; a generation's ``totals/gNNNNNN.json``; an
-incarnation's ``incarnations/ID/{launch,heartbeat,progress,exit}.json``; requests in ``requests/INCARNATION/ID.json``
-and their results in ``results/ID.json``. The control side writes desired state, launches, requests and supervision; the
-driver writes the rest.
+incarnation's ``incarnations/ID/{launch,stop,heartbeat,progress,exit}.json``. The control side writes desired state,
+launches, stop requests and supervision; the driver writes the rest.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from streamwarden.model.status import (
     Lease,
     Parallelism,
     Progress,
-    Request,
-    RequestResult,
     Reread,
+    StopRequest,
     Supervision,
     Totals,
+    utc_now,
 )
 from streamwarden.storage import Conflict, Storage
 
@@ -202,13 +201,15 @@ class JobDocuments:
         """Return the exit document of an incarnation."""
         return self._document(f"incarnations/{incarnation}/exit.json", Exit, derived=True)
 
-    def request(self, incarnation: str, request: str) -> Document[Request]:
-        """Return a request document."""
-        return self._document(f"requests/{incarnation}/{request}.json", Request, derived=True)
+    def stop(self, incarnation: str) -> Document[StopRequest]:
+        """Return the stop request to an incarnation."""
+        return self._document(f"incarnations/{incarnation}/stop.json", StopRequest, derived=True)
 
-    def result(self, request: str) -> Document[RequestResult]:
-        """Return a request's result document."""
-        return self._document(f"results/{request}.json", RequestResult, derived=True)
+    def request_stop(self, incarnation: str, *, by: str, reason: str = "") -> None:
+        """Ask an incarnation to stop, unless it was asked before."""
+        request = StopRequest(at=utc_now(), by=by, reason=reason)
+        # An update, not a creation: it also replaces a damaged request, which the driver can't read.
+        self.stop(incarnation).update(lambda first: first or request)
 
     def reread(self, request: str) -> Document[Reread]:
         """Return a request to read landed files again; the driver removes it after planning them."""
@@ -235,16 +236,6 @@ class JobDocuments:
         """Return the ids of all launched incarnations, oldest first: ids begin with the time."""
         keys = self.storage.list(f"{self.base}/incarnations")
         return sorted({key.split("/")[3] for key in keys if key.endswith("/launch.json")})
-
-    def requests(self, incarnation: str) -> list[Request]:
-        """Return all requests to an incarnation, oldest first."""
-        keys = self.storage.list(f"{self.base}/requests/{incarnation}")
-        found = [request for key in keys if (request := Document(self.storage, key, Request, derived=True).read())]
-        return sorted(found, key=lambda request: (request.at, request.id))
-
-    def open_requests(self, incarnation: str) -> list[Request]:
-        """Return the requests to an incarnation without a result, oldest first."""
-        return [request for request in self.requests(incarnation) if self.result(request.id).read() is None]
 
     def _document(self, name: str, model: type[M], *, seldom: bool = False, derived: bool = False) -> Document[M]:
         return Document(self.storage, f"{self.base}/{name}", model, seldom=seldom, derived=derived)

@@ -12,7 +12,6 @@ from streamwarden.model.status import (
     Ending,
     ErrorInfo,
     Exit,
-    Request,
     Restart,
     Supervision,
     utc_now,
@@ -21,7 +20,6 @@ from streamwarden.runtime.launcher import launch_driver
 from streamwarden.runtime.processes import kill
 from streamwarden.storage import Conflict
 from streamwarden.store.documents import JobDocuments
-from streamwarden.store.ids import new_id
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.decide import Action, Verdict, pending_ending, stuck_error
 from streamwarden.supervision.observe import Observation, Phase, current_incarnation, process_of_driver
@@ -135,12 +133,9 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
 
 
 def ask_to_stop(workspace: Workspace, seen: Observation, *, by: str, why: str) -> None:
-    """Ask the observed driver to stop between batches, unless a request is open."""
+    """Ask the observed driver to stop between batches, once."""
     assert seen.incarnation is not None
-    documents = JobDocuments(workspace.storage, seen.job)
-    if not documents.open_requests(seen.incarnation):
-        request = Request(id=new_id(), kind="stop", incarnation=seen.incarnation, at=utc_now(), by=by, reason=why)
-        documents.request(seen.incarnation, request.id).write(request)
+    JobDocuments(workspace.storage, seen.job).request_stop(seen.incarnation, by=by, reason=why)
 
 
 def end_stuck(workspace: Workspace, seen: Observation, *, by: str, why: str) -> bool:

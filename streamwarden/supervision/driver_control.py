@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable, Iterable
 
 from streamwarden.errors import OUTAGES, StreamwardenError
-from streamwarden.model.status import Decision, Desired, Request, Supervision, utc_now
+from streamwarden.model.status import Decision, Desired, Supervision, utc_now
 from streamwarden.runtime import processes
 from streamwarden.runtime.launcher import launch_driver
 from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.runtime.spare import Standby
 from streamwarden.store.documents import JobDocuments
-from streamwarden.store.ids import new_id
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.act import kill_by_hand, kill_silent
 from streamwarden.supervision.observe import Observation, Phase, observe, process_of_driver
@@ -80,9 +79,7 @@ def request_stop(workspace: Workspace, job: str, *, by: str, reason: str = "", i
     # A silent driver may wake up: then it must find the request.
     if target is None or (target == seen.incarnation and not (seen.phase.alive or seen.phase is Phase.SILENT)):
         return False
-    documents = JobDocuments(workspace.storage, job)
-    request = Request(id=new_id(), kind="stop", incarnation=target, at=utc_now(), by=by, reason=reason)
-    documents.request(target, request.id).write(request)
+    JobDocuments(workspace.storage, job).request_stop(target, by=by, reason=reason)
     return True
 
 

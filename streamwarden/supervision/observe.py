@@ -67,7 +67,7 @@ class Observation:
     operation
         The operation that works on the job now, such as a restore.
     asked_at
-        For a living driver of a suspended job: the first request to stop; None without a request.
+        For a living driver of a suspended job: when it was asked to stop; None without a request.
     """
 
     job: str
@@ -107,10 +107,8 @@ def observe(workspace: Workspace, job: str) -> Observation:
     if operation is None and not phase.alive:
         # An operation that started since is the reason that the job is down.
         operation = active_operation(workspace, job)
-    asked: list[datetime] = []
-    if phase.alive and desired.state == "suspended":
-        # Only in this case: a listing for each job at each observation would cost too much.
-        asked = [request.at for request in documents.open_requests(incarnation)]
+    # Only then: otherwise nothing depends on it, and each observation would cost one read more.
+    asked = documents.stop(incarnation).read() if phase.alive and desired.state == "suspended" else None
     return Observation(
         job=job,
         phase=phase,
@@ -124,7 +122,7 @@ def observe(workspace: Workspace, job: str) -> Observation:
         exit=ended,
         error=error,
         operation=operation,
-        asked_at=min(asked, default=None),
+        asked_at=asked.at if asked else None,
     )
 
 

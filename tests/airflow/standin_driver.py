@@ -35,7 +35,6 @@ from streamwarden.model.status import (
     Exit,
     Heartbeat,
     Progress,
-    RequestResult,
     utc_now,
 )
 from streamwarden.runtime.lease import LeaseHolder
@@ -161,16 +160,13 @@ def main() -> int:
             )
             done += 1
         say(DriverState.RUNNING)
-        requests = documents.open_requests(incarnation)
-        if requests or signalled:
+        if documents.stop(incarnation).read() is not None or signalled:
             say(DriverState.STOPPING)
             time.sleep(options.get("standin_stop_s", 0))
             while (stopping := shut("standin_stop_gate")) or shut("standin_end_gate"):
                 lease.renew()
                 say(DriverState.STOPPING, query_ended=not stopping)
                 time.sleep(0.1)
-            for request in requests:
-                documents.result(request.id).write(RequestResult(id=request.id, at=utc_now(), outcome="done"))
             say_aloud("stand-in stops")
             return leave(None)
         time.sleep(options.get("standin_batch_s", BATCH_S))

@@ -234,7 +234,7 @@ def test_lost_triggers_and_clears_leave_the_driver_alone(
     asyncio.run(trigger.on_kill())
     seen = place.seen()
     assert seen.desired is not None and seen.desired.state == "running" and seen.incarnation is not None
-    assert not JobDocuments(place.workspace.storage, "lamp").open_requests(seen.incarnation)
+    assert JobDocuments(place.workspace.storage, "lamp").stop(seen.incarnation).read() is None
 
 
 def test_unknown_state_leaves_the_driver_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_late_kill_does_not_hit_a_newer_driver(place: Place, monkeypatch: pytest
     asyncio.run(trigger.on_kill())
     seen = place.seen()
     assert seen.incarnation == second.incarnation and seen.desired is not None and seen.desired.state == "running"
-    assert not JobDocuments(place.workspace.storage, "lamp").open_requests(str(second.incarnation))
+    assert JobDocuments(place.workspace.storage, "lamp").stop(str(second.incarnation)).read() is None
 
 
 def test_late_kill_does_not_hit_a_newer_run_of_the_same_driver(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +278,7 @@ def test_late_kill_does_not_hit_a_newer_run_of_the_same_driver(place: Place, mon
     asyncio.run(trigger.on_kill())
     seen = place.seen()
     assert seen.desired is not None and seen.desired.state == "running"
-    assert not JobDocuments(place.workspace.storage, "lamp").open_requests(str(first.incarnation))
+    assert JobDocuments(place.workspace.storage, "lamp").stop(str(first.incarnation)).read() is None
 
 
 def test_late_kill_does_not_undo_a_run_that_was_asked_for_since(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,7 +407,7 @@ def test_a_run_whose_tries_run_out_is_relieved_by_a_fresh_one(place: Place) -> N
     assert trigger.holder == "job_lamp/relief__1__manual__1"
     seen = place.seen()
     assert seen.incarnation == first.incarnation and seen.phase is Phase.RUNNING
-    assert not JobDocuments(place.workspace.storage, "lamp").open_requests(str(first.incarnation))
+    assert JobDocuments(place.workspace.storage, "lamp").stop(str(first.incarnation)).read() is None
     assert seen.desired is not None and "standin_batch_s" not in seen.desired.spec.options
 
     # And so on, for weeks.

@@ -35,11 +35,8 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def run(workspace: Workspace, incarnation: str) -> None:
     documents = JobDocuments(workspace.storage, JOB)
-    for key in (
-        *(getattr(documents, name)(incarnation).key for name in ("launch", "heartbeat", "progress", "exit")),
-        documents.request(incarnation, f"stop-{incarnation}").key,
-        documents.result(f"stop-{incarnation}").key,
-    ):
+    for name in ("launch", "stop", "heartbeat", "progress", "exit"):
+        key = getattr(documents, name)(incarnation).key
         workspace.storage.write(key, Small().model_dump_json().encode())
     logs = workspace.log_dir(JOB, incarnation)
     logs.mkdir(parents=True)
@@ -67,11 +64,11 @@ def test_old_runs_go_with_all_that_is_known_of_them(workspace: Workspace) -> Non
     assert housekeep(workspace, JOB, RetentionSpec())["old_incarnations"] == []
 
 
-@pytest.mark.parametrize("left", ["launch", "result", "logs"])
+@pytest.mark.parametrize("left", ["launch", "stop", "logs"])
 def test_what_a_removal_that_was_cut_short_left_goes_with_the_next(workspace: Workspace, left: str) -> None:
     for name in RUNS:
         run(workspace, name)
-    stays = "logs/" if left == "logs" else {"launch": "/launch.json", "result": "stop-"}[left]
+    stays = "logs/" if left == "logs" else f"/{left}.json"
     for key in workspace.storage.list(f"control/{JOB}"):
         if RUNS[0] in key and stays not in key:
             workspace.storage.delete(key)

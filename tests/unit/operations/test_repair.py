@@ -26,8 +26,7 @@ from streamwarden.model.status import (
     Lease,
     OutputStart,
     Progress,
-    Request,
-    RequestResult,
+    StopRequest,
     Supervision,
     Totals,
     utc_now,
@@ -83,8 +82,7 @@ def job(workspace: Workspace) -> JobDocuments:
     made.health.write(HealthRecord())
     made.totals(1).write(Totals(generation=1, rows_in=7))
     made.cancel.write(Cancel(operation="o", by="test", at=now))
-    made.request(name, "r1").write(Request(id="r1", kind="stop", incarnation=name, at=now, by="test"))
-    made.result("r1").write(RequestResult(id="r1", at=now, outcome="done"))
+    made.stop(name).write(StopRequest(at=now, by="test"))
     claim(workspace, JOB, Claim(holder="a run", attempt=1, at=now))
     done = Operation(
         id="o1", kind="restore", job=JOB, by="test", params={}, state="done", started_at=now, seen_at=now, process=None
@@ -107,8 +105,7 @@ DERIVED = [
     "incarnations/20260101T000001000z0002/heartbeat.json",
     "incarnations/20260101T000001000z0002/progress.json",
     "incarnations/20260101T000001000z0002/exit.json",
-    "requests/20260101T000001000z0002/r1.json",
-    "results/r1.json",
+    "incarnations/20260101T000001000z0002/stop.json",
 ]
 
 

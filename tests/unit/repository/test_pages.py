@@ -35,7 +35,7 @@ def test_every_document_is_listed(tmp_path: Path) -> None:
     documents = JobDocuments(LocalStorage(tmp_path), "job")
     known = [value for value in vars(documents).values() if isinstance(value, Document)]
     known += [documents.launch("ID"), documents.heartbeat("ID"), documents.progress("ID"), documents.exit("ID")]
-    known += [documents.request("ID", "REQUEST"), documents.result("REQUEST"), documents.past_operation("ID")]
+    known += [documents.stop("ID"), documents.past_operation("ID")]
     known += [documents.totals(1)]
     # Savepoints' and the claim have no accessor there.
     names = {document.key.removeprefix("control/job/") for document in known}

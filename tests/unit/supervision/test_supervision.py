@@ -484,7 +484,7 @@ def test_a_stuck_driver_elsewhere_is_asked_to_stop_once(workspace: Workspace, la
     beats(workspace, "i1", elsewhere)
     for _ in range(2):
         assert restart(workspace, observe(workspace, JOB), by="test", why="it is stuck") is None
-    assert [request.kind for request in JobDocuments(workspace.storage, JOB).open_requests("i1")] == ["stop"]
+    assert JobDocuments(workspace.storage, JOB).stop("i1").read() is not None
     assert launches == []
 
 
@@ -539,7 +539,7 @@ def test_a_stuck_driver_elsewhere_that_is_given_up_is_asked_to_stop(workspace: W
     found, verdict = stuck_for_good(workspace, current_process().model_copy(update={"host": "elsewhere"}))
     for _ in range(2):
         put_down(workspace, found, verdict, by="test")
-    assert [one.kind for one in JobDocuments(workspace.storage, JOB).open_requests("i1")] == ["stop"]
+    assert JobDocuments(workspace.storage, JOB).stop("i1").read() is not None
 
 
 def silent(workspace: Workspace, process: ProcessRef) -> tuple[Observation, Verdict]:
@@ -567,7 +567,7 @@ def test_a_silent_driver_that_is_given_up_does_not_wake_unwatched(workspace: Wor
 def test_a_silent_driver_elsewhere_that_is_given_up_finds_a_stop_when_it_wakes(workspace: Workspace) -> None:
     found, verdict = silent(workspace, current_process().model_copy(update={"host": "elsewhere"}))
     put_down(workspace, found, verdict, by="test")
-    assert [one.kind for one in JobDocuments(workspace.storage, JOB).open_requests("i1")] == ["stop"]
+    assert JobDocuments(workspace.storage, JOB).stop("i1").read() is not None
 
 
 def test_a_state_limit_suspends_the_job_also_where_no_savepoint_can_be_taken(
@@ -691,7 +691,8 @@ def test_a_driver_that_was_launched_over_a_stop_is_asked_once(workspace: Workspa
     ask_to_stop(workspace, found, by="test", why=verdict.why)
     found = observe(workspace, JOB)
     assert found.asked_at is not None and decide(found, Supervision()).action is Action.WAIT
-    assert [(one.kind, one.by) for one in documents.open_requests("a1")] == [("stop", "test")]
+    asked = documents.stop("a1").read()
+    assert asked is not None and (asked.by, asked.at) == ("test", found.asked_at)
 
 
 def test_a_stop_that_finds_nobody_to_ask_waits_for_what_was_launched_meanwhile(
@@ -741,7 +742,7 @@ def test_a_driver_that_does_not_stop_is_killed_if_that_is_asked_for(workspace: W
     assert child.poll() is None
     ended = stop(kill=True)
     assert child.wait(timeout=10) == -signal.SIGKILL
-    assert documents.requests("i1"), "it was asked first"
+    assert documents.stop("i1").read() is not None, "it was asked first"
     assert ended.phase is Phase.FAILED and ended.error is not None and ended.error.code == "DRIVER_KILLED"
     assert ended.exit is not None and ended.exit.batch == 7
     assert "by test" in ended.error.what and "finishes the batch" in ended.error.remedy
@@ -843,7 +844,7 @@ def test_one_look_that_finds_a_driver_silent_kills_nothing(
             driver_control.stop_in_turn(workspace, JOB, by="test", reason="", timeout=2)
     back.join()
     if how != "start":
-        assert [one.kind for one in JobDocuments(workspace.storage, JOB).open_requests("i1")] == ["stop"]
+        assert JobDocuments(workspace.storage, JOB).stop("i1").read() is not None
     if speaks:
         assert child.poll() is None, "it finishes its batch"
         child.kill()
