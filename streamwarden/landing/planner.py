@@ -27,6 +27,9 @@ _SETTLED_MS = 2_000
 """A file on disk that changed in the last 2 s may be incomplete. It waits for the next listing, unless it is unchanged
 since the previous one. S3 has no incomplete objects."""
 
+_REREADS_S3_S = 30.0
+"""Seconds between two looks for re-read requests on S3, where each is a LIST. The folder may be listed every second."""
+
 _TOLD = 20
 """Number of files that a heartbeat names; `streamwarden landing list` shows all."""
 
@@ -107,6 +110,7 @@ class Planner:
         self._before: dict[str, LandedFile] = {}
         self._moving: dict[str, LandedFile] = {}
         self._unplanned = 0
+        self._asked_at = -_REREADS_S3_S
         self._refused: dict[str, str] = {}
         self._troubles: list[str] = []
         self._trouble = ""
@@ -186,6 +190,9 @@ class Planner:
 
     def _rereads(self, listing: Listing, now_ms: int) -> Iterator[LandedFile]:
         """Yield files to read again, and remove requests that are done."""
+        if self._workspace.s3 is not None and time.monotonic() - self._asked_at < _REREADS_S3_S:
+            return
+        self._asked_at = time.monotonic()
         requests = self._documents.rereads()
         names = {shown(name): name for name in self._known} if requests else {}
         chosen: set[str] = set()

@@ -27,6 +27,12 @@ _AWAY_S = 60.0
 After that the stop is unclean, which the next start repairs."""
 
 
+_LOOK_S = 0.005
+_RARELY_S = 0.5
+"""A stop looks for the commit every 5 ms, then ever more rarely, at last every 0.5 s: on S3 a look is two LISTs, and a
+large state takes many seconds to commit."""
+
+
 class BatchError(Exception):
     """Reports a failed batch to Spark, without its cause. The cause is kept on the Python side."""
 
@@ -148,13 +154,17 @@ class RunningQuery:
 
     def _wait_until_between(self) -> None:
         """Wait for the moment between a commit and the next batch's offsets, or until the query ends."""
+        listed, pause = 0.0, 0.0
         while self._query.isActive:
-            # List the checkpoint only when the batch's own work is over: on S3 each listing is two requests.
-            if self._writer.in_flight is None:
+            if self._writer.in_flight is not None:
+                # Its commit follows soon, and then the moment may be short.
+                pause = 0.0
+            elif time.monotonic() - listed >= pause:
                 begun, done = self._where()
                 if begun == done and self._writer.in_flight is None:
                     return
-            time.sleep(0.005)
+                listed, pause = time.monotonic(), min(max(2 * pause, _LOOK_S), _RARELY_S)
+            time.sleep(_LOOK_S)
 
     def _where(self) -> tuple[int | None, int | None]:
         """Return the last batch begun and the last one committed; tolerates a short outage of the store."""

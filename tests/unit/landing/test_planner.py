@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -13,6 +14,7 @@ from streamwarden.landing.file import LandedFile, LandedFileChanged, LandedFileG
 from streamwarden.landing.inspect import FileState, ask_reread, landed_files
 from streamwarden.landing.plans import plans_of
 from streamwarden.model.status import SourceProgress
+from streamwarden.storage import S3Location
 from tests.unit.landing.conftest import OLD_S, Landing
 
 pytestmark = pytest.mark.unit
@@ -426,3 +428,24 @@ def test_a_file_waits_until_its_batch_is_committed(landing: Landing) -> None:
     assert states(landing) == {"a": FileState.WAITING}
     landing.take(plan, batch=0)
     assert states(landing) == {"a": FileState.READ}
+
+
+def test_rereads_are_looked_for_every_half_minute_on_s3(landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
+    landing.workspace = dataclasses.replace(landing.workspace, s3=S3Location("bucket"))
+    landing.land("a")
+    planner = landing.planner()
+    planner.look()
+    listed: list[str] = []
+    inner, now = landing.workspace.storage.list, time.monotonic()
+    monkeypatch.setattr(landing.workspace.storage, "list", lambda prefix: listed.append(prefix) or inner(prefix))
+    for second in range(1, 121):
+        monkeypatch.setattr(time, "monotonic", lambda second=second: now + second)
+        planner.look()
+    assert 3 <= len(listed) <= 4, "2,880 a day"
+    ask_reread(landing.workspace, landing.spec(), ["a"], by="test")
+    monkeypatch.setattr(time, "monotonic", lambda: now + 151)
+    assert planner.look(rest=True) == 0, "the first plan waits"
+    landing.take_plan(0)
+    planner.after(None, offset(0))
+    monkeypatch.setattr(time, "monotonic", lambda: now + 182)
+    assert planner.look() == 1
