@@ -10,9 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
-
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.formats.output_columns import Column, Comparison, columns_of, compare, record_of
@@ -49,6 +46,10 @@ class TableColumns:
 
 def existing_tables(workspace: Workspace, spec: JobSpec) -> dict[str, TableColumns]:
     """Return, by name, the job's output tables that exist and are readable without Spark."""
+    # Here, so that parsing a DAG does not load delta-rs.
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
     found = {}
     for sink in spec.sinks:
         if DeltaLog(workspace.files, f"tables/{sink.table}").latest is None:

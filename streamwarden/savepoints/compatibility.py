@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
 
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
-
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.checkpoint_files import StateFileMissing, closure
@@ -184,6 +181,10 @@ def missing_outputs(workspace: Workspace, outputs: Iterable[OutputStart]) -> lis
     outputs
         The tables' initial contents.
     """
+    # Here, so that parsing a DAG does not load delta-rs.
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
     found = []
     for output in outputs:
         name = output.source or output.table
@@ -324,6 +325,9 @@ def _delta_source(workspace: Workspace, table: str, offset: str) -> Iterator[Str
 
 def _table_id(workspace: Workspace, table: str) -> str | None:
     """Return Delta's id of a table; None if its log is unreadable, which its job will report."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
     uri, options = workspace.delta_rs(table)
     try:
         return str(DeltaTable(uri, storage_options=options).metadata().id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,24 @@ def test_what_a_dag_may_not_import_is_seen(line: str) -> None:
 )
 def test_what_a_dag_may_import_is_let_through(line: str) -> None:
     assert not refused(line)
+
+
+HEAVY = ("deltalake", "pyarrow", "pyspark", "great_expectations", "pandas")
+PARSES = f"""
+import runpy, sys
+for path in sys.argv[1:]:
+    runpy.run_path(path)
+    print(path, *(name for name in {HEAVY} if name in sys.modules))
+"""
+
+
+def test_parsing_a_dag_loads_no_library_of_tables(tmp_path: Path) -> None:
+    """Airflow parses each file twice a minute, and each task's process parses its file once more."""
+    files = sorted(map(str, (ROOT / "dags").rglob("*.py")))
+    place = {"AIRFLOW_HOME": str(tmp_path), "STREAMWARDEN_ROOT": str(tmp_path / "root")}
+    command = [sys.executable, "-c", PARSES, *files]
+    done = subprocess.run(command, env=os.environ | place, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == files
 
 
 def _given(module: str) -> set[str] | None:
