@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 
-from streamwarden.savepoints.catalog import LATEST
+from streamwarden.errors import StreamwardenError
+from streamwarden.savepoints.catalog import LATEST, Savepoint, load
 from streamwarden.store.config import job_names
 from streamwarden.store.workspace import open_workspace
 
 __all__ = ["chosen_savepoint", "offered_jobs", "offered_savepoints"]
 
 _SEPARATOR = " · "
-_HEAD = 4096
-"""Bytes read of a manifest. The fields shown come first; the file list comes last and may be long."""
 
 
 def offered_savepoints(jobs: Iterable[str], *, limit: int = 50, patience: float = 0.5) -> list[str]:
@@ -94,28 +91,14 @@ def _read(jobs: list[str], limit: int, found: list[str]) -> None:
             if len(found) >= limit:
                 return
             # A torn document hides only its own savepoint.
-            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-                words = _describe(workspace.root, job, name)
-                if words:
-                    found.append(_SEPARATOR.join([name, job, *words]))
+            with suppress(OSError, StreamwardenError):
+                one = load(workspace, job, name)
+                if one is not None and one.verdict != "damaged":
+                    found.append(_SEPARATOR.join([name, job, *_words(one)]))
 
 
-def _describe(root: Path, job: str, name: str) -> list[str] | None:
-    # No pydantic models here: validating a manifest of thousands of files takes longer than a parse may.
-    with (root / "savepoints" / job / name / "manifest.json").open("rb") as stream:
-        head = stream.read(_HEAD).decode(errors="replace")
-    record = {}
-    with suppress(FileNotFoundError):
-        record = json.loads((root / "control" / job / "savepoints" / f"{name}.json").read_bytes())
-    verdict = (record.get("verification") or {}).get("verdict", "unverified")
-    if record.get("state") == "deleting" or verdict == "damaged":
-        return None
-    words = [_field(head, "taken_at")[:16].replace("T", " ") + " UTC", f"batch {_field(head, 'batch')}"]
-    words += [_field(head, "origin"), verdict]
-    label = " ".join(str(record.get("label") or "").split())
+def _words(one: Savepoint) -> list[str]:
+    words = [f"{one.summary.taken_at:%Y-%m-%d %H:%M} UTC", f"batch {one.summary.batch}"]
+    words += [one.record.origin.value, one.verdict]
+    label = " ".join(one.record.label.split())
     return [*words, f"“{label}”"] if label else words
-
-
-def _field(head: str, name: str) -> str:
-    match = re.search(rf'^ "{name}": "?([^",\n]+)', head, flags=re.MULTILINE)
-    return match[1] if match else "?"

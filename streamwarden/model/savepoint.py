@@ -11,7 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.spec import JobSpec
 
-__all__ = ["FORMAT", "FileEntry", "Manifest", "OperatorState", "Origin", "Record", "SinkState", "Verification"]
+__all__ = [
+    "FORMAT",
+    "FileEntry",
+    "Manifest",
+    "OperatorState",
+    "Origin",
+    "Record",
+    "SinkState",
+    "Summary",
+    "Verification",
+]
 
 FORMAT = 1
 """Version of the manifest's layout. A restore refuses a newer one."""
@@ -62,6 +72,20 @@ class SinkState(Part):
     transaction: int | None = Field(description="The newest batch committed under it; None if there was none yet.")
 
 
+class Summary(Part):
+    """What lists show of a manifest, whose thousands of files make it slow to parse."""
+
+    etag: str = Field(description="Of the manifest: a summary of any other is not used.")
+    taken_at: datetime
+    took_s: float
+    parent: str | None
+    generation: int
+    batch: int
+    partitions: int | None
+    rows: int | None
+    bytes: int
+
+
 class Manifest(Part):
     """All data needed to start from a savepoint, and to verify that it is complete."""
 
@@ -103,6 +127,26 @@ class Manifest(Part):
         """The size of all files."""
         return sum(entry.size for entry in self.files)
 
+    def summary(self, etag: str) -> Summary:
+        """Return what lists show, for the record.
+
+        Parameters
+        ----------
+        etag
+            The stored manifest's.
+        """
+        return Summary(
+            etag=etag,
+            taken_at=self.taken_at,
+            took_s=self.took_s,
+            parent=self.parent,
+            generation=self.generation,
+            batch=self.batch,
+            partitions=self.partitions,
+            rows=self.state_rows,
+            bytes=self.bytes,
+        )
+
 
 class Verification(Part):
     """Result of a savepoint's last verification."""
@@ -133,6 +177,7 @@ class Record(Part):
     process: ProcessRef | None = Field(default=None, description="Who takes it.")
     seen_at: datetime | None = Field(default=None, description="When the taker was last heard of.")
     done: dict[str, Any] = Field(default_factory=dict, description="How far the taking is.")
+    summary: Summary | None = Field(default=None, description="Of its manifest; None: as an older version wrote it.")
     verification: Verification | None = None
     outdated: str = Field(
         default="", description="Why no job may start from it, though its files are whole: a table's log was cut off."

@@ -6,10 +6,13 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
+from pydantic import ValidationError
+
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.savepoint import Manifest, Origin, Record, Verification
+from streamwarden.model.savepoint import Manifest, Origin, Record, Summary, Verification
 from streamwarden.model.spec import RetentionSpec
 from streamwarden.model.status import utc_now
 from streamwarden.savepoints.documents import folder_key, is_interrupted, manifest_document, record_document
@@ -25,6 +28,7 @@ __all__ = [
     "find",
     "housekeeping",
     "label",
+    "load",
     "outdate",
     "release",
     "savepoints",
@@ -45,10 +49,37 @@ _WORDS = (LATEST, "all")
 
 @dataclass(frozen=True)
 class Savepoint:
-    """A savepoint of the catalogue."""
+    """A savepoint of the catalogue.
 
-    manifest: Manifest
+    Parameters
+    ----------
+    record
+        Its record.
+    summary
+        The summary of its manifest.
+    data
+        The manifest as it is stored, parsed when it is needed.
+    """
+
     record: Record
+    summary: Summary
+    data: bytes
+
+    @property
+    def id(self) -> str:
+        """The savepoint's id."""
+        return self.record.id
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest.
+
+        Raises
+        ------
+        StreamwardenError
+            ``SAVEPOINT_DAMAGED``.
+        """
+        return _parsed(self.record.job, self.record.id, self.data)
 
     @property
     def verdict(self) -> str:
@@ -61,7 +92,7 @@ def savepoints(workspace: Workspace, job: str) -> list[Savepoint]:
     found = []
     for name in workspace.files.folders(f"savepoints/{job}"):
         try:
-            one = _load(workspace, job, name)
+            one = load(workspace, job, name)
         except StreamwardenError as error:
             if error.code != "SAVEPOINT_DAMAGED":
                 raise
@@ -70,7 +101,7 @@ def savepoints(workspace: Workspace, job: str) -> list[Savepoint]:
             continue
         if one is not None:
             found.append(one)
-    return sorted(found, key=lambda one: one.manifest.id, reverse=True)
+    return sorted(found, key=lambda one: one.id, reverse=True)
 
 
 def find(workspace: Workspace, job: str, savepoint: str) -> Savepoint:
@@ -94,7 +125,7 @@ def find(workspace: Workspace, job: str, savepoint: str) -> Savepoint:
         )
     # Look the name up instead of making a path of it: the user's input may be anything.
     known = savepoint in workspace.files.folders(f"savepoints/{job}")
-    direct = _load(workspace, job, savepoint) if known else None
+    direct = load(workspace, job, savepoint) if known else None
     if direct is not None:
         return direct
     for one in savepoints(workspace, job):
@@ -115,8 +146,8 @@ def label(workspace: Workspace, job: str, savepoint: str, text: str) -> Record:
     if text in _WORDS or (text and text != text.strip()):
         raise StreamwardenError("SAVEPOINT_LABEL_INVALID", f"{text!r}")
     for other in savepoints(workspace, job) if text else ():
-        if text in (other.manifest.id, other.record.label) and other.manifest.id != found.manifest.id:
-            raise StreamwardenError("SAVEPOINT_LABEL_INVALID", f"{text!r} names {other.manifest.id} already")
+        if text in (other.id, other.record.label) and other.id != found.id:
+            raise StreamwardenError("SAVEPOINT_LABEL_INVALID", f"{text!r} names {other.id} already")
     return _update(workspace, found, lambda record: record.model_copy(update={"label": text}))
 
 
@@ -181,9 +212,9 @@ def delete(workspace: Workspace, job: str, savepoint: str, *, force: bool = Fals
     """
     found = find(workspace, job, savepoint)
     if not force:
-        why = _protected(savepoints(workspace, job)).get(found.manifest.id)
+        why = _protected(savepoints(workspace, job)).get(found.id)
         if why:
-            raise StreamwardenError("SAVEPOINT_IN_USE", f"{job} {found.manifest.id}: {why}")
+            raise StreamwardenError("SAVEPOINT_IN_USE", f"{job} {found.id}: {why}")
 
     def mark(record: Record) -> Record:
         if record.in_use_by:
@@ -233,13 +264,13 @@ def housekeeping(
     expired = []
     for one in _expired(savepoints(workspace, job), retention, now):
         try:
-            delete(workspace, job, one.manifest.id)
+            delete(workspace, job, one.id)
         except StreamwardenError as error:
             # Another process has just used, labelled or deleted it.
             if error.code not in ("SAVEPOINT_IN_USE", "SAVEPOINT_NOT_FOUND"):
                 raise
             continue
-        expired.append(one.manifest.id)
+        expired.append(one.id)
     return {
         "removed_interrupted": interrupted,
         "finished_deletes": deleting,
@@ -254,27 +285,29 @@ def describe(workspace: Workspace, found: Savepoint) -> dict[str, Any]:
     ``bytes`` is its total size; ``own_bytes`` is what deleting it would free; ``shared_bytes`` is the rest, which is
     also hard-linked from the checkpoint or from other savepoints.
     """
-    manifest, record = found.manifest, found.record
-    shared = sum(info.size for info in workspace.files.walk(folder_key(manifest.job, manifest.id)) if info.links > 1)
+    record, summary = found.record, found.summary
+    # On S3 no file has a second name.
+    infos = workspace.files.walk(folder_key(record.job, record.id)) if workspace.s3 is None else ()
+    shared = sum(info.size for info in infos if info.links > 1)
     return {
-        "id": manifest.id,
-        "job": manifest.job,
-        "taken_at": manifest.taken_at.isoformat(),
-        "origin": manifest.origin.value,
-        "by": manifest.by,
-        "batch": manifest.batch,
-        "generation": manifest.generation,
-        "rows": manifest.state_rows if manifest.state_rows is not None else _read_back(record),
-        "bytes": manifest.bytes,
+        "id": record.id,
+        "job": record.job,
+        "taken_at": summary.taken_at.isoformat(),
+        "origin": record.origin.value,
+        "by": record.by,
+        "batch": summary.batch,
+        "generation": summary.generation,
+        "rows": summary.rows if summary.rows is not None else _read_back(record),
+        "bytes": summary.bytes,
         "shared_bytes": shared,
-        "own_bytes": manifest.bytes - shared,
-        "partitions": manifest.partitions,
+        "own_bytes": summary.bytes - shared,
+        "partitions": summary.partitions,
         "state": found.verdict,
         "label": record.label,
         "note": record.note,
-        "parent": manifest.parent,
+        "parent": summary.parent,
         "in_use_by": record.in_use_by,
-        "took_s": manifest.took_s,
+        "took_s": summary.took_s,
         "verification": record.verification.model_dump(mode="json") if record.verification else None,
     }
 
@@ -323,22 +356,24 @@ def _read_back(record: Record) -> int | None:
     return sum(rows.values()) if rows else None
 
 
-def _load(workspace: Workspace, job: str, name: str) -> Savepoint | None:
-    try:
-        manifest = manifest_document(workspace, job, name).read()
-    except StreamwardenError as error:
-        if error.code != "DOCUMENT_INVALID":
-            raise
-        remedy = f"Use another one; `streamwarden repair {job} --yes` removes this one: no job can start from it."
-        raise StreamwardenError(
-            "SAVEPOINT_DAMAGED", f"{job} {name}: its manifest can't be read", remedy=remedy
-        ) from error
-    if manifest is None:
+def load(workspace: Workspace, job: str, name: str) -> Savepoint | None:
+    """Return a savepoint by its id; None if it has no manifest or is being deleted.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SAVEPOINT_DAMAGED`` if its manifest can't be read.
+    """
+    entry = workspace.storage.read(manifest_document(workspace, job, name).key)
+    if entry is None:
         return None
     document = record_document(workspace, job, name)
     record = document.read()
     if record is not None and record.state == "deleting":
         return None
+    if record is not None and record.summary is not None and record.summary.etag == entry.etag:
+        return Savepoint(record, record.summary, entry.data)
+    manifest = _parsed(job, name, entry.data)
     if record is None:
         # Copied from another root, or its record is damaged: the manifest defines the savepoint.
         lost = workspace.storage.read(document.key) is not None
@@ -351,7 +386,17 @@ def _load(workspace: Workspace, job: str, name: str) -> Savepoint | None:
             at=manifest.taken_at,
             label=_LOST if lost else "",
         )
-    return Savepoint(manifest, record)
+    return Savepoint(record, manifest.summary(entry.etag), entry.data)
+
+
+def _parsed(job: str, name: str, data: bytes) -> Manifest:
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError as error:
+        remedy = f"Use another one; `streamwarden repair {job} --yes` removes this one: no job can start from it."
+        raise StreamwardenError(
+            "SAVEPOINT_DAMAGED", f"{job} {name}: its manifest can't be read", remedy=remedy
+        ) from error
 
 
 def _is_whole(workspace: Workspace, job: str, name: str) -> bool:
@@ -372,15 +417,17 @@ def _records(workspace: Workspace, job: str) -> Iterable[Record]:
 
 
 def _update(workspace: Workspace, found: Savepoint, change: Callable[[Record], Record]) -> Record:
+    job, name = found.record.job, found.id
+
     def apply(record: Record | None) -> Record:
         # Without a record it was copied from another root, or is deleted by now; then it must not get a new record.
-        gone = record is None and manifest_document(workspace, found.manifest.job, found.manifest.id).read() is None
+        gone = record is None and manifest_document(workspace, job, name).read() is None
         record = record or found.record
         if gone or record.state == "deleting":
-            raise StreamwardenError("SAVEPOINT_NOT_FOUND", f"{record.job} {record.id} is being deleted")
-        return change(record)
+            raise StreamwardenError("SAVEPOINT_NOT_FOUND", f"{job} {name} is being deleted")
+        return change(record.model_copy(update={"summary": found.summary}))
 
-    return record_document(workspace, found.manifest.job, found.manifest.id).update(apply)
+    return record_document(workspace, job, name).update(apply)
 
 
 def _finish_delete(workspace: Workspace, record: Record) -> None:
@@ -389,11 +436,11 @@ def _finish_delete(workspace: Workspace, record: Record) -> None:
 
 def _protected(found: list[Savepoint]) -> dict[str, str]:
     """Return, by id, why each protected savepoint is protected."""
-    why = {one.manifest.id: f"has the label {one.record.label!r}" for one in found if one.record.label}
-    why.update({one.manifest.id: "is in use" for one in found if one.record.in_use_by})
+    why = {one.id: f"has the label {one.record.label!r}" for one in found if one.record.label}
+    why.update({one.id: "is in use" for one in found if one.record.in_use_by})
     newest = next((one for one in found if one.verdict == "verified"), None)
     if newest is not None:
-        why.setdefault(newest.manifest.id, "is the newest verified one")
+        why.setdefault(newest.id, "is the newest verified one")
     return why
 
 
@@ -403,13 +450,13 @@ def _expired(found: list[Savepoint], retention: RetentionSpec, now: datetime) ->
     expired = []
     for origin in Origin:
         policy = retention.of(origin.value)
-        mine = [one for one in found if one.manifest.origin is origin]
+        mine = [one for one in found if one.record.origin is origin]
         # Count damaged savepoints separately: they must not push out good ones.
         damaged = [one for one in mine if one.verdict == "damaged"]
         for group in ([one for one in mine if one not in damaged], damaged):
             for number, one in enumerate(group):
-                old = policy.age is not None and now - one.manifest.taken_at > policy.age
+                old = policy.age is not None and now - one.summary.taken_at > policy.age
                 many = policy.count is not None and number >= policy.count
-                if (old or many) and one.manifest.id not in protected:
+                if (old or many) and one.id not in protected:
                     expired.append(one)
-    return sorted(expired, key=lambda one: one.manifest.id)
+    return sorted(expired, key=lambda one: one.id)

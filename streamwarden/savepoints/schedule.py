@@ -66,8 +66,8 @@ def reason_to_skip(
         return f"{job} has not committed a batch yet"
     for one in found:
         # An idle job's savepoints are identical, and would push older, different savepoints out of retention.
-        if (one.manifest.generation, one.manifest.batch) == (reference.generation, batch) and one.verdict != "damaged":
-            return f"{job} has no new batch since savepoint {one.manifest.id} (batch {batch})"
+        if (one.summary.generation, one.summary.batch) == (reference.generation, batch) and one.verdict != "damaged":
+            return f"{job} has no new batch since savepoint {one.id} (batch {batch})"
     return None
 
 
@@ -77,7 +77,7 @@ def _early(spec: SavepointSpec, planned: str, found: list[Savepoint], now: datet
         return None
     if not deployed:
         return f"the deployed spec takes no periodic savepoints (YAML: {planned}); deploy the job to change that"
-    last = next((one.manifest.taken_at for one in found if one.manifest.origin is Origin.PERIODIC), None)
+    last = next((one.summary.taken_at for one in found if one.record.origin is Origin.PERIODIC), None)
     if last is None:
         return None
     if spec.every is not None:

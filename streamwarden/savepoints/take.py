@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import BatchOffsets, CheckpointReader
@@ -239,8 +239,9 @@ class _Take:
             digest=self._desired.digest,
             files=files,
         )
-        manifest_document(self._workspace, self._job, self._record.id).create(manifest)
-        self._change(lambda record: record.model_copy(update={"state": "complete", "process": None, "done": {}}))
+        etag = manifest_document(self._workspace, self._job, self._record.id).create(manifest)
+        complete: dict[str, Any] = {"state": "complete", "process": None, "done": {}, "summary": manifest.summary(etag)}
+        self._change(lambda record: record.model_copy(update=complete))
         return manifest
 
     def _copy(self) -> tuple[BatchOffsets, Closure]:

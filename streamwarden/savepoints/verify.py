@@ -149,7 +149,7 @@ def _record(workspace: Workspace, one: Savepoint, verification: Verification) ->
     """Record a result, and return it; the result of a savepoint that is outdated is damage, whatever its files are."""
 
     def apply(record: Record | None) -> Record:
-        record = record or one.record
+        record = (record or one.record).model_copy(update={"summary": one.summary})
         result = verification
         if record.outdated:
             problems = [record.outdated, *verification.problems]

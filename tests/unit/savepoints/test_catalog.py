@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,6 +39,7 @@ from streamwarden.savepoints.documents import (
     record_document,
 )
 from streamwarden.savepoints.verify import verify
+from streamwarden.storage import S3Location
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 from tests.unit.supervision.test_supervision import GONE, JOB, spec
@@ -212,6 +213,41 @@ def test_what_lists_show_says_what_deleting_would_free(workspace: Workspace) -> 
     said = describe(workspace, find(workspace, JOB, "1"))
     assert (said["bytes"], said["shared_bytes"], said["own_bytes"]) == (6, 5, 1)
     assert (said["rows"], said["partitions"], said["state"], said["origin"]) == (7, 4, "verified", "periodic")
+
+
+def test_what_a_record_sums_up_is_not_parsed_again(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("1", "2"):
+        made(workspace, name)
+        # As a label does, of a savepoint of an older version.
+        use(workspace, find(workspace, JOB, name), "o")
+    listed = [describe(workspace, one) for one in savepoints(workspace, JOB)]
+
+    def parse(*_: object) -> None:
+        raise AssertionError("parsed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "model_validate_json", parse)
+        assert [describe(workspace, one) for one in savepoints(workspace, JOB)] == listed
+        assert (find(workspace, JOB, LATEST).id, find(workspace, JOB, "1").id) == ("2", "1")
+        housekeeping(workspace, JOB, RetentionSpec(), now=NOW)
+    assert find(workspace, JOB, "1").manifest == manifest("1")
+
+
+def test_a_summary_of_another_manifest_counts_for_nothing(workspace: Workspace) -> None:
+    made(workspace, "1")
+    use(workspace, find(workspace, JOB, "1"), "o")
+    manifest_document(workspace, JOB, "1").write(manifest("1", batch=9))
+    assert find(workspace, JOB, "1").summary.batch == 9
+    put(workspace, manifest_document(workspace, JOB, "1").key, "")
+    assert ids(workspace) == []
+    with pytest.raises(StreamwardenError, match="SAVEPOINT_DAMAGED"):
+        find(workspace, JOB, "1")
+
+
+def test_where_no_file_has_two_names_no_folder_is_walked(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(workspace, "1")
+    monkeypatch.setattr(workspace.files, "walk", lambda _: 1 / 0)
+    assert describe(replace(workspace, s3=S3Location("bucket")), find(workspace, JOB, "1"))["own_bytes"] == 1
 
 
 # -- protection and deletion -------------------------------------------------------------------------------------------

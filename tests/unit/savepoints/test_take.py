@@ -25,7 +25,7 @@ from streamwarden.model.status import (
 )
 from streamwarden.runtime.processes import current_process
 from streamwarden.savepoints.catalog import savepoints
-from streamwarden.savepoints.documents import checkpoint_key
+from streamwarden.savepoints.documents import checkpoint_key, manifest_document, record_document
 from streamwarden.savepoints.take import take
 from streamwarden.savepoints.verify import check_files
 from streamwarden.store.documents import JobDocuments
@@ -89,6 +89,14 @@ def test_a_savepoint_is_the_closure_of_the_newest_batch(
     assert path == f"file:{folder}/state/0/_stateSchema/default/0_schema"
     for entry in taken.files:
         assert entry.sha256 == hashlib.sha256((folder / entry.path).read_bytes()).hexdigest()
+
+
+def test_a_record_sums_up_its_manifest(workspace: Workspace, documents: JobDocuments) -> None:
+    taken = _take(workspace)
+    stored = workspace.storage.read(manifest_document(workspace, "job", taken.id).key)
+    record = record_document(workspace, "job", taken.id).read()
+    assert stored is not None and record is not None and record.state == "complete"
+    assert record.summary == taken.summary(stored.etag)
 
 
 def test_rows_that_spark_did_not_count_are_not_said(workspace: Workspace, documents: JobDocuments) -> None:
