@@ -66,6 +66,10 @@ CATALOGUE: dict[str, ErrorKind] = {
         "no Java 17 was found",
         "Install a Java 17 runtime and put `java` on PATH or set JAVA_HOME.",
     ),
+    "SPARK_MISSING": ErrorKind(
+        "PySpark is not installed where a job's Spark version is compared",
+        "Install `streamwarden` with its pinned pyspark here, too; Spark itself is not started here.",
+    ),
     "JAR_MISSING": ErrorKind(
         "a pinned JVM jar is not in the jar folder",
         "Run `make setup`; set STREAMWARDEN_JARS if the jars are in another folder.",

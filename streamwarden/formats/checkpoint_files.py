@@ -40,7 +40,6 @@ _SNAPSHOTS = {"zip": "changelog", "snapshot": "delta"}
 _UNREADABLE = (ValueError, KeyError, TypeError, IndexError, EOFError)
 """Exceptions from reading a file that is empty, truncated, or in a foreign format."""
 
-_RESERVED = ("_metadata", "_stateSchema")
 _TRIES = 5
 
 

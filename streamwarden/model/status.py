@@ -54,8 +54,9 @@ def utc_now() -> datetime:
 
 
 class _Record(BaseModel):
-    # Unknown fields are ignored: a newer driver may write more of them. Frozen, since readers of an unchanged document
-    # may share one object.
+    # Unknown fields are ignored: a newer driver may write more of them. An unknown value of an enum or Literal is not
+    # ignored: the document then counts as damaged. So upgrade Airflow and the command line before the drivers. Frozen,
+    # since readers of an unchanged document may share one object.
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
@@ -163,7 +164,9 @@ class Lease(_Record):
     incarnation: str
     process: ProcessRef
     jvm: ProcessRef | None = Field(default=None, description="Its JVM, which may outlive a killed driver by a moment.")
-    epoch: int = Field(description="Grows with every holder: a fencing token.")
+    epoch: int = Field(
+        description="Grows with every holder. Each commit to a table names it, for audits: nothing compares it."
+    )
     renewals: int = 0
     acquired_at: datetime
     expires_at: datetime

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from importlib.metadata import version
 from typing import Any
 
 from streamwarden.errors import StreamwardenError
@@ -13,7 +12,7 @@ from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.column_changes import compared_columns, existing_tables
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Desired
-from streamwarden.savepoints.compatibility import Written, job_version, misfits, stored_backend
+from streamwarden.savepoints.compatibility import Written, job_version, misfits, spark_version, stored_backend
 from streamwarden.savepoints.take import writer_versions
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import effective_spec
@@ -434,5 +433,5 @@ def _misfit(error: StreamwardenError, found: Mapping[str, Change], written: Writ
         return [Change("module VERSION", before, after, Effect.REFUSED, why, remedy)]
     if error.code == "RESTORE_SPARK_VERSION":
         why = "this Spark version may not be able to read the checkpoint"
-        return [Change("Spark", written.versions.get("spark"), version("pyspark"), Effect.REFUSED, why, error.remedy)]
+        return [Change("Spark", written.versions.get("spark"), spark_version(), Effect.REFUSED, why, error.remedy)]
     raise AssertionError(f"{error.code} is no misfit of a spec and a checkpoint")

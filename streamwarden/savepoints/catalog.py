@@ -145,10 +145,26 @@ def label(workspace: Workspace, job: str, savepoint: str, text: str) -> Record:
     found = find(workspace, job, savepoint)
     if text in _WORDS or (text and text != text.strip()):
         raise StreamwardenError("SAVEPOINT_LABEL_INVALID", f"{text!r}")
-    for other in savepoints(workspace, job) if text else ():
-        if text in (other.id, other.record.label) and other.id != found.id:
-            raise StreamwardenError("SAVEPOINT_LABEL_INVALID", f"{text!r} names {other.id} already")
-    return _update(workspace, found, lambda record: record.model_copy(update={"label": text}))
+
+    def refuse_taken() -> None:
+        for other in savepoints(workspace, job) if text else ():
+            if text in (other.id, other.record.label) and other.id != found.id:
+                raise StreamwardenError("SAVEPOINT_LABEL_INVALID", f"{text!r} names {other.id} already")
+
+    refuse_taken()
+    labelled = _update(workspace, found, lambda record: record.model_copy(update={"label": text}))
+    try:
+        # Each savepoint has its own record: another may have got this label between the check and the write.
+        refuse_taken()
+    except StreamwardenError:
+        before = found.record.label
+        _update(
+            workspace,
+            found,
+            lambda record: record.model_copy(update={"label": before}) if record.label == text else record,
+        )
+        raise
+    return labelled
 
 
 def use(workspace: Workspace, found: Savepoint, operation: str) -> None:

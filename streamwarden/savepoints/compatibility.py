@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +31,7 @@ __all__ = [
     "misfits",
     "missing_outputs",
     "readers_of",
+    "spark_version",
     "stored_backend",
     "taken_outputs",
 ]
@@ -217,9 +218,23 @@ def _code(written: Written, spec: JobSpec) -> Iterator[StreamwardenError]:
         )
     writer = written.versions.get("spark")
     if writer is not None:
-        then, here = _release(writer), _release(version("pyspark"))
+        then, here = _release(writer), _release(spark_version())
         if then > here or then[0] != here[0]:
-            yield StreamwardenError("RESTORE_SPARK_VERSION", f"written by {writer}, here is {version('pyspark')}")
+            yield StreamwardenError("RESTORE_SPARK_VERSION", f"written by {writer}, here is {spark_version()}")
+
+
+def spark_version() -> str:
+    """Return the version of the installed Spark, without loading it.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SPARK_MISSING``.
+    """
+    try:
+        return version("pyspark")
+    except PackageNotFoundError as error:
+        raise StreamwardenError("SPARK_MISSING", f"{error}") from error
 
 
 def _release(text: str) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from streamwarden.model.savepoint import FileEntry, Manifest, OperatorState, Ori
 from streamwarden.model.spec import KeepSpec, RetentionSpec
 from streamwarden.model.status import CheckpointRef, Totals, utc_now
 from streamwarden.runtime.processes import current_process
+from streamwarden.savepoints import catalog
 from streamwarden.savepoints.catalog import (
     LATEST,
     delete,
@@ -279,6 +280,26 @@ def test_a_label_protects_until_it_is_taken_away(workspace: Workspace) -> None:
     label(workspace, JOB, "1", "good")
     delete(workspace, JOB, "good", force=True)
     assert ids(workspace) == ["2"]
+
+
+def test_a_label_that_another_gets_meanwhile_is_given_back(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(workspace, "1", record={"label": "before"})
+    made(workspace, "2")
+    update, raced = catalog._update, []
+
+    def race(*args: Any) -> Record:
+        if not raced:
+            raced.append(True)
+            label(workspace, JOB, "2", "good")
+        return update(*args)
+
+    monkeypatch.setattr(catalog, "_update", race)
+    with pytest.raises(StreamwardenError, match="SAVEPOINT_LABEL_INVALID"):
+        label(workspace, JOB, "1", "good")
+    assert find(workspace, JOB, "good").id == "2"
+    assert find(workspace, JOB, "1").record.label == "before"
 
 
 def test_one_in_use_is_not_deleted_even_by_force(workspace: Workspace) -> None:

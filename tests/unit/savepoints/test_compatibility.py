@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,13 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.savepoint import Manifest, OperatorState
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef, Desired, OutputStart, utc_now
-from streamwarden.savepoints.compatibility import incompatibilities, job_version, missing_outputs, readers_of
+from streamwarden.savepoints.compatibility import (
+    incompatibilities,
+    job_version,
+    missing_outputs,
+    readers_of,
+    spark_version,
+)
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 from tests.unit.formats.test_checkpoint_files import CHECKPOINT, Made
@@ -395,3 +401,12 @@ def test_an_output_version_that_was_vacuumed_or_never_was_is_found(workspace: Wo
     Path(data).unlink()
     (gone,) = missing_outputs(workspace, starts)
     assert gone.code == "RESTORE_OUTPUT_GONE" and Path(data).name in gone.what
+
+
+def test_without_pyspark_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("streamwarden.savepoints.compatibility.version", missing)
+    with pytest.raises(StreamwardenError, match=r"SPARK_MISSING.*pyspark"):
+        spark_version()
