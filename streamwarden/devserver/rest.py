@@ -15,6 +15,7 @@ import httpx
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.runtime.polling import Deadline
 
 __all__ = ["AirflowClient", "AirflowRequestFailed"]
 
@@ -140,11 +141,10 @@ class AirflowClient:
         AirflowRequestFailed
             If it takes longer than `timeout` seconds.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         while (state := str(self.dag_run(dag, run)["state"])) not in _ENDED:
-            if time.monotonic() >= deadline:
+            if not deadline.pause(poll):
                 raise AirflowRequestFailed(f"{dag} {run} is still {state} after {timeout:.0f} s")
-            time.sleep(poll)
         return state
 
     def tasks(self, dag: str, run: str) -> dict[str, dict[str, Any]]:
@@ -166,11 +166,10 @@ class AirflowClient:
         AirflowRequestFailed
             If the task reaches none within `timeout` seconds, or ends in another state.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         while (state := self.task_state(dag, run, task)) not in states:
-            if state in ("success", "failed", "upstream_failed", "skipped") or time.monotonic() >= deadline:
+            if state in ("success", "failed", "upstream_failed", "skipped") or not deadline.pause(poll):
                 raise AirflowRequestFailed(f"{dag} {run} {task} is {state}, not {' or '.join(states)}")
-            time.sleep(poll)
         return state
 
     def set_task_state(self, dag: str, run: str, task: str, state: str) -> None:

@@ -28,6 +28,7 @@ import psutil
 from streamwarden.devserver.rest import AirflowClient, AirflowRequestFailed
 from streamwarden.errors import StreamwardenError, require_extra
 from streamwarden.model.process_ref import ProcessRef
+from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.processes import is_alive, process_of
 
 __all__ = ["COMPONENTS", "Standalone", "StandaloneError"]
@@ -265,12 +266,11 @@ class Standalone:
         StandaloneError
             With the import errors, if the DAGs do not appear.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         while missing := sorted(set(names) - set(self.client.dags())):
-            if time.monotonic() >= deadline:
+            if not deadline.pause(0.5):
                 errors = "; ".join(f"{e['filename']}: {e['stack_trace'][-500:]}" for e in self.client.import_errors())
                 raise StandaloneError(f"no DAG {', '.join(missing)} in {self.dags} ({errors or 'no import errors'})")
-            time.sleep(0.5)
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 
@@ -290,11 +290,9 @@ class Standalone:
                 self._client = None
             for name in recorded:
                 self.stop_component(name, grace=0)
-            deadline = time.monotonic() + grace
-            members = self._members(recorded)
-            while members and time.monotonic() < deadline:
-                time.sleep(0.1)
-                members = self._members(recorded)
+            deadline = Deadline(grace)
+            while self._members(recorded) and deadline.pause(0.1):
+                pass
             self._kill(recorded)
             for process in self._processes.values():
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -317,11 +315,10 @@ class Standalone:
                     os.kill(process.pid, how)
         if grace <= 0:
             return
-        deadline = time.monotonic() + grace
-        while self._members(recorded) and time.monotonic() < deadline:
+        deadline = Deadline(grace)
+        while self._members(recorded) and deadline.pause(0.1):
             if name in self._processes:
                 self._processes[name].poll()
-            time.sleep(0.1)
         self._kill(recorded)
 
     # -- context manager ---------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.pipeline.batches import BatchWriter
 from streamwarden.driver.pipeline.module import settings_for
-from streamwarden.driver.pipeline.query import RunningQuery
+from streamwarden.driver.pipeline.query import POLL_S, RunningQuery
 from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.driver.pipeline.source import missing_source, open_plans, open_source
 from streamwarden.driver.repartition import repartition
@@ -23,6 +22,7 @@ from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.landing.folder import landing_folder
 from streamwarden.landing.plans import Plans
 from streamwarden.model.spec import DeltaSource, FileSource, JobSpec, KafkaSource, Source
+from streamwarden.runtime.polling import Deadline
 from streamwarden.spark.session import BASE
 from streamwarden.storage import LocalStorage
 from streamwarden.store.workspace import Workspace
@@ -45,7 +45,6 @@ _INTERVAL = timedelta(seconds=1)
 """Short, and long enough to be stopped between two batches."""
 
 _CHECKPOINT = "checkpoint"
-_POLL_S = 0.1
 
 
 def rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, module: StreamingJob, *, state: bool) -> None:
@@ -102,15 +101,14 @@ def _run(session: SparkSession, workspace: Workspace, spec: JobSpec, module: Str
     )
     rows = module.transform(_some(session, workspace, small, folder), settings_for(spec, module))
     query = RunningQuery(small, rows, writer, str(folder / _CHECKPOINT), checkpoint)
-    deadline = time.monotonic() + _SECONDS
+    deadline = Deadline(_SECONDS)
     while not _is_enough(session):
         failure = query.failure()
         if failure is not None:
             raise failure.error
-        if time.monotonic() >= deadline:
+        if not deadline.pause(POLL_S):
             query.abandon()
             return False
-        time.sleep(_POLL_S)
     query.stop()
     return True
 

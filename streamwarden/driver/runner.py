@@ -29,7 +29,7 @@ from streamwarden.driver.pipeline.arrivals import Arrivals
 from streamwarden.driver.pipeline.batches import BatchWriter
 from streamwarden.driver.pipeline.module import load_module, settings_for
 from streamwarden.driver.pipeline.outputs import AUTHOR, clear_unborn, start_outputs
-from streamwarden.driver.pipeline.query import RunningQuery
+from streamwarden.driver.pipeline.query import POLL_S, RunningQuery
 from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.driver.pipeline.source import missing_source, open_source
 from streamwarden.driver.progress import ProgressListener
@@ -71,7 +71,6 @@ __all__ = ["Driver"]
 
 _log = logging.getLogger(__name__)
 
-_POLL_S = 0.1
 _LAST_METRICS_S = 5.0
 _LAST_ROWS_S = 20.0
 """Maximum seconds that the end waits for a collector, and for the table of batches. The lease is renewed meanwhile."""
@@ -320,7 +319,7 @@ class Driver:
 
     def _watch(self, query: RunningQuery) -> Failure | None:
         """Wait; return None if a stop was requested, or the failure that ended the query."""
-        while not self._stop.wait(_POLL_S):
+        while not self._stop.wait(POLL_S):
             if self._fatal is not None:
                 query.abandon()
                 raise self._fatal

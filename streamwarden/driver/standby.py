@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import sys
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +33,7 @@ from streamwarden.driver.replay import Replay
 from streamwarden.driver.state_digest import state_digests
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.spec import JobSpec
+from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.processes import current_process, kill
 from streamwarden.store.workspace import Workspace
 
@@ -119,16 +119,15 @@ def _await_executor(session: SparkSession) -> None:
     if str(context.master).startswith("local"):
         return
     spark: Any = context._jsc.sc()
-    deadline = time.monotonic() + _SLOTS_S
+    deadline = Deadline(_SLOTS_S)
     # The driver always counts as one.
     while spark.getExecutorMemoryStatus().size() <= 1:
-        if time.monotonic() >= deadline:
+        if not deadline.pause(_POLL_S):
             what = (
                 f"no executor within {_SLOTS_S:.0f} s: {context.master} has no free slots for the new driver,"
                 " or no worker with enough memory"
             )
             raise StreamwardenError("RESCALE_FAILED", what)
-        time.sleep(_POLL_S)
 
 
 class _Standby:

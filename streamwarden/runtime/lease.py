@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import timedelta
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.status import Lease, utc_now
+from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.processes import is_alive
 from streamwarden.storage import Conflict
 from streamwarden.store.documents import JobDocuments
@@ -52,7 +52,6 @@ class LeaseHolder:
         self._ttl = ttl
         self._lock = threading.Lock()
         self._held: tuple[Lease, str] | None = None
-        self._good_until = 0.0
 
     def acquire(self, *, wait: timedelta = timedelta(0)) -> Lease:
         """Acquire the lease.
@@ -67,26 +66,24 @@ class LeaseHolder:
         StreamwardenError
             ``LEASE_HELD``, naming the holder.
         """
-        deadline = time.monotonic() + wait.total_seconds()
+        deadline = Deadline(wait.total_seconds())
         first_seen: int | None = None
         while True:
-            asked = time.monotonic()
             found = self._documents.lease.read_versioned()
             if found is None or not lease_is_live(found[0]):
                 try:
-                    return self._take(found, asked)
+                    return self._take(found)
                 except Conflict:
                     continue
             holder = found[0]
             renewed = first_seen is not None and holder.renewals != first_seen
             first_seen = holder.renewals if first_seen is None else first_seen
-            if renewed or time.monotonic() >= deadline:
+            if renewed or not deadline.pause(0.2):
                 raise StreamwardenError(
                     "LEASE_HELD",
                     f"{self._documents.job}: incarnation {holder.incarnation} on {holder.process.host}"
                     f" (pid {holder.process.pid}), until {holder.expires_at:%H:%M:%S} UTC",
                 )
-            time.sleep(0.2)
 
     def renew(self, *, jvm: ProcessRef | None = None) -> None:
         """Renew the lease, and check that it is still held.
@@ -105,7 +102,6 @@ class LeaseHolder:
             if self._held is None:
                 raise StreamwardenError("LEASE_LOST", f"{self._documents.job}: {self._incarnation} holds no lease")
             lease, etag = self._held
-            asked = time.monotonic()
             update = {"renewals": lease.renewals + 1, "expires_at": utc_now() + self._ttl, "jvm": jvm or lease.jvm}
             prolonged = lease.model_copy(update=update)
             try:
@@ -117,11 +113,6 @@ class LeaseHolder:
                 raise StreamwardenError(
                     "LEASE_LOST", f"{self._documents.job}: {self._incarnation} lost the lease{by}"
                 ) from None
-            self._good_until = asked + self._ttl.total_seconds()
-
-    def seconds_left(self) -> float:
-        """Return for how many seconds the lease is certainly held without a renewal, by this process's own clock."""
-        return self._good_until - time.monotonic()
 
     def release(self) -> None:
         """Release the lease, if it is held. The document stays, because of its epoch."""
@@ -146,7 +137,7 @@ class LeaseHolder:
             # An earlier renewal succeeded, but its answer was lost with the connection: only we write this epoch.
             return self._documents.lease.replace(lease, found[1])
 
-    def _take(self, found: tuple[Lease, str] | None, asked: float) -> Lease:
+    def _take(self, found: tuple[Lease, str] | None) -> Lease:
         now = utc_now()
         lease = Lease(
             job=self._documents.job,
@@ -160,6 +151,4 @@ class LeaseHolder:
         etag = document.replace(lease, found[1]) if found else document.create(lease)
         with self._lock:
             self._held = (lease, etag)
-            # Counted from before the write: the duration of the write does not extend the lease.
-            self._good_until = asked + self._ttl.total_seconds()
         return lease

@@ -15,6 +15,7 @@ from streamwarden.formats.delta_log import DeltaLog, TableState, application_id
 from streamwarden.model.savepoint import FileEntry, Manifest, OperatorState, Origin, Record, SinkState
 from streamwarden.model.status import BatchProgress, CheckpointRef, Desired, OutputStart, utc_now
 from streamwarden.runtime.operation_lock import refuse_if_busy
+from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.processes import current_process
 from streamwarden.savepoints.documents import checkpoint_key, folder_key, manifest_document, record_document
 from streamwarden.store.documents import JobDocuments
@@ -322,7 +323,7 @@ class _Take:
 
     def _progress(self, batch: int) -> BatchProgress | None:
         documents = JobDocuments(self._workspace.storage, self._job)
-        deadline = time.monotonic() + _PROGRESS_WAIT_S
+        deadline = Deadline(_PROGRESS_WAIT_S)
         while True:
             for incarnation in reversed(documents.incarnations()[-3:]):
                 heartbeat = documents.heartbeat(incarnation).read()
@@ -334,9 +335,8 @@ class _Take:
                     if done.batch == batch:
                         return done
             alive = observe(self._workspace, self._job).phase in (Phase.RUNNING, Phase.STOPPING)
-            if not alive or time.monotonic() >= deadline:
+            if not alive or not deadline.pause(0.1):
                 return None
-            time.sleep(0.1)
 
     def _tracked(self) -> bool:
         spec = self._desired.spec

@@ -10,11 +10,12 @@ from streamwarden.model.status import Decision, Desired, Supervision, utc_now
 from streamwarden.runtime import processes
 from streamwarden.runtime.launcher import launch_driver
 from streamwarden.runtime.operation_lock import refuse_if_busy
+from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.spare import Standby
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.act import kill_by_hand, kill_silent
-from streamwarden.supervision.observe import Observation, Phase, observe, process_of_driver
+from streamwarden.supervision.observe import POLL_S, Observation, Phase, observe, process_of_driver
 from streamwarden.supervision.silence import Silence, observe_for_sure
 
 __all__ = [
@@ -32,8 +33,6 @@ __all__ = [
     "stop_in_turn",
     "wait_for",
 ]
-
-_POLL_S = 0.25
 
 
 def start(workspace: Workspace, job: str, *, by: str, reason: str = "", spare: Standby | None = None) -> str:
@@ -178,18 +177,18 @@ def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout:
         ``STOP_TIMED_OUT`` for a driver on another machine, which cannot be killed from here.
     """
     request_stop(workspace, job, by=by, reason=reason)
-    deadline = time.monotonic() + timeout
+    deadline = Deadline(timeout)
     ended = _ended(workspace)
     while not ended(seen := observe(workspace, job)):
         process = process_of_driver(seen)
-        if time.monotonic() >= deadline and process is not None:
+        if deadline.passed and process is not None:
             if processes.kill(process):
                 return
             if processes.is_alive(process) is None:
                 what = f"{job}: its driver on {process.host} was asked to stop {timeout:.0f} s ago, and is still alive"
                 remedy = f"End process {process.pid} there, then repeat the command."
                 raise StreamwardenError("STOP_TIMED_OUT", what, remedy=remedy)
-        time.sleep(0.2)
+        time.sleep(POLL_S)
 
 
 def stop_all(
@@ -292,7 +291,7 @@ def wait_for(
     timeout: float,
     what: str,
     code: str = "DRIVER_DID_NOT_START",
-    poll: float = 0.25,
+    poll: float = POLL_S,
 ) -> Observation:
     """Observe a job until a condition holds.
 
@@ -310,16 +309,13 @@ def wait_for(
     StreamwardenError
         With `code`, after the time-out.
     """
-    deadline = time.monotonic() + timeout
-    while True:
-        seen = observe(workspace, job)
-        if condition(seen):
-            return seen
-        if time.monotonic() >= deadline:
+    deadline = Deadline(timeout)
+    while not condition(seen := observe(workspace, job)):
+        if not deadline.pause(poll):
             raise StreamwardenError(
                 code, f"{job}: waited {timeout:.0f} s for {what}; it is {seen.phase} ({seen.reason})"
             )
-        time.sleep(poll)
+    return seen
 
 
 def stop_in_turn(
@@ -418,7 +414,7 @@ def await_health(
                 "DRIVER_DID_NOT_START",
                 f"no batch after {timeout:.0f} s; {seen.incarnation} is {seen.phase} ({seen.reason})",
             )
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
 
 
 def observe_by(workspace: Workspace, job: str, deadline: float) -> Observation:
@@ -440,7 +436,7 @@ def observe_by(workspace: Workspace, job: str, deadline: float) -> Observation:
         except StreamwardenError as error:
             if error.code not in OUTAGES or time.monotonic() >= deadline:
                 raise
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
 
 
 def may_speak_again(workspace: Workspace, seen: Observation) -> bool:

@@ -16,11 +16,23 @@ from streamwarden.runtime.processes import is_alive
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["START_TIMEOUT", "Observation", "Phase", "current_incarnation", "is_here", "observe", "process_of_driver"]
+__all__ = [
+    "POLL_S",
+    "START_TIMEOUT",
+    "Observation",
+    "Phase",
+    "current_incarnation",
+    "is_here",
+    "observe",
+    "process_of_driver",
+]
 
 START_TIMEOUT = timedelta(seconds=90)
 """How long a launched process may take to its first heartbeat. 90 s: a JVM and Python on a machine under heavy load.
 Longer with long leases: see :data:`_AFTER_LEASE`."""
+
+POLL_S = 0.25
+"""Seconds between two observations while somebody waits for the job."""
 
 _AFTER_LEASE = timedelta(seconds=30)
 """The least time that a start may take beyond a lease. Before its first heartbeat, a driver waits until a dead driver's

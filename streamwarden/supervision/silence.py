@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from datetime import datetime, timedelta
 
+from streamwarden.runtime.polling import Deadline
 from streamwarden.store.workspace import Workspace
-from streamwarden.supervision.observe import Observation, Phase, observe
+from streamwarden.supervision.observe import POLL_S, Observation, Phase, observe
 
 __all__ = ["Silence", "observe_for_sure"]
-
-_LOOK_S = 0.25
 
 _SECOND_LOOK = timedelta(seconds=3)
 """How much longer than the heartbeat's interval a driver must be observed as silent. 3 s: a write to a store that is
@@ -52,7 +51,7 @@ def observe_for_sure(workspace: Workspace, job: str) -> Observation:
     when clocks disagree.
     """
     silence = Silence()
-    deadline = time.monotonic() + 3 * silence.lasts(workspace)
-    while silence.is_doubtful(workspace, seen := observe(workspace, job)) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
+    deadline = Deadline(3 * silence.lasts(workspace))
+    while silence.is_doubtful(workspace, seen := observe(workspace, job)) and deadline.pause(POLL_S):
+        pass
     return seen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +24,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.status import utc_now
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.rollout import is_same_rollout
+from streamwarden.runtime.polling import Deadline
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import effective_spec
 from streamwarden.store.workspace import Workspace
@@ -156,9 +156,9 @@ class DeployOperator(JobOperator, InterruptibleOperator):
         )
 
     def _await_start(self, workspace: Workspace, incarnation: str) -> None:
-        deadline = time.monotonic() + self.wait
-        while (seen := observe(workspace, self.job)).phase is Phase.STARTING and time.monotonic() < deadline:
-            time.sleep(0.5)
+        deadline = Deadline(self.wait)
+        while (seen := observe(workspace, self.job)).phase is Phase.STARTING and deadline.pause(0.5):
+            pass
         self.log.info("%s is %s: %s", seen.incarnation, seen.phase, seen.reason)
         if seen.phase.alive or seen.error is None:
             return

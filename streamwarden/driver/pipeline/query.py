@@ -18,7 +18,7 @@ from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.durations import format_duration
 from streamwarden.model.spec import JobSpec
 
-__all__ = ["BatchError", "RunningQuery", "Writer"]
+__all__ = ["POLL_S", "BatchError", "RunningQuery", "Writer"]
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +26,9 @@ _AWAY_S = 60.0
 """Seconds that a stop waits for an unavailable store, to learn which batch is committed. 60 s: an S3 server's restart.
 After that the stop is unclean, which the next start repairs."""
 
+
+POLL_S = 0.1
+"""Seconds between two looks at whether a query has failed."""
 
 _LOOK_S = 0.005
 _RARELY_S = 0.5

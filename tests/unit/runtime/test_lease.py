@@ -117,7 +117,6 @@ def test_one_that_was_taken_over_is_lost_for_good(documents: JobDocuments) -> No
     one = LeaseHolder(documents, "one", ELSEWHERE, timedelta(milliseconds=100))
     one.acquire()
     time.sleep(0.15)
-    assert one.seconds_left() < 0
     two = LeaseHolder(documents, "two", current_process(), TTL)
     taken = two.acquire()
     for _ in range(2):
