@@ -517,7 +517,13 @@ class Driver:
         renewed = time.monotonic()
         trouble = ""
         told = False
-        while not self._ended.wait(min(poll_s, max(renewed + every - time.monotonic(), 0)) if told else 0):
+
+        def pause_s() -> float:
+            # Overdue is a heartbeat only after a failure, which must not be repeated at once.
+            due_s = renewed + every - time.monotonic()
+            return due_s if 0 < due_s < poll_s else poll_s
+
+        while not self._ended.wait(pause_s() if told else 0):
             try:
                 if not told:
                     # Only once: if it can't be written, the next heartbeat contains the then current state.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.pipeline import query as query_module
 from streamwarden.driver.pipeline.query import RunningQuery
 from streamwarden.driver.runner import Driver
+from streamwarden.errors import StreamwardenError
 from streamwarden.model.status import DriverState, Launch, Supervision, utc_now
 from streamwarden.runtime.processes import current_process
 from streamwarden.storage import Entry, S3Location, Storage
@@ -155,6 +157,36 @@ def test_a_stop_takes_effect_within_two_seconds(
     monkeypatch.setattr(driver, "_request_stop", lambda _: (driver._stop.set(), stopped_at.append(clock.now)))
     driver._beat()
     assert len(stopped_at) == 1 and stopped_at[0] - asked_at <= (2.01 if on_s3 else 0.51)
+
+
+@pytest.mark.parametrize("heartbeat_s", [0.7, 2, 3])
+def test_a_store_that_is_away_is_not_asked_at_once_again(
+    driver: Driver, workspace: Workspace, storage: Counting, monkeypatch: pytest.MonkeyPatch, heartbeat_s: float
+) -> None:
+    beats_every = workspace.profile.model_copy(update={"heartbeat": timedelta(seconds=heartbeat_s)})
+    monkeypatch.setattr(driver, "_workspace", replace(workspace, profile=beats_every))
+    asked = []
+
+    def away(_: str) -> None:
+        asked.append(1)
+        raise StreamwardenError("S3_UNREACHABLE", "refused")
+
+    monkeypatch.setattr(driver._documents, "stop", away)
+    driver._beat()
+    assert SAMPLE_S / 2 - 2 <= len(asked) <= SAMPLE_S / 2 + 2
+
+
+@pytest.mark.parametrize("heartbeat_s", [0.7, 2, 3])
+def test_a_heartbeat_comes_in_time_however_often_the_stop_is_read(
+    driver: Driver, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, heartbeat_s: float
+) -> None:
+    beats_every = workspace.profile.model_copy(update={"heartbeat": timedelta(seconds=heartbeat_s)})
+    monkeypatch.setattr(driver, "_workspace", replace(workspace, profile=beats_every))
+    beats: list[int] = []
+    monkeypatch.setattr(driver, "_write_heartbeat", lambda: beats.append(1))
+    monkeypatch.setattr(driver._lease, "renew", lambda: None)
+    driver._beat()
+    assert len(beats) >= 0.99 * SAMPLE_S / heartbeat_s
 
 
 def test_the_first_to_ask_is_named_and_a_damaged_request_replaced(workspace: Workspace) -> None:
