@@ -143,8 +143,8 @@ def test_a_constraint_on_a_column_of_somebody_else_is_refused_until_it_is_gone(t
     [
         ("id long, total string", "column total: the job writes string, the table has bigint", "Write total as bigint"),
         ("id long, Total long", "column Total: the table has it as total", "Name it total"),
-        ("id long, sum long", "column total: the job has written it (bigint), and its module", "Keep total"),
-        ("id long", "column total: the job has written it (bigint), and its module", "Keep total"),
+        ("id long, sum long", "column total: the job has written it (bigint), but its module", "Keep total"),
+        ("id long", "column total: the job has written it (bigint), but its module", "Keep total"),
     ],
     ids=["type", "case", "renamed", "removed"],
 )
