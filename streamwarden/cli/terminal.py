@@ -32,9 +32,11 @@ P = ParamSpec("P")
 
 ProfileOption = Annotated[
     str | None,
-    typer.Option("--profile", "-p", help="A name in config/profiles. [env STREAMWARDEN_PROFILE, else local]"),
+    typer.Option("--profile", "-p", help="A name in config/profiles; default: STREAMWARDEN_PROFILE, else local."),
 ]
-RootOption = Annotated[Path | None, typer.Option("--root", help="Replaces the profile's root. [env STREAMWARDEN_ROOT]")]
+RootOption = Annotated[
+    Path | None, typer.Option("--root", help="Replaces the profile's root; default: STREAMWARDEN_ROOT.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 JobArgument = Annotated[str, typer.Argument(help="A name in config/jobs.", show_default=False)]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, kept in the record.")]
