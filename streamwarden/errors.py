@@ -265,6 +265,12 @@ CATALOGUE: dict[str, ErrorKind] = {
         "Its log has the whole traceback: `streamwarden logs JOB`.",
         retryable=True,
     ),
+    "DISK_FULL": ErrorKind(
+        "a disk is full",
+        "Free space where the root, or the scratch folder, lies. A supervised job then starts by itself; otherwise"
+        " deploy it. No row is lost: the batch in flight is tried again.",
+        retryable=True,
+    ),
     "STATE_SCHEMA_CHANGED": ErrorKind(
         "the query's state differs from the checkpoint's",
         "Bring back the query as it was, or restore a savepoint of the query as it is. A query with other state is"
@@ -295,6 +301,11 @@ CATALOGUE: dict[str, ErrorKind] = {
         " lost, a job of another name starts with the table as it is. If a landed file is lost, put an empty file of"
         " that name in its place: the job quarantines it by its name. Records that Kafka dropped are lost to the job:"
         " make the topic's retention longer, too.",
+    ),
+    "OUTPUT_GONE": ErrorKind(
+        "an output table that the job has written to is gone",
+        "Bring its folder back from a copy, then deploy. Or continue with an empty table: `streamwarden restore JOB"
+        " --outputs leave` writes the rows after the savepoint, and no earlier ones.",
     ),
     "OUTPUT_DATA_GONE": ErrorKind(
         "a file of an output table is missing",

@@ -16,6 +16,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.landing.inspect import FileState, Landed, ask_reread, landed_files
 from streamwarden.model.spec import FileSource, JobSpec
 from streamwarden.store.config import job_names
+from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 
 __all__ = ["landing_app"]
@@ -74,13 +75,22 @@ def reread(
 
 def _spec(workspace: Workspace, job: str | None) -> JobSpec:
     if job is not None:
-        return workspace.job(job)
-    specs = [workspace.job(name) for name in job_names(workspace.config)]
+        return _described(workspace, job) or workspace.job(job)
+    known = {*job_names(workspace.config), *workspace.files.folders("control")}
+    specs = [spec for spec in (_described(workspace, name) for name in sorted(known)) if spec is not None]
     reading = [spec for spec in specs if isinstance(spec.source, FileSource)]
     if len(reading) != 1:
         names = ", ".join(spec.name for spec in reading) or "none"
         raise StreamwardenError("LANDING_NONE", f"name a job with --job; these read files: {names}")
     return reading[0]
+
+
+def _described(workspace: Workspace, job: str) -> JobSpec | None:
+    """Return a job's spec by its YAML; if that was removed, the deployed one; None without either."""
+    if job in job_names(workspace.config):
+        return workspace.job(job)
+    desired = JobDocuments(workspace.storage, job).desired.read()
+    return desired.spec if desired is not None else None
 
 
 def _table(found: list[Landed]) -> Table:

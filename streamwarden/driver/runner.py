@@ -28,7 +28,7 @@ from streamwarden.driver.metrics import DriverMetrics, DriverView
 from streamwarden.driver.pipeline.arrivals import Arrivals
 from streamwarden.driver.pipeline.batches import BatchWriter
 from streamwarden.driver.pipeline.module import load_module, settings_for
-from streamwarden.driver.pipeline.outputs import AUTHOR, clear_unborn, start_outputs
+from streamwarden.driver.pipeline.outputs import AUTHOR, clear_unborn, keep_tables, start_outputs
 from streamwarden.driver.pipeline.query import POLL_S, RunningQuery
 from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.driver.pipeline.source import missing_source, open_source
@@ -37,7 +37,7 @@ from streamwarden.driver.recorder import BatchRecorder
 from streamwarden.errors import CATALOGUE, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.checkpoint_files import check_described
-from streamwarden.formats.delta_log import application_id
+from streamwarden.formats.delta_log import DeltaLog, application_id
 from streamwarden.formats.no_data_batch import begin_no_data_batch
 from streamwarden.landing.planner import Planner
 from streamwarden.model.spec import DeltaSource, FileSource, JobSpec
@@ -207,7 +207,7 @@ class Driver:
         checkpoint = CheckpointReader(self._workspace.storage, reference.path)
         checkpoint.check()
         check_described(self._workspace.storage, reference.path)
-        _check_tables(self._workspace, spec)
+        _check_tables(self._workspace, spec, reference)
         _check_fixed(spec, checkpoint)
         self._batch = checkpoint.last_commit()
         session = self._open_session(spec)
@@ -217,6 +217,7 @@ class Driver:
         for sink in spec.sinks:
             clear_unborn(self._workspace, sink.table, guard=self._guard)
         tables = [sink.table for sink in spec.sinks]
+        changes = _changed_by_others(self._workspace, spec, reference)
         start_outputs(session, self._workspace, reference, tables, guard=self._guard)
         application = application_id(spec.name, reference.generation)
         sinks = {
@@ -231,7 +232,8 @@ class Driver:
             )
             for sink in spec.sinks
         }
-        self._notes = [note for sink in sinks.values() for note in sink.notes]
+        keep_tables(self._workspace, spec.name, tables, guard=self._guard)
+        self._notes = [*changes, *(note for sink in sinks.values() for note in sink.notes)]
         if isinstance(spec.source, FileSource):
             self._planner = Planner(self._workspace, spec.name, spec.source, reference, self._guard)
             self._arrivals = Arrivals(self._planner, spec.trigger.interval.total_seconds(), self._wake)
@@ -613,13 +615,30 @@ class Driver:
         _log.info("%s after batch %s", outcome, self._batch)
 
 
-def _check_tables(workspace: Workspace, spec: JobSpec) -> None:
-    """Reject tables with damaged logs: Delta would read them as older versions and silently lose rows."""
+def _check_tables(workspace: Workspace, spec: JobSpec, reference: CheckpointRef) -> None:
+    """Reject tables that are gone or have damaged logs: rows that the checkpoint counts as written would be missing."""
     for sink in spec.sinks:
         forget_damaged_checkpoints(workspace, sink.table)
-        check_output(workspace, spec.name, sink.table)
+        check_output(workspace, spec.name, sink.table, known=sink.table in reference.tables)
     if isinstance(spec.source, DeltaSource):
         check_source(workspace, spec.source.table)
+
+
+def _changed_by_others(workspace: Workspace, spec: JobSpec, reference: CheckpointRef) -> list[str]:
+    """Return messages about commits by which others changed rows of the outputs since the job's last batch."""
+    if not reference.fenced or reference.outputs:
+        # The tables are about to be put in place.
+        return []
+    notes = []
+    for sink in spec.sinks:
+        for change in DeltaLog(workspace.files, f"tables/{sink.table}").changed_since(f"streamwarden/{spec.name}/"):
+            by = f" ({change.operation})" if change.operation else ""
+            notes.append(
+                f"table {sink.table}: version {change.version}, by another writer, deleted or updated rows{by}; the job"
+                " does not write these rows again"
+            )
+            _log.warning(notes[-1])
+    return notes
 
 
 def _check_fixed(spec: JobSpec, checkpoint: CheckpointReader) -> None:

@@ -147,6 +147,25 @@ class DeltaLog:
         named = (action["commitInfo"].get("operation") for action in actions if "commitInfo" in action)
         return ChangeCommit(version, str(next(named, None) or ""))
 
+    def changed_since(self, prefix: str) -> list[ChangeCommit]:
+        """Return the commits that changed existing rows since a writer's newest commit, newest first.
+
+        Parameters
+        ----------
+        prefix
+            The begin of the writer's application ids.
+        """
+        found = []
+        for version in reversed(self.versions):
+            if any(
+                str(action["txn"]["appId"]).startswith(prefix) for action in self.actions(version) if "txn" in action
+            ):
+                break
+            change = self.change(version)
+            if change is not None:
+                found.append(change)
+        return found
+
     def after(self, application: str, batch: int, *, until: int | None = None) -> TableState:
         """Return the table's state after the application's batch was written and before its next batch.
 

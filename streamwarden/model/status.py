@@ -139,6 +139,9 @@ class CheckpointRef(Decided):
     outputs: list[OutputStart] = Field(
         default_factory=list, description="Tables that the driver puts in place before the generation's first batch."
     )
+    tables: list[str] = Field(
+        default_factory=list, description="Output tables that its drivers have created or found: they must stay."
+    )
 
 
 class Width(_Record):

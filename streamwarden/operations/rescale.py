@@ -425,7 +425,7 @@ class _Rescale(RescaleVerdict):
                 # Tables that the old checkpoint's driver never put back become the new checkpoint's to put back.
                 outputs = with_pending(copy.reference.outputs, current)
                 # Records its number of partitions, which overrides the spec's.
-                update = {"partitions": planned.to.partitions, "outputs": outputs}
+                update = {"partitions": planned.to.partitions, "outputs": outputs, "tables": current.tables}
                 checkpoint = copy.reference.model_copy(update=update)
             spec = widened(desired.spec, planned.to)
             self._switch_to(

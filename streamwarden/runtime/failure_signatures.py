@@ -68,6 +68,7 @@ _OUT_OF_MEMORY = (
 
 # The first match counts. Refused store access and a full heap may appear in any other error, so they come first.
 _SIGNATURES = (
+    _signature("DISK_FULL", r"No space left on device"),
     _signature("S3_REFUSED", r"AccessDeniedException: s3a://|\(Service: S3, Status Code: 403\b"),
     _signature("OUT_OF_MEMORY", _OUT_OF_MEMORY),
     _signature("PYTHON_WORKER_DIED", r"Python worker exited unexpectedly"),
@@ -132,6 +133,7 @@ _LOG_GONE = re.compile(
 # earlier problem.
 _FATAL = (
     _signature("S3_REFUSED", r"its end could not be written down: \[S3_REFUSED\]"),
+    _signature("DISK_FULL", r"its end could not be written down: .*No space left on device"),
     _signature("OUT_OF_MEMORY", _OUT_OF_MEMORY),
     _signature("JVM_CRASHED", r"A fatal error has been detected by the Java Runtime Environment"),
 )

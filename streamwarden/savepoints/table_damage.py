@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.model.savepoint import Manifest
 from streamwarden.model.spec import DeltaSource, JobSpec
 from streamwarden.savepoints import catalog
@@ -84,16 +85,23 @@ def forget_damaged_checkpoints(workspace: Workspace, table: str) -> None:
         workspace.files.delete(key)
 
 
-def check_output(workspace: Workspace, job: str, table: str) -> None:
-    """Raise if a job must not write to a table because its log is damaged.
+def check_output(workspace: Workspace, job: str, table: str, *, known: bool = False) -> None:
+    """Raise if a job must not write to a table because its log is damaged, or is gone.
+
+    Parameters
+    ----------
+    known
+        Whether the job has written to the table on its checkpoint: then the table must exist.
 
     Raises
     ------
     StreamwardenError
-        ``TABLE_DAMAGED``, whose remedy names the newest verified savepoint before the damage.
+        ``OUTPUT_GONE``; ``TABLE_DAMAGED``, whose remedy names the newest verified savepoint before the damage.
     """
     found = damaged_version(workspace, table)
     if found is None:
+        if known and DeltaLog(workspace.files, f"tables/{table}").latest is None:
+            raise StreamwardenError("OUTPUT_GONE", f"{job}: tables/{table} has no Delta log")
         return
     version, what = found
     for one in catalog.savepoints(workspace, job):
@@ -144,11 +152,11 @@ def unfit(workspace: Workspace, job: str, manifest: Manifest, cut: dict[str, int
                 yield StreamwardenError(
                     "RESTORE_BREAKS_READERS",
                     f"{reader} has read version {version} of {table}, which is damaged and would be written again",
-                    remedy=_remedy(workspace, job, reader, table, version),
+                    remedy=_remedy(workspace, manifest, reader, table, version),
                 )
 
 
-def _remedy(workspace: Workspace, job: str, reader: str, table: str, version: int) -> str:
+def _remedy(workspace: Workspace, manifest: Manifest, reader: str, table: str, version: int) -> str:
     before = next(
         (
             one
@@ -164,7 +172,8 @@ def _remedy(workspace: Workspace, job: str, reader: str, table: str, version: in
         )
     return (
         f"Restore the reader first, and leave it suspended: `streamwarden restore {reader} --savepoint"
-        f" {before.manifest.id} --suspended`. Then restore {job}, then `streamwarden deploy {reader}`."
+        f" {before.manifest.id} --suspended`. Then `streamwarden restore {manifest.job}"
+        f" --savepoint {manifest.id}`, then `streamwarden deploy {reader}`."
     )
 
 

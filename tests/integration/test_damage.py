@@ -173,6 +173,47 @@ def test_a_restore_brings_a_job_back_over_each_damage(
     _comes_back(stopped, ran[1])
 
 
+def _gone(place: Place) -> None:
+    shutil.rmtree(place.workspace.root / "tables" / "numbers")
+
+
+def test_a_driver_names_an_output_that_is_gone(stopped: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delta would create it anew, and the rows that the checkpoint counts as written would be in no table."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr("streamwarden.driver.runner.start_session", lambda *_: pytest.fail("Spark was started"))
+    _gone(stopped)
+    documents, incarnation = stopped.documents(JOB), new_id()
+    documents.desired.update(lambda was: was.model_copy(update={"state": "running"}))  # type: ignore[union-attr]
+    assert Driver(stopped.workspace, JOB, incarnation, RecordContext(JOB, incarnation)).run() == 1
+    ended = documents.exit(incarnation).read()
+    assert ended is not None and ended.error is not None, ended
+    assert (ended.error.code, ended.error.retryable) == ("OUTPUT_GONE", False), ended.error
+
+
+@pytest.mark.long
+def test_a_job_whose_output_is_gone_continues_with_an_empty_one(stopped: Place, ran: tuple[Place, str]) -> None:
+    _gone(stopped)
+    done = restore(stopped.workspace, JOB, savepoint=ran[1], outputs="leave", by=BY)
+    assert done.state == "done", done.error
+    stopped.land("e.txt")
+    _committed(stopped, NEWEST + 1)
+    assert sorted(row["file"] for row in stopped.rows("numbers")) == ["c.txt", "d.txt", "e.txt"]
+
+
+@pytest.mark.long
+def test_rows_that_another_program_deletes_are_told_at_the_next_start(stopped: Place) -> None:
+    DeltaTable(stopped.workspace.table("numbers")).delete("file = 'a.txt'")
+    stopped.land("e.txt")
+    deploy_job(stopped.workspace, JOB, by=BY)
+    _committed(stopped, NEWEST + 1)
+    heartbeat = stopped.documents(JOB).heartbeat(observe(stopped.workspace, JOB).incarnation or "").read()
+    assert heartbeat is not None
+    assert heartbeat.notes == [
+        f"table numbers: version {NEWEST + 2}, by another writer, deleted or updated rows (DELETE); the job does not"
+        " write these rows again"
+    ]
+
+
 @pytest.mark.long
 def test_a_damaged_table_that_another_job_has_read_comes_back_with_its_reader(place: Place) -> None:
     small = {"cores": 1, "memory": "512m"}
@@ -215,7 +256,11 @@ def test_a_damaged_table_that_another_job_has_read_comes_back_with_its_reader(pl
         restore(place.workspace, JOB, savepoint=made[JOB], by=BY)
     assert refused.value.code == "RESTORE_BREAKS_READERS"
     commands = re.findall(r"`streamwarden (.*?)`", refused.value.remedy)
-    assert commands == [f"restore sizes --savepoint {made['sizes']} --suspended", "deploy sizes"]
+    assert commands == [
+        f"restore sizes --savepoint {made['sizes']} --suspended",
+        f"restore numbers --savepoint {made[JOB]}",
+        "deploy sizes",
+    ]
 
     done = restore(place.workspace, "sizes", savepoint=made["sizes"], suspended=True, by=BY)
     assert done.state == "done" and observe(place.workspace, "sizes").phase is Phase.STOPPED

@@ -24,7 +24,7 @@ from streamwarden.model.status import CheckpointRef, OutputStart
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["AUTHOR", "clear_unborn", "start_outputs"]
+__all__ = ["AUTHOR", "clear_unborn", "keep_tables", "start_outputs"]
 
 _log = logging.getLogger(__name__)
 
@@ -114,6 +114,21 @@ def start_outputs(
         return _check_same(found, reference).model_copy(update={"outputs": [], "fenced": True})
 
     document.update(strike)
+
+
+def keep_tables(workspace: Workspace, job: str, tables: Iterable[str], *, guard: Callable[[], None]) -> None:
+    """Record in the checkpoint's document that a job's output tables exist: from now on a missing one is an error."""
+    document = JobDocuments(workspace.storage, job).checkpoint
+    found = document.read()
+    if found is None or set(tables) <= set(found.tables):
+        return
+
+    def keep(now: CheckpointRef | None) -> CheckpointRef:
+        guard()
+        assert now is not None
+        return now.model_copy(update={"tables": sorted({*now.tables, *tables})})
+
+    document.update(keep)
 
 
 def _check_same(found: CheckpointRef | None, reference: CheckpointRef) -> CheckpointRef:
