@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).resolve().parents[2]
-# The set-up's own: it reaches the package index as the set-up did, and finds most packages in its cache.
+# The set-up's own, which reaches the package index as the set-up did.
 UV = ROOT / ".tools" / "bin" / "uv"
 
 EXTRAS = ("airflow", "boto3", "asyncpg", "psycopg2", "confluent_kafka")
@@ -30,12 +30,12 @@ for name in named:
 """
 
 
-def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    # Neither the checkout nor its environment may lend a package.
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    # Neither the checkout nor its environment may lend a package; Python also looks in the current folder.
     own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "STREAMWARDEN_"))}
     return subprocess.run(
         [str(part) for part in command],
-        cwd=environment.pop("cwd", ROOT),
+        cwd=cwd,
         env={**own, **environment},
         capture_output=True,
         text=True,
@@ -43,41 +43,36 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
     )
 
 
-def uv(*arguments: str | Path) -> str:
-    done = run(UV, *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with the wheel, and the locked versions of what it depends on."""
-    folder = tmp_path_factory.mktemp("install")
-    python = folder / "venv" / "bin" / "python"
-    locked = folder / "locked.txt"
-    uv("export", "--quiet", "--locked", "--all-extras", "--no-dev", "--no-hashes", "--no-emit-workspace", "-o", locked)
-    uv("build", "--quiet", "--wheel", "--python", sys.executable, "--out-dir", folder, ROOT)
-    uv("venv", "--quiet", "--python", sys.executable, folder / "venv")
-    (wheel,) = folder.glob("*.whl")
-    uv("pip", "install", "--quiet", "--python", python, "--constraints", locked, wheel)
-    return python.parent
+    """The programs of an environment with the library's wheel, and the locked versions of what it depends on."""
+    venv = tmp_path_factory.mktemp("install") / "venv"
+    sync = [UV, "sync", "--locked", "--no-dev", "--no-editable", "--python", sys.executable]
+    # From uv's cache, which the set-up has filled. Asked again, the index may have pyspark built anew, for minutes.
+    done = run(*sync, "--offline", cwd=ROOT, UV_PROJECT_ENVIRONMENT=str(venv))
+    if done.returncode != 0:
+        done = run(*sync, cwd=ROOT, UV_PROJECT_ENVIRONMENT=str(venv))
+    assert done.returncode == 0, done.stderr
+    done = run(UV, "pip", "check", "--python", venv / "bin" / "python", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return venv / "bin"
 
 
-def test_no_extra_is_there(programs: Path) -> None:
+def test_no_extra_is_there(programs: Path, tmp_path: Path) -> None:
     for name in EXTRAS:
-        done = run(programs / "python", "-c", f"import {name}")
+        done = run(programs / "python", "-c", f"import {name}", cwd=tmp_path)
         assert done.returncode == 1 and f"ModuleNotFoundError: No module named '{name}'" in done.stderr
 
 
 def test_the_command_line_answers(programs: Path, tmp_path: Path) -> None:
-    done = run(programs / "streamwarden", "--version", cwd=str(tmp_path))
+    done = run(programs / "streamwarden", "--version", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"streamwarden {version('streamwarden')}\n"), done.stderr
-    done = run(programs / "streamwarden", "--help", cwd=str(tmp_path))
+    done = run(programs / "streamwarden", "--help", cwd=tmp_path)
     assert done.returncode == 0 and " deploy " in done.stdout, done.stderr
 
 
 def test_all_but_the_extras_imports(programs: Path, tmp_path: Path) -> None:
-    done = run(programs / "python", "-c", IMPORT_ALL, cwd=str(tmp_path))
+    done = run(programs / "python", "-c", IMPORT_ALL, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {"streamwarden.driver.runner", "streamwarden.cli", "streamwarden.operations.restore"} <= {
         *done.stdout.split()
@@ -93,12 +88,12 @@ def test_all_but_the_extras_imports(programs: Path, tmp_path: Path) -> None:
 )
 def test_a_missing_extra_is_named(programs: Path, tmp_path: Path, extra: str, command: list[str]) -> None:
     program, *arguments = command
-    done = run(programs / program, *arguments, cwd=str(tmp_path), STREAMWARDEN_CONFIG=str(ROOT / "config"))
+    done = run(programs / program, *arguments, cwd=tmp_path, STREAMWARDEN_CONFIG=str(ROOT / "config"))
     assert done.returncode == 2, done.stderr
     assert "[EXTRA_MISSING]" in done.stderr and f'pip install "streamwarden[{extra}]"' in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_an_operator_without_airflow_names_the_extra(programs: Path) -> None:
-    done = run(programs / "python", "-c", "import streamwarden.airflow.operators.deploy")
+def test_an_operator_without_airflow_names_the_extra(programs: Path, tmp_path: Path) -> None:
+    done = run(programs / "python", "-c", "import streamwarden.airflow.operators.deploy", cwd=tmp_path)
     assert done.returncode == 1 and 'pip install "streamwarden[airflow]"' in done.stderr
