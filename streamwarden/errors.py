@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Literal, TypeGuard
 
-__all__ = ["CATALOGUE", "OUTAGES", "ErrorKind", "StreamwardenError", "require_extra"]
+__all__ = ["CATALOGUE", "OUTAGES", "ErrorCode", "ErrorKind", "StreamwardenError", "is_code", "require_extra"]
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,134 @@ class ErrorKind:
     retryable: bool = False
 
 
-OUTAGES = frozenset({"S3_UNREACHABLE", "S3_THROTTLED"})
+ErrorCode = Literal[
+    "CONFIG_NOT_FOUND",
+    "CONFIG_INVALID",
+    "RUN_CONF_UNKNOWN",
+    "JOB_UNKNOWN",
+    "JOB_MODULE_INVALID",
+    "EXTRA_MISSING",
+    "JAVA_MISSING",
+    "SPARK_MISSING",
+    "JAR_MISSING",
+    "JAR_HASH_MISMATCH",
+    "JAR_DOWNLOAD_FAILED",
+    "DOCUMENT_CONFLICT",
+    "DOCUMENT_INVALID",
+    "REPAIR_IMPOSSIBLE",
+    "LEASE_HELD",
+    "LEASE_LOST",
+    "DRIVER_DID_NOT_START",
+    "DRIVER_DIED",
+    "DRIVER_SILENT",
+    "DRIVER_STUCK",
+    "DRIVER_KILLED",
+    "LOG_NOT_FOUND",
+    "NOT_DEPLOYED",
+    "STOP_TIMED_OUT",
+    "STOP_INCOMPLETE",
+    "STATE_LIMIT_REACHED",
+    "ALERTS_INVALID",
+    "JOB_UNWATCHED",
+    "RESTART_BUDGET_SPENT",
+    "PROGRESS_TABLE_MISSING",
+    "PROGRESS_TABLE_FAILED",
+    "S3_REFUSED",
+    "S3_CREDENTIALS_MISSING",
+    "S3_BUCKET_MISSING",
+    "S3_UNREACHABLE",
+    "S3_THROTTLED",
+    "S3_OBJECT_DAMAGED",
+    "AIRFLOW_PORT_TAKEN",
+    "AIRFLOW_DID_NOT_START",
+    "POSTGRES_MISSING",
+    "POSTGRES_DID_NOT_START",
+    "AIRFLOW_REQUEST_FAILED",
+    "DEMO_FAILED",
+    "SOURCE_INVALID",
+    "BATCH_FAILED",
+    "DRIVER_FAILED",
+    "DISK_FULL",
+    "STATE_SCHEMA_CHANGED",
+    "SOURCE_SCHEMA_CHANGED",
+    "SOURCE_ROWS_CHANGED",
+    "SOURCE_REPLACED",
+    "SOURCE_DATA_GONE",
+    "OUTPUT_GONE",
+    "OUTPUT_DATA_GONE",
+    "TABLE_DAMAGED",
+    "OUT_OF_MEMORY",
+    "JVM_DIED",
+    "JVM_CRASHED",
+    "PYTHON_WORKER_DIED",
+    "CONCURRENT_WRITER",
+    "JOB_CODE_FAILED",
+    "STOP_UNCLEAN",
+    "STATE_PARTITIONS_FIXED",
+    "STATE_BACKEND_FIXED",
+    "SINK_SCHEMA_MISMATCH",
+    "SINK_KEY_TWICE",
+    "SAVEPOINT_NOTHING",
+    "SAVEPOINT_OUTRUN",
+    "SAVEPOINT_FAILED",
+    "SAVEPOINT_UNSUPPORTED",
+    "SAVEPOINT_NOT_FOUND",
+    "SAVEPOINT_DAMAGED",
+    "SAVEPOINT_IN_USE",
+    "SAVEPOINT_LABEL_INVALID",
+    "SAVEPOINT_VERIFY_FAILED",
+    "CHECKPOINT_DAMAGED",
+    "OPERATION_RUNNING",
+    "OPERATION_UNFINISHED",
+    "OPERATION_ABANDONED",
+    "OPERATION_FAILED",
+    "OPERATION_INTERRUPTED",
+    "RESTORE_JOB_VERSION",
+    "RESTORE_OPERATORS",
+    "RESTORE_STATE_SCHEMA",
+    "RESTORE_PARTITIONS",
+    "RESTORE_BACKEND",
+    "RESTORE_SPARK_VERSION",
+    "RESTORE_SOURCE_CHANGED",
+    "RESTORE_SOURCE_GONE",
+    "RESTORE_OUTPUT_GONE",
+    "RESTORE_OUTPUT_TAKEN",
+    "RESTORE_BREAKS_READERS",
+    "RESTORE_UNHEALTHY",
+    "ROLLOUT_REFUSED",
+    "ROLLOUT_UNHEALTHY",
+    "RESCALE_NOTHING",
+    "RESCALE_NOT_AS_APPROVED",
+    "RESCALE_INVALID",
+    "RESCALE_UNSUPPORTED",
+    "RESCALE_NOT_HEALTHY",
+    "RESCALE_NO_SPACE",
+    "RESCALE_STATE_DIFFERS",
+    "RESCALE_FAILED",
+    "RESCALE_REHEARSAL_FAILED",
+    "RESCALE_UNHEALTHY",
+    "RESCALE_SLOW",
+    "OPERATION_CANCELLED",
+    "OPERATION_TOO_LATE",
+    "OPERATION_NONE",
+    "LANDING_NONE",
+    "LANDING_UNREADABLE",
+    "LANDING_FILE_UNKNOWN",
+    "LANDING_WOULD_DOUBLE",
+    "REPLAY_SOURCE_INVALID",
+    "REPLAY_CONFLICT",
+    "REPLAY_RUNNING",
+    "REPLAY_OPTIONS_INVALID",
+    "SUITE_INVALID",
+    "TABLE_NOT_FOUND",
+    "EXPECTATIONS_FAILED",
+]
+"""The codes of the catalogue, as a type: a misspelt code is found by mypy."""
+
+OUTAGES: frozenset[ErrorCode] = frozenset({"S3_UNREACHABLE", "S3_THROTTLED"})
 """A store that does not answer for a while; no fault of the job."""
 
-CATALOGUE: dict[str, ErrorKind] = {
+CATALOGUE: dict[ErrorCode, ErrorKind] = {
     # Configuration
     "CONFIG_NOT_FOUND": ErrorKind(
         "a configuration file does not exist",
@@ -651,9 +776,9 @@ class StreamwardenError(Exception):
         If the code is not in the catalogue: a mistake of the program, found by any test that reaches it.
     """
 
-    def __init__(self, code: str, what: str, *, remedy: str | None = None, retryable: bool | None = None) -> None:
+    def __init__(self, code: ErrorCode, what: str, *, remedy: str | None = None, retryable: bool | None = None) -> None:
         kind = CATALOGUE[code]
-        self.code = code
+        self.code: ErrorCode = code
         self.what = what
         self.remedy = remedy or kind.remedy
         self.retryable = kind.retryable if retryable is None else retryable
@@ -665,6 +790,11 @@ class StreamwardenError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions cross process borders (Airflow pickles them); the default would pass the wrong arguments.
         return (_rebuild, (self.code, self.what, self.remedy, self.retryable))
+
+
+def is_code(text: str) -> TypeGuard[ErrorCode]:
+    """Return whether a text, such as a document's, is a code of this version's catalogue."""
+    return text in CATALOGUE
 
 
 def require_extra(extra: str, module: str) -> None:
@@ -688,5 +818,5 @@ def require_extra(extra: str, module: str) -> None:
         )
 
 
-def _rebuild(code: str, what: str, remedy: str, retryable: bool | None = None) -> StreamwardenError:
+def _rebuild(code: ErrorCode, what: str, remedy: str, retryable: bool | None = None) -> StreamwardenError:
     return StreamwardenError(code, what, remedy=remedy, retryable=retryable)

@@ -26,7 +26,7 @@ import httpx
 import psutil
 
 from streamwarden.devserver.rest import AirflowClient, AirflowRequestFailed
-from streamwarden.errors import StreamwardenError, require_extra
+from streamwarden.errors import ErrorCode, StreamwardenError, require_extra
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.processes import is_alive, process_of
@@ -51,7 +51,7 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
 class StandaloneError(StreamwardenError):
     """Airflow did not start."""
 
-    def __init__(self, what: str, *, code: str = "AIRFLOW_DID_NOT_START") -> None:
+    def __init__(self, what: str, *, code: ErrorCode = "AIRFLOW_DID_NOT_START") -> None:
         super().__init__(code, what)
 
 

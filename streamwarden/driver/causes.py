@@ -10,7 +10,7 @@ from itertools import pairwise
 from pyspark.errors import AnalysisException
 from pyspark.errors import PythonException as WorkerException
 
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.runtime.failure_signatures import Places, recognise
 
 __all__ = ["Cause", "Failure", "explain", "headline", "shortened"]
@@ -69,7 +69,7 @@ class Cause:
         Replaces the catalogue's remedy if the error has a more precise one.
     """
 
-    code: str | None
+    code: ErrorCode | None
     line: str
     trace: str
     remedy: str | None = None

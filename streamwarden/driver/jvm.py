@@ -12,6 +12,7 @@ import psutil
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from streamwarden.errors import ErrorCode
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.runtime.postmortem import last_words
 from streamwarden.runtime.processes import process_of
@@ -47,7 +48,7 @@ def is_unanswered(error: BaseException) -> bool:
     return isinstance(error, OSError | Py4JError) and not isinstance(error, Py4JJavaError)
 
 
-def jvm_end(session: SparkSession | None, logs: Path, *, gone: bool) -> tuple[str, str] | None:
+def jvm_end(session: SparkSession | None, logs: Path, *, gone: bool) -> tuple[ErrorCode, str] | None:
     """Return the catalogue code for how a session's JVM ended, and its last output; None while it runs.
 
     Parameters

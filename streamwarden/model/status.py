@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import StreamwardenError, is_code
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.spec import JobSpec
 
@@ -71,7 +71,9 @@ class ErrorInfo(_Record):
 
     def to_exception(self) -> StreamwardenError:
         """Return the error as an exception."""
-        return StreamwardenError(self.code, self.what, remedy=self.remedy, retryable=self.retryable)
+        # Another version may know more codes.
+        code = self.code if is_code(self.code) else "DRIVER_FAILED"
+        return StreamwardenError(code, self.what, remedy=self.remedy, retryable=self.retryable)
 
     @classmethod
     def of(cls, error: StreamwardenError, traceback: str = "") -> ErrorInfo:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from streamwarden.errors import CATALOGUE, StreamwardenError
+from streamwarden.errors import CATALOGUE, StreamwardenError, is_code
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.model.spec import DeltaSource, KafkaSource
 from streamwarden.model.status import Desired, ErrorInfo
@@ -71,7 +71,7 @@ def diagnose(workspace: Workspace, seen: Observation) -> Diagnosis | None:
         code, evidence = _of_the_dead(seen.error, words)
     case = _Case(workspace, seen.job, seen.desired, seen.error)
     act, command = _ACTS.get(code, _as_catalogued)(case)
-    if code != seen.error.code and code not in _ACTS:
+    if is_code(code) and code != seen.error.code and code not in _ACTS:
         act = CATALOGUE[code].remedy
     if command.startswith(case.deploy):
         # A run of the job's DAG deploys the job, too. The command neither claims the job nor starts a run.
@@ -272,7 +272,10 @@ def _of_the_dead(error: ErrorInfo, words: LastWords) -> tuple[str, str]:
 
 
 def _name(code: str) -> str:
-    return "killed from outside or out of memory" if code in ("DRIVER_DIED", "JVM_DIED") else CATALOGUE[code].summary
+    if code in ("DRIVER_DIED", "JVM_DIED"):
+        return "killed from outside or out of memory"
+    # Another version may know more codes.
+    return CATALOGUE[code].summary if is_code(code) else code
 
 
 def _doubled(size: str) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.operation import Step, StepName
 from streamwarden.model.status import Supervision
@@ -29,7 +29,7 @@ ENOUGH = 3
 """Batches after which the new driver may count as healthy. If nothing is left to read, it counts as healthy earlier.
 The value is 3. Most health rules judge three batches, and a problem with a width often shows in the second batch."""
 
-_UNREAD = "RESCALE_FAILED"
+_UNREAD: ErrorCode = "RESCALE_FAILED"
 
 START = StepName.START
 """From this step on, a rescale cannot be cancelled: there may be batches that the old driver did not write."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar, NoReturn, TypeVar
 
-from streamwarden.errors import OUTAGES, StreamwardenError
+from streamwarden.errors import OUTAGES, ErrorCode, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.operation import InForce, Operation, OperationPlan, OperationState, Step, StepName
 from streamwarden.model.savepoint import Manifest, Origin
@@ -84,7 +84,7 @@ class JobOperation(ABC):
         Called with the progress.
     """
 
-    unhealthy: ClassVar[str]
+    unhealthy: ClassVar[ErrorCode]
     """The code of the error that reports a rollback."""
 
     def __init__(

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
+from streamwarden.errors import ErrorCode
+
 __all__ = ["Places", "Recognised", "fatal_in_log", "recognise"]
 
 _LENGTH = 600
@@ -28,7 +30,7 @@ class Recognised:
         The line that matched, at most 600 characters.
     """
 
-    code: str
+    code: ErrorCode
     evidence: str
 
 
@@ -50,13 +52,13 @@ class Places:
 
 @dataclass(frozen=True)
 class _Signature:
-    code: str
+    code: ErrorCode
     pattern: re.Pattern[str]
     # A second pattern that must match, for a condition with several possible failures. Its match is the evidence.
     because: re.Pattern[str] | None = None
 
 
-def _signature(code: str, pattern: str, because: str | None = None) -> _Signature:
+def _signature(code: ErrorCode, pattern: str, because: str | None = None) -> _Signature:
     return _Signature(code, re.compile(pattern), re.compile(because) if because else None)
 
 
@@ -188,8 +190,8 @@ def _missing(text: str, places: Places) -> Recognised | None:
     match = _LOG_GONE.search(text)
     if match is not None:
         line = _line(text, match.start())
-        code = "OUTPUT_DATA_GONE" if any(_plain(output) in _plain(line) for output in places.outputs) else None
-        return Recognised(code or "SOURCE_DATA_GONE", line)
+        mine = any(_plain(output) in _plain(line) for output in places.outputs)
+        return Recognised("OUTPUT_DATA_GONE" if mine else "SOURCE_DATA_GONE", line)
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from streamwarden.errors import ErrorCode
 from streamwarden.runtime.failure_signatures import fatal_in_log
 
 __all__ = ["LastWords", "last_words"]
@@ -30,7 +31,7 @@ class LastWords:
         The file's name, empty without evidence.
     """
 
-    code: str | None = None
+    code: ErrorCode | None = None
     evidence: str = ""
     file: str = ""
 

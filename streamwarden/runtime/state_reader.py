@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.runtime import work_dirs
 from streamwarden.runtime.processes import kill, process_of
 from streamwarden.store.workspace import Workspace
@@ -51,7 +51,7 @@ class StateAt:
 
 
 def read_state(
-    workspace: Workspace, asked: Mapping[str, StateAt], *, code: str, heed: Callable[[], object] = lambda: None
+    workspace: Workspace, asked: Mapping[str, StateAt], *, code: ErrorCode, heed: Callable[[], object] = lambda: None
 ) -> dict[str, dict[str, Any]]:
     """Read several states, all in the same JVM.
 
@@ -107,7 +107,7 @@ def read_state(
     return answers
 
 
-def _communicate(process: subprocess.Popen[str], code: str, heed: Callable[[], object]) -> tuple[str, str]:
+def _communicate(process: subprocess.Popen[str], code: ErrorCode, heed: Callable[[], object]) -> tuple[str, str]:
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from streamwarden.errors import OUTAGES, StreamwardenError
+from streamwarden.errors import OUTAGES, ErrorCode, StreamwardenError
 from streamwarden.model.status import Decision, Desired, Supervision, utc_now
 from streamwarden.runtime import processes
 from streamwarden.runtime.launcher import launch_driver
@@ -290,7 +290,7 @@ def wait_for(
     *,
     timeout: float,
     what: str,
-    code: str = "DRIVER_DID_NOT_START",
+    code: ErrorCode = "DRIVER_DID_NOT_START",
     poll: float = POLL_S,
 ) -> Observation:
     """Observe a job until a condition holds.

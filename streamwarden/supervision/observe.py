@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.model.operation import Operation
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.status import Desired, ErrorInfo, Exit, Heartbeat, Launch, Progress, utc_now
@@ -181,7 +181,7 @@ def _conclude(
     process = heartbeat.process if heartbeat else launch.process if launch else None
     last_sign = heartbeat.at if heartbeat else launch.at if launch else now
     if process is not None and is_alive(process) is False:
-        code = "DRIVER_DIED" if heartbeat else "DRIVER_DID_NOT_START"
+        code: ErrorCode = "DRIVER_DIED" if heartbeat else "DRIVER_DID_NOT_START"
         died = StreamwardenError(code, f"incarnation {incarnation}, pid {process.pid}")
         return Phase.DEAD, f"its process {process.pid} is gone", last_sign, ErrorInfo.of(died)
     limit = workspace.profile.lease if heartbeat else max(START_TIMEOUT, workspace.profile.lease + _AFTER_LEASE)

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from streamwarden.airflow.logtail import log_tail
 from streamwarden.airflow.operation_log import ended_operation, seconds_of, steps_logged
 from streamwarden.airflow.operators.base import InterruptibleOperator, JobOperator, holder_of, person_of
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.model.operation import Operation
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
@@ -48,7 +48,7 @@ class OperationOperator(JobOperator, InterruptibleOperator):
     template_fields: Sequence[str] = ("job", "reason", "health_timeout")
     ui_color = "#f5ecd0"
 
-    unhealthy = ""
+    unhealthy: ErrorCode = "OPERATION_FAILED"
     """The error code of an operation that has rolled back."""
 
     def __init__(
