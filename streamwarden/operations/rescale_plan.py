@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 
 from pydantic import ValidationError
 
@@ -14,7 +13,7 @@ from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Width
 from streamwarden.operations.spec_diff import CheckpointFacts, checkpoint_facts
 from streamwarden.runtime.operation_lock import refuse_if_busy, refuse_if_half_way
-from streamwarden.savepoints.compatibility import job_version, stored_backend
+from streamwarden.savepoints.compatibility import job_version, spark_version, stored_backend
 from streamwarden.storage import FileStore, LocalFiles
 from streamwarden.store.config import describe_validation
 from streamwarden.store.documents import JobDocuments
@@ -250,7 +249,7 @@ def _check_space(workspace: Workspace, job: str, size: int) -> None:
 
 
 def _check_spark(job: str, written: str | None) -> None:
-    here = version("pyspark")
+    here = spark_version()
     if tuple(int(part) for part in here.split(".")[:2]) != _SPARK:
         raise StreamwardenError("RESCALE_UNSUPPORTED", f"{job}: Spark {here}, tested with {_SPARK[0]}.{_SPARK[1]}")
     if written is not None and written != here:

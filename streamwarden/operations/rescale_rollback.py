@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.operation import InForce, Step, StepName
+from streamwarden.model.operation import Step, StepName
 from streamwarden.operations.output_rollback import outputs_before
 from streamwarden.operations.workflow import JobOperation
-from streamwarden.store.effective_spec import widened
+from streamwarden.store.effective_spec import widened, width_of
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import START_TIMEOUT, Observation, Phase, observe
 
@@ -31,11 +31,14 @@ class RescaleBack(JobOperation):
     _looked = 0.0
 
     def _undo(self, error: StreamwardenError) -> str:
-        reference, before = self._documents.checkpoint.read(), self._before
-        assert reference is not None and before.checkpoint is not None and before.desired is not None
+        reference, before, found = self._documents.checkpoint.read(), self._before, self._documents.desired.read()
+        assert reference is not None and before.checkpoint is not None
+        assert before.desired is not None and found is not None
+        # A deploy over a dead driver may have changed the spec since the switch: only its parallelism is put back.
+        spec = widened(found.spec, width_of(before.desired.spec))
         if reference.generation == before.checkpoint.generation:
             # Only cores or memory were changed, which do not affect results; or a killed try restored the checkpoint.
-            self._write_back(None, error=error, before=before)
+            self._write_back(None, error=error, before=before, spec=spec)
             if self._after.checkpoint is not None:
                 return f"{before.checkpoint.path}, generation {before.checkpoint.generation}"
             return "the job continues where it is, with its earlier parallelism"
@@ -51,15 +54,19 @@ class RescaleBack(JobOperation):
                 generation=reference.generation,
                 base=reference.base_batch,
             )
+        assert self._plan.was is not None and self._plan.to is not None
         if stuck:
             # If these tables were put back, their readers would break; if they were left, replayed rows would be twice
             # in them. The state is the same in either number of partitions, so the new checkpoint stays.
-            self._write_back(None, error=error, before=self._with_new_partitions())
+            width = self._plan.was.model_copy(update={"partitions": self._plan.to.partitions})
+            assert self._after.parallelism is not None
+            # `over` is the YAML's width at the switch. Not read again: an error in the YAML must not block a rollback.
+            kept = before.model_copy(update={"parallelism": self._after.parallelism.model_copy(update={"now": width})})
+            self._write_back(None, error=error, before=kept, spec=widened(found.spec, width))
             return (
                 f"{', '.join(stuck)} can't be put back under readers, so the new number of partitions stays;"
                 " cores and memory are as before"
             )
-        assert self._plan.was is not None
         # Keeps its own generation: its last batch in flight was written under this id.
         # Records its number of partitions, as at the switch: a driver may start before the spec is put back.
         update = {
@@ -68,21 +75,10 @@ class RescaleBack(JobOperation):
             "fenced": False,
             "partitions": self._plan.was.partitions,
         }
-        self._write_back(before.checkpoint.model_copy(update=update), error=error, before=before)
+        checkpoint = before.checkpoint.model_copy(update=update)
+        self._write_back(checkpoint, error=error, before=before, spec=spec)
         tables = f", {', '.join(one.table for one in outputs)} put back" if outputs else ""
-        return f"{before.checkpoint.path}, generation {before.checkpoint.generation}{tables}"
-
-    def _with_new_partitions(self) -> InForce:
-        """Return what was in force before, but with the new number of partitions."""
-        before, after, was, to = self._before, self._after, self._plan.was, self._plan.to
-        assert before.desired is not None and after.parallelism is not None and was is not None and to is not None
-        width = was.model_copy(update={"partitions": to.partitions})
-        spec = widened(before.desired.spec, width)
-        return InForce(
-            desired=before.desired.model_copy(update={"spec": spec, "digest": spec.digest()}),
-            # `over` is the YAML's width at the switch. Not read again: an error in the YAML must not block a rollback.
-            parallelism=after.parallelism.model_copy(update={"now": width}),
-        )
+        return f"{checkpoint.path}, generation {checkpoint.generation}{tables}"
 
     def _before_start_again(self, *, rolled_back: bool) -> None:
         """Record the last batch of the old checkpoint before its driver starts: the next batch proves the start."""

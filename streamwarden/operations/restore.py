@@ -245,6 +245,11 @@ class _Restore(JobOperation):
             self._documents.desired.update(change)
 
     @property
+    def _start_reason(self) -> str:
+        assert self._after.checkpoint is not None
+        return self._after.checkpoint.reason
+
+    @property
     def _savepoint_job(self) -> str:
         return self.handle.operation.params.get("of") or self._job
 

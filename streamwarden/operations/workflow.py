@@ -285,7 +285,8 @@ class JobOperation(ABC):
     def _start(self, step: Step, spare: Standby | None) -> None:
         """Start the driver, unless a killed try or a supervisor has started it as the switch says."""
         seen = observe(self._workspace, self._job)
-        if seen.phase.alive and self._runs(seen, self._plan.after):
+        # The desired state as it is now: a deploy over a dead driver may have changed the spec since the switch.
+        if seen.phase.alive and self._runs(seen, self._after.model_copy(update={"desired": seen.desired})):
             incarnation = seen.incarnation or ""
             step.detail = f"{incarnation} runs already"
         else:
@@ -295,10 +296,14 @@ class JobOperation(ABC):
                     self._workspace, self._job, by=self._by, reason=f"{self._kind}: started during the switch"
                 )
             incarnation = driver_control.start(
-                self._workspace, self._job, by=self._by, reason=self._reason or self._kind, spare=spare
+                self._workspace, self._job, by=self._by, reason=self._start_reason, spare=spare
             )
             step.detail = incarnation
         self.handle.plan(incarnation=incarnation)
+
+    @property
+    def _start_reason(self) -> str:
+        return self._reason or self._kind
 
     def _runs(self, seen: Observation, wanted: InForce | None) -> bool:
         """Return whether a living driver was started with a spec, and on a checkpoint."""
@@ -400,7 +405,13 @@ class JobOperation(ABC):
         return ""
 
     def _write_back(
-        self, checkpoint: CheckpointRef | None, *, error: StreamwardenError, before: InForce, went_back: bool = False
+        self,
+        checkpoint: CheckpointRef | None,
+        *,
+        error: StreamwardenError,
+        before: InForce,
+        spec: JobSpec | None = None,
+        went_back: bool = False,
     ) -> None:
         """Put old documents in force again: the checkpoint first, and the mark of this operation's switch last.
 
@@ -408,6 +419,8 @@ class JobOperation(ABC):
         ----------
         checkpoint
             None leaves the checkpoint that is in force.
+        spec
+            The spec to put in force; None: the one from before the switch.
         """
         if checkpoint is not None:
             self._decide(self._documents.checkpoint, checkpoint)
@@ -421,6 +434,8 @@ class JobOperation(ABC):
         state = "running" if was.state == found.state == "running" else "suspended"
         note = f"its {self._kind} failed: {error.code}"
         update = {"state": state, "updated_at": utc_now(), "note": note, "went_back": went_back or was.went_back}
+        if spec is not None:
+            update |= {"spec": spec, "digest": spec.digest()}
         self._decide(self._documents.desired, was.model_copy(update=update))
 
     @contextmanager

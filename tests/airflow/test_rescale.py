@@ -711,8 +711,8 @@ def test_tables_that_could_not_be_put_back_take_the_plain_way(
     place.deploy()
     place.batch(1)
     began = prechecks_of_more_partitions(place, monkeypatch)
-    assert ["the plain way: lamp can't be put back" in detail for detail, _ in began] == [plain, plain]
-    assert [state for _, state in began] == [plain, plain], "its Spark rehearses work on state, as for the plain way"
+    assert ["offline: lamp can't be put back" in detail for detail, _ in began] == [plain, plain]
+    assert [state for _, state in began] == [plain, plain], "its Spark rehearses work on state, as offline"
 
 
 @pytest.mark.parametrize(("master", "plain"), [("spark://host:7077", True), ("local[{cores}]", False)])
@@ -723,13 +723,13 @@ def test_on_a_cluster_the_job_is_stopped_before_its_copy_needs_slots(
     place.deploy()
     place.batch(1)
     began = prechecks_of_more_partitions(place, monkeypatch)
-    assert [("the plain way: on a cluster" in detail, state) for detail, state in began] == [(plain, plain)] * 2
+    assert [("offline: on a cluster" in detail, state) for detail, state in began] == [(plain, plain)] * 2
 
 
 def prechecks_of_more_partitions(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """Begin a rescale the fast way, kill it before its Spark starts, and go on with it.
 
-    Return what each precheck says, and whether that Spark would rehearse work on state: it does for the plain way.
+    Return what each precheck says, and whether that Spark would rehearse work on state: it does offline.
     """
     began: list[tuple[str, bool]] = []
     # As of a job with state, which the stand-in has not.

@@ -157,7 +157,7 @@ def test_a_deploy_that_failed_leaves_no_driver_alone(place: Place) -> None:
 
 def test_behind_a_failed_or_skipped_deploy_there_may_be_nothing_to_supervise(place: Place) -> None:
     failed = Run(states={"supervise": "running", "deploy": "failed"})
-    with pytest.raises(AirflowFailException, match="deploy failed, and lamp is not to run"):
+    with pytest.raises(AirflowFailException, match="deploy failed, and lamp should not run"):
         downstream(place).execute(failed.context())
     place.deploy()
     skipped = Run(states={"supervise": "running", "deploy": "skipped"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.unit.operations.test_spec_diff import JOB, ROCKSDB, deployed, driver,
 pytestmark = pytest.mark.unit
 
 MEMORY = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
-SPARK = rescale_plan.version("pyspark")
+SPARK = version("pyspark")
 PARTITIONS = 4
 STATE_FILES = 2 * PARTITIONS
 """A byte each."""
@@ -173,7 +174,7 @@ def test_state_that_another_spark_wrote(place: Place, monkeypatch: pytest.Monkey
     place.says(versions={"spark": "4.1.9"})
     assert place.refused() == f"RESCALE_UNSUPPORTED: job: Spark 4.1.9 wrote the checkpoint, this is {SPARK}"
     place.says()
-    monkeypatch.setattr(rescale_plan, "version", lambda _: "4.3.0")
+    monkeypatch.setattr(rescale_plan, "spark_version", lambda: "4.3.0")
     assert place.refused() == "RESCALE_UNSUPPORTED: job: Spark 4.3.0, tested with 4.2"
     # That is about moving state.
     assert not plan_rescale(place.workspace, JOB, cores=2).repartitions
