@@ -39,7 +39,7 @@ def test_one_that_never_ends_is_an_error_of_the_catalogue(tmp_path: Path, monkey
     started, workspace = started_as(["sleep", "60"], monkeypatch), make_place(tmp_path)
     unpacked = workspace.scratch_dir(SCRATCH, "killed")
     unpacked.mkdir(parents=True)
-    with pytest.raises(StreamwardenError, match=r"SAVEPOINT_VERIFY_FAILED(?s:.)*no end"):
+    with pytest.raises(StreamwardenError, match=r"SAVEPOINT_VERIFY_FAILED(?s:.)*not finished"):
         read_state(workspace, ASKED, code="SAVEPOINT_VERIFY_FAILED")
     assert started[0].wait(5) == -9 and not unpacked.exists()
 
