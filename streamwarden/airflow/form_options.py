@@ -10,6 +10,7 @@ from contextlib import suppress
 from streamwarden.errors import StreamwardenError
 from streamwarden.savepoints.catalog import LATEST, Savepoint, load
 from streamwarden.store.config import job_names
+from streamwarden.store.layout import CONTROL, SAVEPOINTS, document_key, job_key
 from streamwarden.store.workspace import open_workspace
 
 __all__ = ["chosen_savepoint", "offered_jobs", "offered_savepoints"]
@@ -72,10 +73,10 @@ def _read_undescribed(described: list[str], found: list[str]) -> None:
         workspace = open_workspace()
         if workspace.s3 is not None:
             return
-        for job in workspace.files.folders("control"):
+        for job in workspace.files.folders(CONTROL):
             if job not in described:
                 with suppress(OSError, ValueError, KeyError, TypeError):
-                    document = json.loads((workspace.root / "control" / job / "desired.json").read_bytes())
+                    document = json.loads((workspace.root / document_key(job, "desired")).read_bytes())
                     if document["state"] == "running":
                         found.append(job)
 
@@ -86,7 +87,7 @@ def _read(jobs: list[str], limit: int, found: list[str]) -> None:
         workspace = open_workspace()
         if workspace.s3 is not None:
             return
-        named = [(name, job) for job in jobs for name in workspace.files.folders(f"savepoints/{job}")]
+        named = [(name, job) for job in jobs for name in workspace.files.folders(job_key(SAVEPOINTS, job))]
         for name, job in sorted(named, reverse=True):
             if len(found) >= limit:
                 return

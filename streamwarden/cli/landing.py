@@ -17,6 +17,7 @@ from streamwarden.landing.inspect import FileState, Landed, ask_reread, landed_f
 from streamwarden.model.spec import FileSource, JobSpec
 from streamwarden.store.config import job_names
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import CONTROL
 from streamwarden.store.workspace import Workspace, open_workspace
 
 __all__ = ["landing_app"]
@@ -76,7 +77,7 @@ def reread(
 def _spec(workspace: Workspace, job: str | None) -> JobSpec:
     if job is not None:
         return _described(workspace, job) or workspace.job(job)
-    known = {*job_names(workspace.config), *workspace.files.folders("control")}
+    known = {*job_names(workspace.config), *workspace.files.folders(CONTROL)}
     specs = [spec for spec in (_described(workspace, name) for name in sorted(known)) if spec is not None]
     reading = [spec for spec in specs if isinstance(spec.source, FileSource)]
     if len(reading) != 1:

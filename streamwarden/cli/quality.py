@@ -16,6 +16,7 @@ from streamwarden.cli.terminal import (
     print_json,
     reported,
 )
+from streamwarden.store.layout import QUALITY
 from streamwarden.store.workspace import open_workspace
 
 __all__ = ["app"]
@@ -44,14 +45,14 @@ def check(
         run = run_check(
             tables_dir=workspace.tables,
             expectations_dir=expectations or workspace.config.parent / "expectations",
-            results_dir=workspace.root / "quality",
+            results_dir=workspace.root / QUALITY,
             tables=table or None,
             # A check reads tables on its own machine, wherever the jobs run.
             master="local[2]",
             settings=workspace.profile.spark if workspace.profile.master.startswith("local") else None,
             s3=workspace.s3,
         )
-    report = workspace.root / "quality" / run.run_id / "report.html"
+    report = workspace.root / QUALITY / run.run_id / "report.html"
     found = {**run.brief(), "report": str(report)}
     if as_json:
         print_json(found)

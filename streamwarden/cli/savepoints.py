@@ -35,6 +35,7 @@ from streamwarden.savepoints.take import Report, savepoint_and_stop, take
 from streamwarden.savepoints.verify import verify as run_verify
 from streamwarden.store.config import job_names
 from streamwarden.store.documents import dump
+from streamwarden.store.layout import SAVEPOINTS
 from streamwarden.store.workspace import Workspace, open_workspace
 
 __all__ = ["app", "catalogue_app", "progress"]
@@ -187,7 +188,7 @@ def list_savepoints(
 ) -> None:
     """List savepoints, newest first."""
     workspace = open_workspace(profile, root=root)
-    jobs = [job] if job else sorted({*job_names(workspace.config), *workspace.files.folders("savepoints")})
+    jobs = [job] if job else sorted({*job_names(workspace.config), *workspace.files.folders(SAVEPOINTS)})
     found = [catalog.describe(workspace, one) for name in jobs for one in catalog.savepoints(workspace, name)]
     if as_json:
         print_json(found)
@@ -275,7 +276,7 @@ def verify(
 ) -> None:
     """Verify every file's size and SHA-256, and the state's rows. Exits with status 1 if any savepoint is damaged."""
     workspace = open_workspace(profile, root=root)
-    jobs = workspace.files.folders("savepoints") if job == ALL else [job]
+    jobs = workspace.files.folders(SAVEPOINTS) if job == ALL else [job]
     chosen = _chosen(workspace, jobs, savepoint)
     with progress(hidden=as_json) as report:
         found = run_verify(workspace, chosen, by=who(), state=state, report=report)

@@ -55,7 +55,6 @@ class DeltaBacklog:
     def __init__(self, workspace: Workspace, source: DeltaSource) -> None:
         self._workspace = workspace
         self._source = source
-        self._table = f"tables/{source.table}"
         self._limit = source.max_files_per_batch
         self._adds: dict[int, int] = {}
 
@@ -66,7 +65,7 @@ class DeltaBacklog:
         if next_version is None:
             return None
         began = _field(start, "reservoirVersion")
-        log = DeltaLog(self._workspace.files, self._table)
+        log = DeltaLog(self._workspace.files, self._source.table)
         pending = log.since(next_version)
         many = len(pending) > _COUNTED
         counted = len(pending) if many else sum(self._files(log, version) > 0 for version in pending)

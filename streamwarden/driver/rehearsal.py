@@ -128,7 +128,7 @@ def _some(session: SparkSession, workspace: Workspace, spec: JobSpec, folder: Pa
         return open_plans(session, str(folder / "plans"), spec.resources.cores)
     if not isinstance(spec.source, DeltaSource):
         return open_source(session, workspace, spec)
-    latest = DeltaLog(workspace.files, f"tables/{spec.source.table}").latest or 0
+    latest = DeltaLog(workspace.files, spec.source.table).latest or 0
     return open_source(session, workspace, spec, since_version=max(latest + 1 - _BATCHES, 0))
 
 
@@ -148,7 +148,7 @@ def _is_enough(session: SparkSession) -> bool:
 def _open_outputs(session: SparkSession, workspace: Workspace, spec: JobSpec) -> None:
     """Read the logs of the job's tables: afterwards only later commits need to be read."""
     for sink in spec.sinks:
-        if DeltaLog(workspace.files, f"tables/{sink.table}").latest is not None:
+        if DeltaLog(workspace.files, sink.table).latest is not None:
             _ = session.read.format("delta").load(workspace.table(sink.table)).schema
 
 

@@ -59,6 +59,7 @@ from streamwarden.savepoints.table_damage import check_output, check_source, for
 from streamwarden.storage import Conflict
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import widened, width_of
+from streamwarden.store.layout import ARRIVALS, checkpoint_key, job_key
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.decide import assess, decide
 from streamwarden.supervision.health_rules import Health
@@ -445,7 +446,7 @@ class Driver:
         first = CheckpointRef(
             job=self._job,
             generation=1,
-            path=f"checkpoints/{self._job}/g000001",
+            path=checkpoint_key(self._job, 1),
             since=utc_now(),
             reason="first start",
         )
@@ -631,7 +632,7 @@ def _changed_by_others(workspace: Workspace, spec: JobSpec, reference: Checkpoin
         return []
     notes = []
     for sink in spec.sinks:
-        for change in DeltaLog(workspace.files, f"tables/{sink.table}").changed_since(f"streamwarden/{spec.name}/"):
+        for change in DeltaLog(workspace.files, sink.table).changed_since(f"streamwarden/{spec.name}/"):
             by = f" ({change.operation})" if change.operation else ""
             notes.append(
                 f"table {sink.table}: version {change.version}, by another writer, deleted or updated rows{by}; the job"
@@ -667,5 +668,5 @@ def _places(workspace: Workspace, spec: JobSpec) -> Places:
         read = workspace.table(source.table)
     elif isinstance(source, FileSource):
         # Spark reads plans; the job itself reports which landed file is gone.
-        read = workspace.uri(f"arrivals/{spec.name}")
+        read = workspace.uri(job_key(ARRIVALS, spec.name))
     return Places(read, tuple(workspace.table(sink.table) for sink in spec.sinks))

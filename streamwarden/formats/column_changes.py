@@ -52,7 +52,7 @@ def existing_tables(workspace: Workspace, spec: JobSpec) -> dict[str, TableColum
 
     found = {}
     for sink in spec.sinks:
-        if DeltaLog(workspace.files, f"tables/{sink.table}").latest is None:
+        if DeltaLog(workspace.files, sink.table).latest is None:
             continue
         address, options = workspace.delta_rs(sink.table)
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.savepoint import Record
 from streamwarden.storage import Storage
-from streamwarden.store.documents import Document, JobDocuments
+from streamwarden.store.documents import Document
+from streamwarden.store.layout import CONTROL, RECORDS, job_key, job_of
 
 __all__ = ["checkpoint_damaged"]
 
@@ -23,12 +24,11 @@ def checkpoint_damaged(storage: Storage, checkpoint: str, what: str) -> Streamwa
         The file, and its fault.
     """
     error = StreamwardenError("CHECKPOINT_DAMAGED", f"{checkpoint}: {what}")
-    parts = checkpoint.split("/")
-    if len(parts) != 3:
+    job = job_of(checkpoint)
+    if job is None:
         # A rehearsal's copy has no savepoint.
         return error
-    job = parts[1]
-    keys = storage.list(f"{JobDocuments(storage, job).base}/savepoints")
+    keys = storage.list(job_key(CONTROL, job, RECORDS))
     records = (Document(storage, key, Record, derived=True).read() for key in reversed(keys))
     for record in records:
         if record is not None and record.verification is not None and record.verification.verdict == "verified":

@@ -28,6 +28,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import FENCE, DeltaLog, application_id
 from streamwarden.model.status import CheckpointRef
 from streamwarden.storage import Conflict
+from streamwarden.store.layout import delta_log_key
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["fence"]
@@ -85,7 +86,7 @@ def fence(
         shut = {app: _SHUT for app in others if stand[app] != _SHUT}
         opened = {}
         if stand[ours] == _SHUT:
-            opened[ours] = _before(DeltaLog(workspace.files, f"tables/{table}"), ours)
+            opened[ours] = _before(DeltaLog(workspace.files, table), ours)
         if not shut and not opened:
             return None
         now = round(time.time() * 1000)
@@ -104,7 +105,7 @@ def fence(
         version = found.version() + 1
         guard()
         try:
-            workspace.storage.create(f"tables/{table}/_delta_log/{version:020d}.json", data)
+            workspace.storage.create(f"{delta_log_key(table)}/{version:020d}.json", data)
         except Conflict:
             continue
         _write_checksum(workspace, table, version, ids)
@@ -119,7 +120,7 @@ def _write_checksum(workspace: Workspace, table: str, version: int, ids: list[di
     log with Spark jobs, which takes seconds while a job waits for its first batch. If the previous version has no
     checksum, this writes none. Source: the Delta transaction log protocol, "Version Checksum File".
     """
-    folder = f"tables/{table}/_delta_log"
+    folder = delta_log_key(table)
     try:
         known = json.loads(workspace.files.read(f"{folder}/{version - 1:020d}.crc"))
     except (FileNotFoundError, ValueError):

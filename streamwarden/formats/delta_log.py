@@ -14,6 +14,7 @@ from typing import Any
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.storage import FileStore
+from streamwarden.store.layout import delta_log_key
 
 __all__ = ["FENCE", "ChangeCommit", "DeltaLog", "TableState", "application_id", "start_id"]
 
@@ -94,12 +95,12 @@ class DeltaLog:
     files
         The storage of the table.
     table
-        Its folder's key.
+        Its name.
     """
 
     def __init__(self, files: FileStore, table: str) -> None:
         self._files = files
-        self.folder = f"{table}/_delta_log"
+        self.folder = delta_log_key(table)
 
     @cached_property
     def versions(self) -> list[int]:

@@ -21,11 +21,11 @@ from streamwarden.landing.file import LandedFile
 from streamwarden.model.status import CheckpointRef
 from streamwarden.storage import Storage
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import ARRIVALS, job_key, plans_folder_of, plans_key
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["Plans", "Read", "plans_of", "read_plans"]
 
-_ROOT = "arrivals"
 _KNOWN = "_known.jsonl"
 _REFUSED = "_refused.json"
 # Number of plans after which the next start reads a summary of them.
@@ -56,11 +56,8 @@ class Read:
 
     def plan_of(self) -> tuple[str, int] | None:
         """Return the plan's folder and number, or None: an older version read the landed file itself."""
-        *_, root, job, generation, name = ["", "", "", *self.path.split("/")]
-        number = name.removesuffix(".jsonl")
-        if root != _ROOT or not number.isdigit():
-            return None
-        return f"{root}/{job}/{generation}", int(number)
+        folder, number = plans_folder_of(self.path), self.path.rpartition("/")[2].removesuffix(".jsonl")
+        return (folder, int(number)) if folder is not None and number.isdigit() else None
 
 
 def read_plans(workspace: Workspace, checkpoint: str, *, first: int = 0) -> Iterator[Read]:
@@ -107,13 +104,13 @@ def plans_of(workspace: Workspace, job: str) -> Plans:
 
 def _folder(workspace: Workspace, job: str, reference: CheckpointRef | None) -> str:
     if reference is None:
-        return f"{_ROOT}/{job}/g000001"
+        return plans_key(job, 1)
     newest = max(read_plans(workspace, reference.path), key=lambda read: read.batch, default=None)
     plan = newest.plan_of() if newest is not None else None
-    if plan is not None and plan[0].startswith(f"{_ROOT}/{job}/"):
+    if plan is not None and plan[0].startswith(f"{job_key(ARRIVALS, job)}/"):
         return plan[0]
     # A clone's checkpoint has read the other job's plans; a checkpoint from before plans has read the files themselves.
-    return f"{_ROOT}/{job}/g{reference.generation:06}"
+    return plans_key(job, reference.generation)
 
 
 class Plans:

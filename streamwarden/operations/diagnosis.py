@@ -173,7 +173,7 @@ def _source_rows(case: _Case) -> tuple[str, str]:
     change = None
     if isinstance(source, DeltaSource) and found is not None:
         with suppress(OSError, ValueError, StreamwardenError):
-            change = DeltaLog(case.workspace.files, f"tables/{source.table}").change(int(found[1]))
+            change = DeltaLog(case.workspace.files, source.table).change(int(found[1]))
     by = f" of version {change.version}, {change.operation or 'of an unknown operation'}," if change else ""
     act = f"to skip the commit{by} set source.on_change: skip in {case.yaml}, then deploy"
     if change is None or change.operation != "DELETE":

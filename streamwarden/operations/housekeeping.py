@@ -7,7 +7,7 @@ import shutil
 from streamwarden.model.spec import RetentionSpec
 from streamwarden.runtime import work_dirs
 from streamwarden.savepoints import catalog
-from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import CONTROL, INCARNATIONS, LOGS, id_of, job_key
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["housekeep"]
@@ -38,24 +38,19 @@ def housekeep(workspace: Workspace, job: str, retention: RetentionSpec) -> dict[
 
 
 def _remove_old_incarnations(workspace: Workspace, job: str) -> list[str]:
-    documents, storage = JobDocuments(workspace.storage, job), workspace.storage
-    runs = storage.list(f"{documents.base}/incarnations")
-    newest = sorted({_incarnation(key) for key in runs})[-workspace.profile.logs.incarnations :]
+    storage = workspace.storage
+    runs = storage.list(job_key(CONTROL, job, INCARNATIONS))
+    newest = sorted({id_of(key) for key in runs})[-workspace.profile.logs.incarnations :]
     if not newest:
         return []
     removed = set()
     # By name, which begins with the time: this also finds the rest of an interrupted removal.
     for key in runs:
-        if _incarnation(key) < newest[0]:
+        if id_of(key) < newest[0]:
             storage.delete(key)
-            removed.add(_incarnation(key))
-    for folder in (workspace.root / "logs" / job).glob("*/"):
+            removed.add(id_of(key))
+    for folder in (workspace.root / job_key(LOGS, job)).glob("*/"):
         if folder.name < newest[0]:
             shutil.rmtree(folder, ignore_errors=True)
             removed.add(folder.name)
     return sorted(removed)
-
-
-def _incarnation(key: str) -> str:
-    # control/JOB/incarnations/ID/...
-    return key.split("/")[3]

@@ -36,7 +36,7 @@ def outputs_before(
     readers = readers_of(workspace, by_table, but=job)
     outputs, stuck = [], []
     for table, sink in by_table.items():
-        log = DeltaLog(workspace.files, f"tables/{table}")
+        log = DeltaLog(workspace.files, table)
         version = log.after(application, -1 if base is None else base).version
         if version == log.latest or sink.on_restore == "leave":
             continue

@@ -6,7 +6,6 @@ records do not show what was in force, the repair is refused and names what is m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,7 +34,9 @@ from streamwarden.model.status import (
 from streamwarden.operations.restored import Restored
 from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.savepoints import catalog
+from streamwarden.savepoints.documents import manifest_document
 from streamwarden.storage import Conflict
+from streamwarden.store import layout
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.claim import Claim
@@ -43,30 +44,30 @@ from streamwarden.supervision.claim import Claim
 __all__ = ["Mend", "repair"]
 
 _DECIDES: dict[str, type[BaseModel]] = {
-    "desired.json": Desired,
-    "operation.json": Operation,
-    "checkpoint.json": CheckpointRef,
-    "parallelism.json": Parallelism,
-    "lease.json": Lease,
+    "desired": Desired,
+    "operation": Operation,
+    "checkpoint": CheckpointRef,
+    "parallelism": Parallelism,
+    "lease": Lease,
 }
 """In the order in which they are restored: each restore may also use the documents before it."""
 
 _DERIVED: dict[str, type[BaseModel]] = {
-    r"supervision\.json": Supervision,
-    r"supervisor\.json": Claim,
-    r"health\.json": HealthRecord,
-    r"cancel\.json": Cancel,
-    r"totals/[^/]+": Totals,
-    r"operations/[^/]+": Operation,
-    r"savepoints/[^/]+": Record,
-    r"rereads/[^/]+": Reread,
-    r"incarnations/[^/]+/launch\.json": Launch,
-    r"incarnations/[^/]+/stop\.json": StopRequest,
-    r"incarnations/[^/]+/heartbeat\.json": Heartbeat,
-    r"incarnations/[^/]+/progress\.json": Progress,
-    r"incarnations/[^/]+/exit\.json": Exit,
+    "supervision": Supervision,
+    "supervisor": Claim,
+    "health": HealthRecord,
+    "cancel": Cancel,
+    layout.TOTALS: Totals,
+    layout.OPERATIONS: Operation,
+    layout.RECORDS: Record,
+    layout.REREADS: Reread,
+    layout.LAUNCH: Launch,
+    f"{layout.INCARNATIONS}/stop": StopRequest,
+    f"{layout.INCARNATIONS}/heartbeat": Heartbeat,
+    f"{layout.INCARNATIONS}/progress": Progress,
+    f"{layout.INCARNATIONS}/exit": Exit,
 }
-"""The models of derived documents, by the name below the job's folder."""
+"""The models of derived documents, by kind."""
 
 
 @dataclass(frozen=True)
@@ -121,27 +122,29 @@ class _Repair:
 
     def plan(self) -> list[tuple[str, str, Callable[[], None]]]:
         """Return for each damaged document its key, its repair in words, and the function that repairs it."""
-        base = f"{self._documents.base}/"
-        names = [key.removeprefix(base) for key in self._storage.list(self._documents.base)]
-        mends = [self._derived(name) for name in names if self._is_damaged(f"{base}{name}", _derived_model(name))]
-        for savepoint in self._workspace.files.folders(f"savepoints/{self._job}"):
-            key = f"savepoints/{self._job}/{savepoint}/manifest.json"
+        keys = self._storage.list(self._documents.base)
+        mends = [self._derived(key) for key in keys if self._is_damaged(key, _DERIVED.get(layout.kind_of(key)))]
+        for savepoint in self._workspace.files.folders(layout.job_key(layout.SAVEPOINTS, self._job)):
+            key = manifest_document(self._workspace, self._job, savepoint).key
             if self._is_damaged(key, Manifest):
                 mends.append((key, "removed with its savepoint: its contents are unknown", self._dropper(savepoint)))
         known = self._restored
         restore: dict[str, Callable[[], tuple[BaseModel | None, str]]] = {
-            "desired.json": known.desired,
-            "operation.json": known.operation,
-            "checkpoint.json": known.checkpoint,
-            "parallelism.json": known.parallelism,
-            "lease.json": known.lease,
+            "desired": known.desired,
+            "operation": known.operation,
+            "checkpoint": known.checkpoint,
+            "parallelism": known.parallelism,
+            "lease": known.lease,
         }
-        damaged = [name for name, model in _DECIDES.items() if self._is_damaged(f"{base}{name}", model)]
-        if set(damaged) - {"desired.json"}:
+        damaged = [
+            name for name, model in _DECIDES.items() if self._is_damaged(layout.document_key(self._job, name), model)
+        ]
+        if set(damaged) - {"desired"}:
             self._refuse_while_it_runs(damaged)
         for name in damaged:
             value, how = restore[name]()
-            mends.append((f"{base}{name}", how, self._writer(f"{base}{name}", value)))
+            key = layout.document_key(self._job, name)
+            mends.append((key, how, self._writer(key, value)))
         return mends
 
     def _is_damaged(self, key: str, model: type[BaseModel] | None) -> bool:
@@ -174,7 +177,7 @@ class _Repair:
         return lambda: catalog.drop(self._workspace, self._job, savepoint)
 
     def _refuse_while_it_runs(self, damaged: list[str]) -> None:
-        if "operation.json" not in damaged:
+        if "operation" not in damaged:
             refuse_if_busy(self._workspace, self._job)
         living = self._restored.living()
         if living is not None:
@@ -185,22 +188,16 @@ class _Repair:
                 remedy=f"{remedy} {living.host}: the next start finishes the batch. Then repair again.",
             )
 
-    def _derived(self, name: str) -> tuple[str, str, Callable[[], None]]:
-        key = f"{self._documents.base}/{name}"
-        launch = re.fullmatch(r"incarnations/([^/]+)/launch\.json", name)
-        if launch is not None:
+    def _derived(self, key: str) -> tuple[str, str, Callable[[], None]]:
+        kind = layout.kind_of(key)
+        if kind == layout.LAUNCH:
             # The launch document represents its incarnation: without it an older incarnation would count as the newest.
-            anew = Launch(incarnation=launch[1], at=utc_now(), by=self._by, reason="repaired", digest="")
+            anew = Launch(incarnation=layout.id_of(key), at=utc_now(), by=self._by, reason="repaired", digest="")
             return key, "created anew, without the spec that it was launched with", self._writer(key, anew)
-        if name.startswith("savepoints/"):
+        if kind == layout.RECORDS:
             there = {one.manifest.id: one.record for one in catalog.savepoints(self._workspace, self._job)}
-            record = there.get(name.removeprefix("savepoints/").removesuffix(".json"))
+            record = there.get(layout.id_of(key))
             if record is not None:
                 how = f"made anew from its manifest, unverified, with the label {record.label!r} in place of its own"
                 return key, how, self._writer(key, record)
         return key, "removed: it is created anew when it is needed", self._writer(key, None)
-
-
-def _derived_model(name: str) -> type[BaseModel] | None:
-    """Return the model of a derived document by its name below the job's folder; None if it is not derived."""
-    return next((model for pattern, model in _DERIVED.items() if re.fullmatch(pattern, name)), None)

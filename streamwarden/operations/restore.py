@@ -157,7 +157,7 @@ class _Restore(JobOperation):
                 # A clone's tables are overwritten in any case.
                 cut={} if self._clones else damaged_outputs(self._workspace, self._spec),
                 versions={
-                    start.table: DeltaLog(self._workspace.files, f"tables/{start.table}").latest
+                    start.table: DeltaLog(self._workspace.files, start.table).latest
                     for start in reference.outputs
                     if start.source is None
                 },

@@ -16,9 +16,9 @@ from streamwarden.model.status import CheckpointRef, Desired, Heartbeat, Lease, 
 from streamwarden.runtime.operation_lock import operations_of
 from streamwarden.runtime.processes import current_process, is_alive
 from streamwarden.savepoints import catalog
-from streamwarden.savepoints.materialize import checkpoint_path
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import width_of
+from streamwarden.store.layout import CHECKPOINTS, CONTROL, TOTALS, checkpoint_key, generation_of, job_key
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["Restored"]
@@ -144,7 +144,7 @@ class Restored:
 
     def _actions(self) -> Iterator[dict[str, Any]]:
         for sink in self._wanted.spec.sinks if self._wanted is not None else ():
-            log = DeltaLog(self._workspace.files, f"tables/{sink.table}")
+            log = DeltaLog(self._workspace.files, sink.table)
             for version in log.versions:
                 try:
                     yield from log.actions(version)
@@ -160,19 +160,18 @@ class Restored:
         StreamwardenError
             ``REPAIR_IMPOSSIBLE`` if the checkpoint may have changed since, or tables may still have to be put back.
         """
-        folders = self._workspace.files.folders(f"checkpoints/{self._job}")
+        folders = self._workspace.files.folders(job_key(CHECKPOINTS, self._job))
         if not folders and not self._beats:
             return None, "removed: the job has no checkpoint yet"
         generation = self._generation()
         parts = [part for one in self._operations for part in (one.plan.after, one.plan.before) if part is not None]
         known = [part.checkpoint for part in parts if part.checkpoint is not None]
         written = {str(action["txn"]["appId"]) for action in self._actions() if "txn" in action}
-        numbers = [found[1] for name in [*folders, *written] if (found := re.search(r"(?:^|/)g(\d+)$", name))]
-        numbers += [re.sub(r"\D", "", name.rsplit("/", 1)[1]) for name in self._totals()]
-        seen = {generation, *map(int, numbers), *(beat.generation for beat in self._beats)}
+        numbers = (generation_of(name) for name in [*folders, *written, *self._totals()])
+        seen = {generation, *filter(None, numbers), *(beat.generation for beat in self._beats)}
         seen |= {max(one.generation, one.highest) for one in known}
         seen |= {one.manifest.generation for one in catalog.savepoints(self._workspace, self._job)}
-        path = checkpoint_path(self._job, generation)
+        path = checkpoint_key(self._job, generation)
         if path.rsplit("/", 1)[1] not in folders:
             raise self._impossible(f"generation {generation} ran last, but {path} does not exist")
         was = next((one for one in known if one.generation == generation), None)
@@ -202,7 +201,7 @@ class Restored:
         return reference, f"restored: generation {generation}, batch {last}, of those up to {reference.highest}"
 
     def _totals(self) -> list[str]:
-        return self._storage.list(f"{self._documents.base}/totals")
+        return self._storage.list(job_key(CONTROL, self._job, TOTALS))
 
     def _generation(self) -> int:
         """Return the generation in force: the newest driver's generation, if no operation has changed it since."""
@@ -223,4 +222,4 @@ class Restored:
         return beat.generation
 
     def _impossible(self, why: str) -> StreamwardenError:
-        return StreamwardenError("REPAIR_IMPOSSIBLE", f"{self._documents.base}/checkpoint.json: {why}")
+        return StreamwardenError("REPAIR_IMPOSSIBLE", f"{self._documents.checkpoint.key}: {why}")

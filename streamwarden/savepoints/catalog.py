@@ -15,7 +15,8 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.savepoint import Manifest, Origin, Record, Summary, Verification
 from streamwarden.model.spec import RetentionSpec
 from streamwarden.model.status import utc_now
-from streamwarden.savepoints.documents import folder_key, is_interrupted, manifest_document, record_document
+from streamwarden.savepoints.documents import is_interrupted, manifest_document, record_document
+from streamwarden.store import layout
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 
@@ -90,7 +91,7 @@ class Savepoint:
 def savepoints(workspace: Workspace, job: str) -> list[Savepoint]:
     """Return a job's savepoints, newest first: those with a manifest that are not being deleted."""
     found = []
-    for name in workspace.files.folders(f"savepoints/{job}"):
+    for name in workspace.files.folders(layout.job_key(layout.SAVEPOINTS, job)):
         try:
             one = load(workspace, job, name)
         except StreamwardenError as error:
@@ -124,7 +125,7 @@ def find(workspace: Workspace, job: str, savepoint: str) -> Savepoint:
             "SAVEPOINT_NOT_FOUND", f"{job} has no verified savepoint", remedy=words if unseen else None
         )
     # Look the name up instead of making a path of it: the user's input may be anything.
-    known = savepoint in workspace.files.folders(f"savepoints/{job}")
+    known = savepoint in workspace.files.folders(layout.job_key(layout.SAVEPOINTS, job))
     direct = load(workspace, job, savepoint) if known else None
     if direct is not None:
         return direct
@@ -247,7 +248,7 @@ def delete(workspace: Workspace, job: str, savepoint: str, *, force: bool = Fals
 def drop(workspace: Workspace, job: str, savepoint: str) -> None:
     """Remove all that is left of a savepoint, its manifest first. Checks nothing: see :func:`delete`."""
     workspace.storage.delete(manifest_document(workspace, job, savepoint).key)
-    workspace.files.delete_tree(folder_key(job, savepoint))
+    workspace.files.delete_tree(layout.savepoint_key(job, savepoint))
     workspace.storage.delete(record_document(workspace, job, savepoint).key)
 
 
@@ -303,7 +304,7 @@ def describe(workspace: Workspace, found: Savepoint) -> dict[str, Any]:
     """
     record, summary = found.record, found.summary
     # On S3 no file has a second name.
-    infos = workspace.files.walk(folder_key(record.job, record.id)) if workspace.s3 is None else ()
+    infos = workspace.files.walk(layout.savepoint_key(record.job, record.id)) if workspace.s3 is None else ()
     shared = sum(info.size for info in infos if info.links > 1)
     return {
         "id": record.id,
@@ -335,7 +336,7 @@ def _release_ended(workspace: Workspace, job: str) -> None:
         return
     unfinished = set()
     # The operation may belong to a clone.
-    for other in workspace.files.folders("control"):
+    for other in workspace.files.folders(layout.CONTROL):
         try:
             operation = JobDocuments(workspace.storage, other).operation.read()
         except StreamwardenError as error:
@@ -353,7 +354,8 @@ def _release_ended(workspace: Workspace, job: str) -> None:
 def _remove_old_checkpoints(workspace: Workspace, job: str) -> list[str]:
     documents = JobDocuments(workspace.storage, job)
     # List first: this omits the folder of an operation that begins later.
-    old = [f"checkpoints/{job}/{name}" for name in workspace.files.folders(f"checkpoints/{job}")]
+    names = workspace.files.folders(layout.job_key(layout.CHECKPOINTS, job))
+    old = [layout.job_key(layout.CHECKPOINTS, job, name) for name in names]
     operation, reference = documents.operation.read(), documents.checkpoint.read()
     # An unfinished operation may roll back to an old checkpoint, even after its process died.
     if reference is None or (operation is not None and operation.state == "running"):
@@ -361,9 +363,9 @@ def _remove_old_checkpoints(workspace: Workspace, job: str) -> list[str]:
     removed = [path for path in old if path != reference.path]
     for path in removed:
         workspace.files.delete_tree(path)
-        generation = path.rpartition("/g")[2]
-        if generation.isdigit():
-            workspace.storage.delete(documents.totals(int(generation)).key)
+        generation = layout.generation_of(path)
+        if generation is not None:
+            workspace.storage.delete(documents.totals(generation).key)
     return removed
 
 
@@ -426,8 +428,8 @@ def _is_whole(workspace: Workspace, job: str, name: str) -> bool:
 
 
 def _records(workspace: Workspace, job: str) -> Iterable[Record]:
-    for key in workspace.storage.list(f"{JobDocuments(workspace.storage, job).base}/savepoints"):
-        record = record_document(workspace, job, key.rsplit("/", 1)[1].removesuffix(".json")).read()
+    for key in workspace.storage.list(layout.job_key(layout.CONTROL, job, layout.RECORDS)):
+        record = record_document(workspace, job, layout.id_of(key)).read()
         if record is not None:
             yield record
 

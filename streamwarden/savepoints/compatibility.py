@@ -22,6 +22,7 @@ from streamwarden.model.savepoint import Manifest
 from streamwarden.model.spec import DeltaSource, FileSource, JobSpec, KafkaSource, Source
 from streamwarden.model.status import CheckpointRef, OutputStart
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import CONTROL, table_key
 from streamwarden.store.workspace import Workspace
 
 __all__ = [
@@ -145,7 +146,7 @@ def readers_of(workspace: Workspace, tables: Iterable[str], *, but: str) -> dict
     """
     chosen = set(tables)
     found: dict[str, list[str]] = {}
-    for job in workspace.files.folders("control"):
+    for job in workspace.files.folders(CONTROL):
         desired = JobDocuments(workspace.storage, job).desired.read()
         source = desired.spec.source if desired is not None else None
         if job != but and isinstance(source, DeltaSource) and source.table in chosen:
@@ -163,13 +164,13 @@ def taken_outputs(workspace: Workspace, spec: JobSpec, *, ran_before: bool) -> l
     """
     found = []
     mine = {sink.table for sink in spec.sinks}
-    for job in workspace.files.folders("control"):
+    for job in workspace.files.folders(CONTROL):
         desired = JobDocuments(workspace.storage, job).desired.read()
         if job != spec.name and desired is not None:
             shared = sorted(mine & {sink.table for sink in desired.spec.sinks})
             found += [StreamwardenError("RESTORE_OUTPUT_TAKEN", f"{table} is written by {job}") for table in shared]
     if not found and not ran_before:
-        there = [table for table in sorted(mine) if DeltaLog(workspace.files, f"tables/{table}").latest is not None]
+        there = [table for table in sorted(mine) if DeltaLog(workspace.files, table).latest is not None]
         found += [StreamwardenError("RESTORE_OUTPUT_TAKEN", f"{table} exists already") for table in there]
     return found
 
@@ -197,7 +198,7 @@ def missing_outputs(workspace: Workspace, outputs: Iterable[OutputStart]) -> lis
         except (DeltaError, OSError) as error:
             found.append(StreamwardenError("RESTORE_OUTPUT_GONE", f"{name}, version {output.version}: {error}"))
             continue
-        folder = f"tables/{name}"
+        folder = table_key(name)
         there = {info.key for info in workspace.files.walk(folder)}
         gone = sorted({folder + unquote(path.rpartition(folder)[2]) for path in named} - there)
         if gone:
@@ -321,7 +322,7 @@ def _source(
 
 
 def _delta_source(workspace: Workspace, table: str, offset: str) -> Iterator[StreamwardenError]:
-    log, position = DeltaLog(workspace.files, f"tables/{table}"), json.loads(offset)
+    log, position = DeltaLog(workspace.files, table), json.loads(offset)
     needed = int(position["reservoirVersion"])
     if log.latest is None:
         yield StreamwardenError("RESTORE_SOURCE_GONE", "the source table does not exist")

@@ -8,17 +8,12 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint_files import relocated
 from streamwarden.model.savepoint import Manifest
 from streamwarden.model.status import CheckpointRef, OutputStart, utc_now
-from streamwarden.savepoints.documents import checkpoint_key
 from streamwarden.savepoints.take import Report
 from streamwarden.savepoints.verify import check_files
+from streamwarden.store.layout import checkpoint_key, savepoint_checkpoint_key
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["checkpoint_path", "fresh_checkpoint"]
-
-
-def checkpoint_path(job: str, generation: int) -> str:
-    """Return the folder of a generation's checkpoint."""
-    return f"checkpoints/{job}/g{generation:06d}"
+__all__ = ["fresh_checkpoint"]
 
 
 def fresh_checkpoint(
@@ -56,7 +51,7 @@ def fresh_checkpoint(
     StreamwardenError
         ``SAVEPOINT_DAMAGED``, naming the first files.
     """
-    path = checkpoint_path(job, generation)
+    path = checkpoint_key(job, generation)
     check()
     # A killed try may have left a part of it.
     workspace.files.delete_tree(path)
@@ -85,7 +80,7 @@ def _fill(workspace: Workspace, manifest: Manifest, path: str, report: Report | 
     StreamwardenError
         ``SAVEPOINT_DAMAGED``, naming the first files.
     """
-    source = checkpoint_key(manifest.job, manifest.id)
+    source = savepoint_checkpoint_key(manifest.job, manifest.id)
     pairs = [(f"{source}/{entry.path}", f"{path}/{entry.path}") for entry in manifest.files]
 
     def done(number: int) -> None:

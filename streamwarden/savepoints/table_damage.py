@@ -22,6 +22,7 @@ from streamwarden.savepoints import catalog
 from streamwarden.savepoints.catalog import Savepoint
 from streamwarden.savepoints.compatibility import readers_of
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import SAVEPOINTS, delta_log_key, table_key
 from streamwarden.store.workspace import Workspace
 
 __all__ = [
@@ -43,7 +44,7 @@ _READ = 3
 
 def damaged_version(workspace: Workspace, table: str) -> tuple[int, str] | None:
     """Return the first damaged version in a table's log and its fault, or None."""
-    folder = f"tables/{table}/_delta_log"
+    folder = delta_log_key(table)
     sizes: dict[str, dict[int, int]] = {"json": {}, "crc": {}, "parquet": {}}
     for info in workspace.files.walk(folder):
         found = _ENTRY.fullmatch(info.key.rsplit("/", 1)[1])
@@ -71,7 +72,7 @@ def forget_damaged_checkpoints(workspace: Workspace, table: str) -> None:
 
     It only repeats the commits, and delta-rs can't open a table with such a checkpoint. Delta creates a new one.
     """
-    folder = f"tables/{table}/_delta_log"
+    folder = delta_log_key(table)
     keys = [info.key for info in workspace.files.walk(folder)]
     versions: dict[int, list[str]] = {}
     for key in keys:
@@ -100,8 +101,8 @@ def check_output(workspace: Workspace, job: str, table: str, *, known: bool = Fa
     """
     found = damaged_version(workspace, table)
     if found is None:
-        if known and DeltaLog(workspace.files, f"tables/{table}").latest is None:
-            raise StreamwardenError("OUTPUT_GONE", f"{job}: tables/{table} has no Delta log")
+        if known and DeltaLog(workspace.files, table).latest is None:
+            raise StreamwardenError("OUTPUT_GONE", f"{job}: {table_key(table)} has no Delta log")
         return
     version, what = found
     for one in catalog.savepoints(workspace, job):
@@ -184,7 +185,7 @@ def outdate_savepoints(workspace: Workspace, table: str, version: int, *, by: st
     will exist again with other rows: a job that started there would skip rows or have them twice, silently.
     """
     marked = []
-    for job in workspace.files.folders("savepoints"):
+    for job in workspace.files.folders(SAVEPOINTS):
         for one in catalog.savepoints(workspace, job):
             if not one.record.outdated and (_at(one.manifest, table) >= version or _after(one, table, version)):
                 catalog.outdate(
@@ -203,7 +204,7 @@ def cut_off(workspace: Workspace, table: str, version: int) -> None:
     found = damaged_version(workspace, table)
     if found is None or found[0] != version:
         return
-    folder = f"tables/{table}/_delta_log"
+    folder = delta_log_key(table)
     # Only a hint, and it may name a checkpoint that is removed.
     workspace.files.delete(f"{folder}/_last_checkpoint")
     entries = [info.key for info in workspace.files.walk(folder) if _ENTRY.fullmatch(info.key.rsplit("/", 1)[1])]

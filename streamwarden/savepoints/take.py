@@ -17,9 +17,10 @@ from streamwarden.model.status import BatchProgress, CheckpointRef, Desired, Out
 from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.processes import current_process
-from streamwarden.savepoints.documents import checkpoint_key, folder_key, manifest_document, record_document
+from streamwarden.savepoints.documents import manifest_document, record_document
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.ids import new_id
+from streamwarden.store.layout import savepoint_checkpoint_key, savepoint_key
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import Phase, observe
@@ -190,7 +191,7 @@ class _Take:
         self._report = report
         self._job = record.job
         self._reader = CheckpointReader(workspace.storage, reference.path)
-        self._target = checkpoint_key(record.job, record.id)
+        self._target = savepoint_checkpoint_key(record.job, record.id)
         self._spoke = time.monotonic()
 
     def run(self) -> Manifest:
@@ -296,7 +297,7 @@ class _Take:
         pending = {output.table: output.version for output in self._pending()}
         found = []
         for sink in self._desired.spec.sinks:
-            log = DeltaLog(self._files, f"tables/{sink.table}")
+            log = DeltaLog(self._files, sink.table)
             if sink.table not in pending:
                 state = log.after(application, batch)
             elif (until := pending[sink.table]) is None:
@@ -373,7 +374,7 @@ class _Take:
 def _remove(workspace: Workspace, record: Record) -> None:
     """Remove a failed take as far as possible now; housekeeping removes the rest."""
     try:
-        workspace.files.delete_tree(folder_key(record.job, record.id))
+        workspace.files.delete_tree(savepoint_key(record.job, record.id))
         workspace.storage.delete(record_document(workspace, record.job, record.id).key)
     except (OSError, StreamwardenError):
         return

@@ -10,8 +10,9 @@ from streamwarden.model.savepoint import Manifest, Record, Verification
 from streamwarden.model.status import utc_now
 from streamwarden.runtime.state_reader import StateAt, read_state
 from streamwarden.savepoints.catalog import Savepoint
-from streamwarden.savepoints.documents import checkpoint_key, manifest_document, record_document
+from streamwarden.savepoints.documents import manifest_document, record_document
 from streamwarden.savepoints.take import Report
+from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["check_files", "verify"]
@@ -98,7 +99,7 @@ def verify(
             report("read state", 0, len(stateful))
         read = read_state(
             workspace,
-            {one.id: StateAt(checkpoint_key(one.job, one.id), one.batch) for one in stateful},
+            {one.id: StateAt(savepoint_checkpoint_key(one.job, one.id), one.batch) for one in stateful},
             code="SAVEPOINT_VERIFY_FAILED",
         )
     found = {}
@@ -129,7 +130,7 @@ def verify(
 
 
 def _files(workspace: Workspace, manifest: Manifest, report: Report | None) -> list[str]:
-    return check_files(workspace, manifest, checkpoint_key(manifest.job, manifest.id), report=report)
+    return check_files(workspace, manifest, savepoint_checkpoint_key(manifest.job, manifest.id), report=report)
 
 
 def _compare(manifest: Manifest, rows: dict[str, int]) -> list[str]:

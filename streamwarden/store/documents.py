@@ -1,10 +1,7 @@
 """The control documents: their contents, and typed access.
 
-``ROOT/control/JOB/`` holds ``desired.json``, ``checkpoint.json``, ``lease.json``, ``supervision.json``,
-``supervisor.json``, ``health.json``, ``parallelism.json``, ``cancel.json``, ``operation.json`` (past ones:
-``operations/ID.json``); savepoints' changing part in ``savepoints/ID.json``; a generation's ``totals/gNNNNNN.json``; an
-incarnation's ``incarnations/ID/{launch,stop,heartbeat,progress,exit}.json``. The control side writes desired state,
-launches, stop requests and supervision; the driver writes the rest.
+The control side writes desired state, launches, stop requests and supervision; the driver writes the rest.
+:mod:`streamwarden.store.layout` has their keys.
 """
 
 from __future__ import annotations
@@ -34,6 +31,7 @@ from streamwarden.model.status import (
     utc_now,
 )
 from streamwarden.storage import Conflict, Storage
+from streamwarden.store import layout
 
 __all__ = ["Document", "JobDocuments", "dump"]
 
@@ -140,10 +138,9 @@ def _parse(model: type[BaseModel], data: bytes) -> BaseModel:
 
 def _remedy(key: str) -> str | None:
     """Return the remedy for a job's damaged document; None (the catalogue's remedy) for other documents."""
-    folder, _, rest = key.partition("/")
-    if folder != "control" or "/" not in rest:
+    job = layout.job_of(key)
+    if job is None:
         return None
-    job = rest.split("/")[0]
     return f"`streamwarden repair {job}` shows what it can be restored from; with --yes it does so."
 
 
@@ -166,19 +163,19 @@ class JobDocuments:
     def __init__(self, storage: Storage, job: str) -> None:
         self.storage = storage
         self.job = job
-        self.base = f"control/{job}"
-        self.desired = self._document("desired.json", Desired, seldom=True)
-        self.checkpoint = self._document("checkpoint.json", CheckpointRef)
-        self.lease = self._document("lease.json", Lease)
-        self.supervision = self._document("supervision.json", Supervision, derived=True)
-        self.operation = self._document("operation.json", Operation)
-        self.health = self._document("health.json", HealthRecord, derived=True)
-        self.parallelism = self._document("parallelism.json", Parallelism)
-        self.cancel = self._document("cancel.json", Cancel, derived=True)
+        self.base = layout.job_key(layout.CONTROL, job)
+        self.desired = self._document(Desired, "desired", seldom=True)
+        self.checkpoint = self._document(CheckpointRef, "checkpoint")
+        self.lease = self._document(Lease, "lease")
+        self.supervision = self._document(Supervision, "supervision", derived=True)
+        self.operation = self._document(Operation, "operation")
+        self.health = self._document(HealthRecord, "health", derived=True)
+        self.parallelism = self._document(Parallelism, "parallelism")
+        self.cancel = self._document(Cancel, "cancel", derived=True)
 
     def totals(self, generation: int) -> Document[Totals]:
         """Return the totals document of a generation."""
-        return self._document(f"totals/g{generation:06}.json", Totals, derived=True)
+        return Document(self.storage, layout.totals_key(self.job, generation), Totals, derived=True)
 
     def current_totals(self) -> Totals | None:
         """Return the totals of the current generation; None before its first batch."""
@@ -187,23 +184,23 @@ class JobDocuments:
 
     def launch(self, incarnation: str) -> Document[Launch]:
         """Return the launch document of an incarnation."""
-        return self._document(f"incarnations/{incarnation}/launch.json", Launch, seldom=True, derived=True)
+        return self._document(Launch, layout.INCARNATIONS, incarnation, "launch", seldom=True, derived=True)
 
     def heartbeat(self, incarnation: str) -> Document[Heartbeat]:
         """Return the heartbeat document of an incarnation."""
-        return self._document(f"incarnations/{incarnation}/heartbeat.json", Heartbeat, derived=True)
+        return self._document(Heartbeat, layout.INCARNATIONS, incarnation, "heartbeat", derived=True)
 
     def progress(self, incarnation: str) -> Document[Progress]:
         """Return the progress document of an incarnation."""
-        return self._document(f"incarnations/{incarnation}/progress.json", Progress, derived=True)
+        return self._document(Progress, layout.INCARNATIONS, incarnation, "progress", derived=True)
 
     def exit(self, incarnation: str) -> Document[Exit]:
         """Return the exit document of an incarnation."""
-        return self._document(f"incarnations/{incarnation}/exit.json", Exit, derived=True)
+        return self._document(Exit, layout.INCARNATIONS, incarnation, "exit", derived=True)
 
     def stop(self, incarnation: str) -> Document[StopRequest]:
         """Return the stop request to an incarnation."""
-        return self._document(f"incarnations/{incarnation}/stop.json", StopRequest, derived=True)
+        return self._document(StopRequest, layout.INCARNATIONS, incarnation, "stop", derived=True)
 
     def request_stop(self, incarnation: str, *, by: str, reason: str = "") -> None:
         """Ask an incarnation to stop, unless it was asked before."""
@@ -213,32 +210,31 @@ class JobDocuments:
 
     def reread(self, request: str) -> Document[Reread]:
         """Return a request to read landed files again; the driver removes it after planning them."""
-        return self._document(f"rereads/{request}.json", Reread, derived=True)
+        return self._document(Reread, layout.REREADS, request, derived=True)
 
     def rereads(self) -> list[Reread]:
         """Return the open requests to read landed files again, oldest first."""
         # A damaged request is made again: its file is reported until it has been read.
-        keys = self.storage.list(f"{self.base}/rereads")
-        names = [key.rsplit("/", 1)[1].removesuffix(".json") for key in keys]
-        found = [request for name in names if (request := self.reread(name).read())]
+        keys = self.storage.list(layout.job_key(layout.CONTROL, self.job, layout.REREADS))
+        found = [request for key in keys if (request := self.reread(layout.id_of(key)).read())]
         return sorted(found, key=lambda request: (request.at, request.id))
 
     def past_operation(self, operation: str) -> Document[Operation]:
         """Return the document of an ended operation."""
-        return self._document(f"operations/{operation}.json", Operation, derived=True)
+        return self._document(Operation, layout.OPERATIONS, operation, derived=True)
 
     def past_operations(self) -> list[str]:
         """Return the ids of ended operations, oldest first."""
-        keys = self.storage.list(f"{self.base}/operations")
-        return sorted(key.rsplit("/", 1)[1].removesuffix(".json") for key in keys)
+        keys = self.storage.list(layout.job_key(layout.CONTROL, self.job, layout.OPERATIONS))
+        return sorted(map(layout.id_of, keys))
 
     def incarnations(self) -> list[str]:
         """Return the ids of all launched incarnations, oldest first: ids begin with the time."""
-        keys = self.storage.list(f"{self.base}/incarnations")
-        return sorted({key.split("/")[3] for key in keys if key.endswith("/launch.json")})
+        keys = self.storage.list(layout.job_key(layout.CONTROL, self.job, layout.INCARNATIONS))
+        return sorted({layout.id_of(key) for key in keys if layout.kind_of(key) == layout.LAUNCH})
 
-    def _document(self, name: str, model: type[M], *, seldom: bool = False, derived: bool = False) -> Document[M]:
-        return Document(self.storage, f"{self.base}/{name}", model, seldom=seldom, derived=derived)
+    def _document(self, model: type[M], *names: str, seldom: bool = False, derived: bool = False) -> Document[M]:
+        return Document(self.storage, layout.document_key(self.job, *names), model, seldom=seldom, derived=derived)
 
 
 def _encode(value: BaseModel) -> bytes:

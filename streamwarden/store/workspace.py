@@ -10,6 +10,7 @@ from streamwarden.model.profile import Profile, S3Spec
 from streamwarden.model.spec import JobSpec
 from streamwarden.storage import FileStore, LocalFiles, LocalStorage, S3Location, Storage
 from streamwarden.store.config import config_dir, load_job, load_profile
+from streamwarden.store.layout import LOGS, SCRATCH, TABLES, job_key, table_key
 from streamwarden.store.root import checked_root
 
 __all__ = ["Workspace", "open_workspace"]
@@ -51,11 +52,11 @@ class Workspace:
     @property
     def tables(self) -> str:
         """The folder of the Delta tables, as a path for Spark."""
-        return self.uri("tables")
+        return self.uri(TABLES)
 
     def table(self, name: str) -> str:
         """Return the folder of one Delta table, as a path for Spark."""
-        return self.uri(f"tables/{name}")
+        return self.uri(table_key(name))
 
     def uri(self, key: str) -> str:
         """Return a key of `files` or `storage` as a path for Spark."""
@@ -77,7 +78,7 @@ class Workspace:
         if self.s3.endpoint is not None:
             plain = str(self.s3.endpoint.startswith("http:")).lower()
             options |= {"AWS_ENDPOINT_URL": self.s3.endpoint, "AWS_ALLOW_HTTP": plain}
-        return f"{self.s3.uri('s3')}/tables/{name}", options
+        return f"{self.s3.uri('s3')}/{table_key(name)}", options
 
     def source_path(self, path: str) -> str:
         """Return a file source's folder as a path for Spark; relative paths start at the root."""
@@ -85,16 +86,16 @@ class Workspace:
 
     def log_dir(self, job: str, incarnation: str) -> Path:
         """Return the folder of one incarnation's log files."""
-        return self.root / "logs" / job / incarnation
+        return self.root / job_key(LOGS, job, incarnation)
 
     @property
     def scratch(self) -> Path:
         """Local folder for temporary files of running drivers; see :mod:`streamwarden.runtime.work_dirs`."""
-        return self.root / "scratch"
+        return self.root / SCRATCH
 
     def scratch_dir(self, job: str, incarnation: str) -> Path:
         """Return the scratch folder of one driver process."""
-        return self.scratch / job / incarnation
+        return self.root / job_key(SCRATCH, job, incarnation)
 
     def job(self, name: str) -> JobSpec:
         """Load a job's spec with this profile's overrides; see :func:`~streamwarden.store.config.load_job`."""

@@ -11,7 +11,8 @@ from streamwarden.model.status import (
     utc_now,
 )
 from streamwarden.storage import Conflict
-from streamwarden.store.documents import Document, JobDocuments
+from streamwarden.store.documents import Document
+from streamwarden.store.layout import document_key
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["Claim", "claim", "current_claim", "note_deferred"]
@@ -89,6 +90,4 @@ def note_deferred(workspace: Workspace, job: str, *, holder: str, attempt: int, 
 
 
 def _claim_document(workspace: Workspace, job: str) -> Document[Claim]:
-    return Document(
-        workspace.storage, f"{JobDocuments(workspace.storage, job).base}/supervisor.json", Claim, derived=True
-    )
+    return Document(workspace.storage, document_key(job, "supervisor"), Claim, derived=True)

@@ -13,6 +13,7 @@ from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.spare import Standby
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import CONTROL
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.act import kill_by_hand, kill_silent
 from streamwarden.supervision.observe import POLL_S, Observation, Phase, observe, process_of_driver
@@ -243,7 +244,7 @@ def stop_all(
 
 def deployed_jobs(workspace: Workspace) -> list[str]:
     """Return the sorted names of all jobs that were ever deployed here, including jobs whose YAML was removed."""
-    return [job for job in workspace.files.folders("control") if _was_deployed(workspace, job)]
+    return [job for job in workspace.files.folders(CONTROL) if _was_deployed(workspace, job)]
 
 
 def _was_deployed(workspace: Workspace, job: str) -> bool:

@@ -35,11 +35,11 @@ from streamwarden.operations.deploy import deploy_job
 from streamwarden.runtime.operation_lock import begin
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints import take as taking
-from streamwarden.savepoints.documents import checkpoint_key, folder_key
 from streamwarden.savepoints.schedule import reason_to_skip
 from streamwarden.savepoints.take import take
 from streamwarden.savepoints.verify import verify
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import savepoint_checkpoint_key, savepoint_key
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import Phase
 from tests.airflow.conftest import REPOSITORY, Place, Run
@@ -60,7 +60,7 @@ def taken(place: Place, origin: Origin = Origin.MANUAL) -> Manifest:
 
 
 def damage(place: Place, made: Manifest, name: str = "offsets/0") -> None:
-    path = place.workspace.root / checkpoint_key("lamp", made.id) / name
+    path = place.workspace.root / savepoint_checkpoint_key("lamp", made.id) / name
     # A new file: the old one is shared with the checkpoint.
     path.unlink()
     path.write_text("something else")
@@ -233,7 +233,7 @@ def test_verify_names_each_damaged_savepoint_with_its_file(place: Place) -> None
     place.deploy()
     first, good, last = taken(place), taken(place), taken(place)
     damage(place, first)
-    (place.workspace.root / checkpoint_key("lamp", last.id) / "metadata").unlink()
+    (place.workspace.root / savepoint_checkpoint_key("lamp", last.id) / "metadata").unlink()
     with pytest.raises(AirflowFailException) as raised:
         operator(VerifyOperator, place, job="all", savepoint="all").execute(Run().context("verify"))
     text = str(raised.value)
@@ -360,7 +360,7 @@ def test_housekeeping_removes_and_protects(place: Place, airflow_database: None)
     catalog.label(place.workspace, "lamp", labelled.id, "golden")
     manual = taken(place)
     # What a killed take leaves: a record of a process that is gone, and files without a manifest.
-    folder = place.workspace.root / folder_key("lamp", "20200101T000000000z0000")
+    folder = place.workspace.root / savepoint_key("lamp", "20200101T000000000z0000")
     (folder / "checkpoint").mkdir(parents=True)
     (folder / "checkpoint" / "metadata").write_text("half")
     record = catalog.find(place.workspace, "lamp", old.id).record
@@ -413,7 +413,7 @@ def test_restore_form_offers_the_savepoints_with_their_words(
     catalog.label(place.workspace, "lamp", first.id, "before the  upgrade")
     damage(place, bad)
     verify(place.workspace, [catalog.find(place.workspace, "lamp", one.id) for one in (first, bad)], by="test")
-    (place.workspace.root / folder_key("lamp", torn.id) / "manifest.json").unlink()
+    (place.workspace.root / savepoint_key("lamp", torn.id) / "manifest.json").unlink()
     offered = load(DAGS / "operations.py").dags["restore"].params.get_param("savepoint").schema["examples"]
     when = f"{first.taken_at:%Y-%m-%d %H:%M} UTC"
     assert offered == [

@@ -198,7 +198,7 @@ class Chaos:
         def rests() -> bool:
             nonlocal last, since
             running = all(is_running(world.seen(job)) for job in JOBS)
-            now: list[Any] = [DeltaLog(world.workspace.files, f"tables/{table}").latest for table in TABLES]
+            now: list[Any] = [DeltaLog(world.workspace.files, table).latest for table in TABLES]
             if not running or now != last or not all(world.finds_nothing(job) for job in JOBS):
                 last, since = now, time.monotonic()
                 return False

@@ -33,7 +33,7 @@ class Written:
 
 def commits_of(files: FileStore, table: str) -> list[Written]:
     """Return the commits of a table that carry a batch, oldest first."""
-    log = DeltaLog(files, f"tables/{table}")
+    log = DeltaLog(files, table)
     found = []
     for version in log.versions:
         actions = log.actions(version)

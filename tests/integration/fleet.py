@@ -129,7 +129,7 @@ class Fleet:
             assert time.monotonic() < deadline, [(one.job, one.phase, one.reason) for one in seen]
             time.sleep(1)
             files = self.place.workspace.files
-            now = [DeltaLog(files, f"tables/{table}").latest for table in TABLES]
+            now = [DeltaLog(files, table).latest for table in TABLES]
             if now != last:
                 last, since = now, utc_now()
             # After the newest change of a table, which for the next job is input.

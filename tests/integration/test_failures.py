@@ -73,7 +73,7 @@ def _counted(place: Place, expected: dict[int, int], *, job: str = JOB, table: s
 
     def reached(seen: Observation) -> bool:
         assert seen.phase.alive, seen.error
-        begun = DeltaLog(place.workspace.files, f"tables/{table}").latest is not None
+        begun = DeltaLog(place.workspace.files, table).latest is not None
         return begun and {row["key"]: row["rows"] for row in place.rows(table)} == expected
 
     place.wait(job, reached, f"{expected} counted", timeout=400)

@@ -105,12 +105,12 @@ def test_paused_between_check_and_commit_its_batch_is_there_once(place: Place, t
     paused = observe(place.workspace, "numbers")
     second = lives_elsewhere(place)
     place.wait("numbers", lambda seen: seen.incarnation == second and at(seen, 5), "the second's batches")
-    before = DeltaLog(place.workspace.files, "tables/numbers").latest
+    before = DeltaLog(place.workspace.files, "numbers").latest
     os.kill(pid_of(paused), signal.SIGCONT)
     last = ended(place, first)
     assert last.outcome == "failed" and last.error is not None and last.error.code == "LEASE_LOST"
     assert files(place) == [f"{number}.txt" for number in range(6)]
-    assert DeltaLog(place.workspace.files, "tables/numbers").latest == before
+    assert DeltaLog(place.workspace.files, "numbers").latest == before
     place.land("6.txt")
     place.wait("numbers", lambda seen: seen.incarnation == second and at(seen, 6), "a batch after that")
 
@@ -188,7 +188,7 @@ def test_frozen_with_its_jvm_at_any_moment(place: Place) -> None:
         current = following
     place.wait("numbers", lambda seen: at(seen, 0) and len(files(place)) >= landed, f"all {landed} files (seed {seed})")
     assert files(place) == [f"{number:03d}.txt" for number in range(landed)], f"seed {seed}"
-    log = DeltaLog(place.workspace.files, "tables/numbers")
+    log = DeltaLog(place.workspace.files, "numbers")
     written = [
         action["txn"]["version"] for version in log.versions for action in log.actions(version) if "txn" in action
     ]

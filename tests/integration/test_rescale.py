@@ -25,9 +25,9 @@ from streamwarden.operations.spec_diff import Effect, plan
 from streamwarden.runtime.processes import kill
 from streamwarden.runtime.state_reader import StateAt, read_state
 from streamwarden.savepoints import catalog
-from streamwarden.savepoints.documents import checkpoint_key
 from streamwarden.savepoints.verify import verify
 from streamwarden.store.effective_spec import effective_spec
+from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import Phase, observe
 from tests.integration.conftest import BY, Place
@@ -274,7 +274,7 @@ def check_that_state_is_as_before(place: Place, job: str) -> None:
     made = catalog.savepoints(place.workspace, job)[0].manifest
     reference = place.documents(job).checkpoint.read()
     assert reference is not None
-    folders = {"savepoint": checkpoint_key(job, made.id), "in force": reference.path}
+    folders = {"savepoint": savepoint_checkpoint_key(job, made.id), "in force": reference.path}
     asked = {name: StateAt(folder, made.batch, made.partitions) for name, folder in folders.items()}
     told = read_state(place.workspace, asked, code="RESCALE_STATE_DIFFERS")
     assert told["in force"]["digests"] and told["in force"] == told["savepoint"]

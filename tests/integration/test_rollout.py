@@ -127,7 +127,7 @@ def test_a_batch_that_a_broken_spec_wrote_in_part_is_undone(place: Place, monkey
     base = operation(place, "pairs").plan.base
     assert "broken as it was told" in raised.value.what and "first put back" in raised.value.what
     old = CheckpointReader(place.workspace.storage, "checkpoints/pairs/g000001")
-    log = DeltaLog(place.workspace.files, "tables/first")
+    log = DeltaLog(place.workspace.files, "first")
     begun = old.last_offset()
     assert begun == base + 1 and old.last_commit() == base
     assert log.after(application_id("pairs", 1), begun).transaction == begun, "it had written the first table"

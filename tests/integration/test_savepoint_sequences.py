@@ -22,8 +22,8 @@ from streamwarden.operations.deploy import deploy_job
 from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.runtime.processes import kill
 from streamwarden.savepoints import catalog
-from streamwarden.savepoints.documents import folder_key
 from streamwarden.savepoints.verify import verify
+from streamwarden.store.layout import savepoint_key
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import observe
 from tests.integration.conftest import BY, REPOSITORY, Place
@@ -116,7 +116,7 @@ def check_catalogue(place: Place) -> None:
         known = {one.manifest.id for one in catalog.savepoints(workspace, job)}
         assert set(workspace.files.folders(f"savepoints/{job}")) == known
         for name in known:
-            assert any(workspace.files.walk(folder_key(job, name)))
+            assert any(workspace.files.walk(savepoint_key(job, name)))
     every = [one for job in JOBS for one in catalog.savepoints(workspace, job)]
     found = verify(workspace, every, by=BY)
     assert {name: one.problems for name, one in found.items() if one.problems} == {}

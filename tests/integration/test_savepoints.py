@@ -16,9 +16,9 @@ from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.restore import restore
 from streamwarden.savepoints import catalog
-from streamwarden.savepoints.documents import checkpoint_key
 from streamwarden.savepoints.take import savepoint_and_stop, take
 from streamwarden.savepoints.verify import verify
+from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import Observation, Phase, observe
 from tests.integration.conftest import BY, Place
@@ -96,7 +96,7 @@ def test_under_the_old_transaction_id_a_rewound_job_loses_rows(running: Place) -
     files, old = place.workspace.files, place.documents("numbers").checkpoint.read()
     assert old is not None
     for entry in made.files:
-        source = f"{checkpoint_key('numbers', made.id)}/{entry.path}"
+        source = f"{savepoint_checkpoint_key('numbers', made.id)}/{entry.path}"
         files.copy(source, f"checkpoints/numbers/naive/{entry.path}")
     from deltalake import DeltaTable
 
@@ -220,7 +220,7 @@ def test_verification_names_what_is_damaged(running: Place) -> None:
     place.land("c.txt")
     _batch(place, 2)
     second = _take(place)
-    folder = place.workspace.root / checkpoint_key("numbers", second.id)
+    folder = place.workspace.root / savepoint_checkpoint_key("numbers", second.id)
     (folder / "offsets" / "1").unlink()
     (folder / "commits" / "2").unlink()
     (folder / "commits" / "2").write_text("v1\n{}?")

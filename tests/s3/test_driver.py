@@ -20,9 +20,9 @@ from streamwarden.operations.diagnosis import diagnose
 from streamwarden.operations.restore import restore
 from streamwarden.runtime.processes import is_alive
 from streamwarden.savepoints.catalog import find
-from streamwarden.savepoints.documents import checkpoint_key
 from streamwarden.savepoints.take import take
 from streamwarden.savepoints.verify import verify
+from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.act import restart
 from streamwarden.supervision.decide import Action, decide
@@ -162,7 +162,7 @@ def test_state_on_s3_outlives_its_driver_and_is_saved_and_restored(place: Place,
     # Saved, checked by reading its state back, and restored: all without a byte of it on this machine.
     saved = take(place.workspace, "zone_windows", origin=Origin.MANUAL, by=BY)
     assert {operator.name for operator in saved.operators} and any("state/" in file.path for file in saved.files)
-    folder = checkpoint_key("zone_windows", saved.id)
+    folder = savepoint_checkpoint_key("zone_windows", saved.id)
     hashed = place.workspace.files.hash_many(f"{folder}/{file.path}" for file in saved.files)
     assert {key: (one.size, one.sha256) for key, one in hashed.items()} == {
         f"{folder}/{file.path}": (file.size, file.sha256) for file in saved.files

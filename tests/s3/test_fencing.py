@@ -54,7 +54,7 @@ def test_paused_in_a_request_it_writes_over_nothing(
     place.land("1.txt")
     first = deploy_job(place.workspace, "numbers", by=BY).incarnation
     place.wait("numbers", lambda seen: at(seen, 1), "batch 1")
-    entry = entry.format(DeltaLog(place.workspace.files, "tables/numbers").latest + 1)
+    entry = entry.format(DeltaLog(place.workspace.files, "numbers").latest + 1)
     hold = proxy.hold = Hold(f"PUT .*/{entry}")
     place.land("2.txt")
     assert hold.reached.wait(120), f"a PUT of {entry}"

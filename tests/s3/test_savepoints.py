@@ -18,13 +18,14 @@ from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.model.status import CheckpointRef, Desired, utc_now
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints import take as take_module
-from streamwarden.savepoints.documents import checkpoint_key, record_document
+from streamwarden.savepoints.documents import record_document
 from streamwarden.savepoints.take import Report, take
 from streamwarden.savepoints.verify import verify
 from streamwarden.storage import S3Files, S3Location, S3Storage
 from streamwarden.storage.s3_client import make_client
 from streamwarden.store.config import load_job
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.store.workspace import Workspace
 from tests.integration.conftest import BY
 from tests.integration.conftest import Place as Jobs
@@ -189,7 +190,7 @@ def test_a_missing_bucket_is_named(workspace: Workspace, s3: Place) -> None:
 
 def test_a_corrupted_object_is_found_and_named(workspace: Workspace, s3: Place) -> None:
     made = _take(workspace)
-    key = f"{checkpoint_key(JOB, made.id)}/state/0/7/SSTs/1-7.sst"
+    key = f"{savepoint_checkpoint_key(JOB, made.id)}/state/0/7/SSTs/1-7.sst"
     s3.client().put_object(Bucket=s3.location.bucket, Key=f"{s3.location.prefix}/{key}", Body=b"tablx7")
     found = catalog.find(workspace, JOB, made.id)
     verdict = verify(workspace, [found], by=BY, state=False)[made.id]

@@ -14,6 +14,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.spec import PROGRESS_TABLE, RetentionSpec
 from streamwarden.operations.housekeeping import housekeep
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import CONTROL, SAVEPOINTS
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["HousekeepingOperator"]
@@ -45,7 +46,7 @@ class HousekeepingOperator(InterruptibleOperator):
         workspace = self.open()
         removed: dict[str, dict[str, Any]] = {}
         failed: list[StreamwardenError] = []
-        jobs = sorted({*workspace.files.folders("control"), *workspace.files.folders("savepoints")})
+        jobs = sorted({*workspace.files.folders(CONTROL), *workspace.files.folders(SAVEPOINTS)})
         for job in jobs:
             try:
                 with self.interruptible():

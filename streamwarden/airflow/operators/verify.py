@@ -23,6 +23,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.catalog import Savepoint
 from streamwarden.savepoints.verify import verify
+from streamwarden.store.layout import SAVEPOINTS
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["VerifyOperator"]
@@ -96,7 +97,7 @@ class VerifyOperator(JobOperator, InterruptibleOperator):
             if wanted == ALL_SAVEPOINTS:
                 return catalog.savepoints(workspace, self.job)
             return [catalog.find(workspace, self.job, wanted)]
-        jobs = workspace.files.folders("savepoints")
+        jobs = workspace.files.folders(SAVEPOINTS)
         if wanted == ALL_SAVEPOINTS:
             return [one for job in jobs for one in catalog.savepoints(workspace, job)]
         found = []

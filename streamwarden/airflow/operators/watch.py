@@ -14,6 +14,7 @@ from streamwarden.airflow.operators.base import PlaceOperator
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.status import HealthRecord, Supervision
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import CONTROL
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.alert_queue import UNWATCHED, unsent_due
 from streamwarden.supervision.described import is_described, undescribed
@@ -79,7 +80,7 @@ class WatchOperator(PlaceOperator):
         looked: dict[str, tuple[str, bool]] = {}
         asking: set[str] = set()
         unread: list[Exception] = []
-        for job in sorted(workspace.files.folders("control")):
+        for job in sorted(workspace.files.folders(CONTROL)):
             try:
                 health = JobDocuments(workspace.storage, job).health.read() or HealthRecord()
                 looked[job] = (_unwatched(workspace, job, ti), UNWATCHED in health.rules)

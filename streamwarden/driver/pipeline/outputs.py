@@ -22,6 +22,7 @@ from streamwarden.formats.delta_log import DeltaLog, start_id
 from streamwarden.formats.delta_restore import put_back
 from streamwarden.model.status import CheckpointRef, OutputStart
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import delta_log_key
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["AUTHOR", "clear_unborn", "keep_tables", "start_outputs"]
@@ -47,7 +48,7 @@ def clear_unborn(workspace: Workspace, table: str, *, guard: Callable[[], None])
     guard
         Called before anything is removed; raises if this driver may not write.
     """
-    folder = f"tables/{table}/_delta_log"
+    folder = delta_log_key(table)
     left = [info.key for info in workspace.files.walk(folder)]
     if any(not key.rsplit("/", 1)[1].startswith(".") for key in left):
         return
@@ -162,7 +163,7 @@ def _start(
     application, number = start_id(reference.job), max(reference.highest, reference.generation)
     if output.version is None:
         # The table was created after the savepoint. It is emptied, not removed, because others may read it.
-        if DeltaLog(workspace.files, f"tables/{output.table}").latest is not None:
+        if DeltaLog(workspace.files, output.table).latest is not None:
             _log.info("%s: emptied, as it was at the savepoint", output.table)
             may_write()
             # DELETE takes its transaction id from the session.

@@ -28,7 +28,7 @@ def missing_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -
         return missing_topic(session, spec.source)
     if isinstance(spec.source, DeltaSource):
         # Checked without Delta: if asked while a table is being created, Delta caches that there is none.
-        if DeltaLog(workspace.files, f"tables/{spec.source.table}").latest is None:
+        if DeltaLog(workspace.files, spec.source.table).latest is None:
             return f"source table {spec.source.table} does not exist yet"
         return None
     folder = workspace.source_path(spec.source.path).removeprefix("file://")

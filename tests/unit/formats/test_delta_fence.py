@@ -91,7 +91,7 @@ def test_the_log_is_read_as_if_there_were_none(workspace: Workspace) -> None:
     batch(workspace, 1)
     fence(workspace, "t", of(2, 2))
     batch(workspace, 1, generation=2)
-    log = DeltaLog(workspace.files, "tables/t")
+    log = DeltaLog(workspace.files, "t")
     # Of generation 2: after its batch 0 there is what generation 1 left.
     assert log.after(application_id("job", 2), 0) == TableState(2, None)
     assert log.after(application_id("job", 2), 1) == TableState(3, 1)

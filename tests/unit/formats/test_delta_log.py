@@ -37,7 +37,7 @@ def log(root: Path, commits: Iterable[Commit], *, first: int = 0) -> DeltaLog:
     folder.mkdir(parents=True, exist_ok=True)
     for version, commit in enumerate(commits, first):
         (folder / f"{version:020d}.json").write_text("".join(f"{json.dumps(action)}\n" for action in commit))
-    return DeltaLog(LocalFiles(root), "tables/t")
+    return DeltaLog(LocalFiles(root), "t")
 
 
 def test_a_batch_has_the_version_that_it_wrote(tmp_path: Path) -> None:

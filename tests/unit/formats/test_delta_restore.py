@@ -47,13 +47,11 @@ def test_contents_are_those_of_the_version(workspace: Workspace) -> None:
     assert {*zip(again["path"].to_pylist(), again["max.number"].to_pylist(), strict=True)} == {
         *zip(stats["path"].to_pylist(), stats["max.number"].to_pylist(), strict=True)
     }
-    actions = DeltaLog(workspace.files, f"tables/{NAME}").actions(4)
+    actions = DeltaLog(workspace.files, NAME).actions(4)
     (info,) = [action["commitInfo"] for action in actions if "commitInfo" in action]
     assert (info["operation"], info["userMetadata"]) == ("RESTORE", "a driver")
     # Streams that read the table are to see it.
-    changes = [
-        found.get("add") or found.get("remove") for found in DeltaLog(workspace.files, f"tables/{NAME}").actions(4)
-    ]
+    changes = [found.get("add") or found.get("remove") for found in DeltaLog(workspace.files, NAME).actions(4)]
     assert {change["dataChange"] for change in changes if change} == {True}
 
 

@@ -32,16 +32,11 @@ from streamwarden.savepoints.catalog import (
     savepoints,
     use,
 )
-from streamwarden.savepoints.documents import (
-    checkpoint_key,
-    folder_key,
-    is_interrupted,
-    manifest_document,
-    record_document,
-)
+from streamwarden.savepoints.documents import is_interrupted, manifest_document, record_document
 from streamwarden.savepoints.verify import verify
 from streamwarden.storage import S3Location
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import savepoint_checkpoint_key, savepoint_key
 from streamwarden.store.workspace import Workspace, open_workspace
 from tests.unit.supervision.test_supervision import GONE, JOB, spec
 
@@ -104,7 +99,7 @@ def made(
 ) -> str:
     """Put a savepoint into the catalogue, with one file."""
     at = NOW - age
-    put(workspace, f"{checkpoint_key(JOB, name)}/metadata", "x")
+    put(workspace, f"{savepoint_checkpoint_key(JOB, name)}/metadata", "x")
     put(
         workspace,
         manifest_document(workspace, JOB, name).key,
@@ -143,7 +138,7 @@ def ids(workspace: Workspace) -> list[str]:
 
 def left(workspace: Workspace, name: str) -> list[str]:
     """Return what there is of a savepoint: of its files, and its record."""
-    keys = [info.key for info in workspace.files.walk(folder_key(JOB, name))]
+    keys = [info.key for info in workspace.files.walk(savepoint_key(JOB, name))]
     return keys + [key for key in workspace.storage.list(f"control/{JOB}/savepoints") if name in key]
 
 
@@ -154,7 +149,7 @@ def test_they_are_listed_newest_first(workspace: Workspace) -> None:
     for name in ("20260102", "20260101", "20260103"):
         made(workspace, name)
     made(workspace, "20260104", record={"state": "deleting"})
-    workspace.files.write(f"{checkpoint_key(JOB, '20260105')}/metadata", b"no manifest yet")
+    workspace.files.write(f"{savepoint_checkpoint_key(JOB, '20260105')}/metadata", b"no manifest yet")
     assert ids(workspace) == ["20260103", "20260102", "20260101"]
     assert savepoints(workspace, "another_job") == []
 
@@ -204,7 +199,7 @@ def test_one_that_was_copied_from_elsewhere_needs_no_record(workspace: Workspace
 def test_what_lists_show_says_what_deleting_would_free(workspace: Workspace) -> None:
     made(workspace, "1")
     workspace.files.write("checkpoints/x", b"12345")
-    workspace.files.copy("checkpoints/x", f"{checkpoint_key(JOB, '1')}/shared")
+    workspace.files.copy("checkpoints/x", f"{savepoint_checkpoint_key(JOB, '1')}/shared")
     files = [FileEntry(path="metadata", size=1, sha256=""), FileEntry(path="shared", size=5, sha256="")]
     operators = [
         OperatorState(id=number, name="", partitions=4, stores=["default"], rows=rows, bytes=0, schema_sha256="")
@@ -355,7 +350,7 @@ def test_a_delete_that_is_killed_leaves_no_savepoint_and_is_finished_later(
             find(workspace, JOB, word)
     assert housekeeping(workspace, JOB, KEEP_ALL, now=NOW)["finished_deletes"] == ["1"]
     assert left(workspace, "1") == []
-    assert not (workspace.root / folder_key(JOB, "1")).exists()
+    assert not (workspace.root / savepoint_key(JOB, "1")).exists()
 
 
 def test_one_that_is_being_deleted_can_be_neither_labelled_nor_used(workspace: Workspace) -> None:
@@ -496,7 +491,7 @@ def test_retention_never_removes_what_is_needed_and_removes_all_else(ones: list[
 
 
 def taking(workspace: Workspace, name: str, process: ProcessRef | None, *, seen: float = 0) -> None:
-    workspace.files.write(f"{checkpoint_key(JOB, name)}/metadata", b"x")
+    workspace.files.write(f"{savepoint_checkpoint_key(JOB, name)}/metadata", b"x")
     at = utc_now() - timedelta(seconds=seen)
     record_document(workspace, JOB, name).write(
         Record(
@@ -583,9 +578,9 @@ def test_checkpoints_of_a_job_that_never_ran_are_left_alone(workspace: Workspace
 def test_a_savepoint_outlives_the_checkpoint_that_it_shares_its_files_with(workspace: Workspace) -> None:
     list(_generations(workspace, 1, 2, current=2))
     made(workspace, "1")
-    workspace.files.copy(f"checkpoints/{JOB}/g000001/metadata", f"{checkpoint_key(JOB, '1')}/metadata")
+    workspace.files.copy(f"checkpoints/{JOB}/g000001/metadata", f"{savepoint_checkpoint_key(JOB, '1')}/metadata")
     assert housekeeping(workspace, JOB, KEEP_ALL)["old_checkpoints"] == [f"checkpoints/{JOB}/g000001"]
-    assert workspace.files.read(f"{checkpoint_key(JOB, '1')}/metadata") == b"x"
+    assert workspace.files.read(f"{savepoint_checkpoint_key(JOB, '1')}/metadata") == b"x"
 
 
 def test_one_that_is_deleted_while_it_is_looked_through_stays_deleted(workspace: Workspace) -> None:
@@ -602,7 +597,7 @@ def test_looking_through_the_files_alone_finds_what_is_wrong_with_them(workspace
     files = [FileEntry(path=path, size=len(data), sha256=hashlib.sha256(data).hexdigest()) for path, data in content]
     manifest_document(workspace, JOB, "1").write(manifest("1", files=files))
     for path, data in (("offsets/0", b"abd"), ("offsets/1", b"ab"), ("more/.crc", b"")):
-        workspace.files.write(f"{checkpoint_key(JOB, '1')}/{path}", data)
+        workspace.files.write(f"{savepoint_checkpoint_key(JOB, '1')}/{path}", data)
     found = verify(workspace, [find(workspace, JOB, "1")], by="test", state=False)["1"]
     assert (found.verdict, find(workspace, JOB, "1").verdict) == ("damaged", "damaged")
     assert found.problems == [

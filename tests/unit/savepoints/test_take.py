@@ -25,10 +25,11 @@ from streamwarden.model.status import (
 )
 from streamwarden.runtime.processes import current_process
 from streamwarden.savepoints.catalog import savepoints
-from streamwarden.savepoints.documents import checkpoint_key, manifest_document, record_document
+from streamwarden.savepoints.documents import manifest_document, record_document
 from streamwarden.savepoints.take import take
 from streamwarden.savepoints.verify import check_files
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.store.workspace import Workspace
 from tests.unit.formats.test_checkpoint_files import Made
 from tests.unit.savepoints.test_compatibility import current, job_module, made, spec, workspace
@@ -80,10 +81,10 @@ def test_a_savepoint_is_the_closure_of_the_newest_batch(
     taken = _take(workspace)
     assert (taken.batch, taken.state_rows, taken.partitions) == (2, 7, 2)
     assert {entry.path for entry in taken.files} == set(made.closure(2).files)
-    assert check_files(workspace, taken, checkpoint_key("job", taken.id)) == []
+    assert check_files(workspace, taken, savepoint_checkpoint_key("job", taken.id)) == []
     (found,) = savepoints(workspace, "job")
     assert found.manifest == taken and (found.record.state, found.record.note) == ("complete", "for the test")
-    folder = workspace.root / checkpoint_key("job", taken.id)
+    folder = workspace.root / savepoint_checkpoint_key("job", taken.id)
     described = json.loads((folder / "state/0/_metadata/v2/0").read_text().partition("\n")[2])
     (path,) = described["stateStoreInfo"][0]["stateSchemaFilePaths"]
     assert path == f"file:{folder}/state/0/_stateSchema/default/0_schema"
@@ -144,7 +145,9 @@ def test_a_take_that_is_outrun_begins_again_at_the_newer_batch(
     monkeypatch.setattr(workspace.files, "copy_many", copy_many)
     taken = _take(workspace)
     assert taken.batch == 3 and len(tries) == 2
-    assert check_files(workspace, taken, checkpoint_key("job", taken.id)) == [], "nothing of the first try is left"
+    assert check_files(workspace, taken, savepoint_checkpoint_key("job", taken.id)) == [], (
+        "nothing of the first try is left"
+    )
 
 
 def test_what_a_broken_off_try_copied_is_not_left_in_the_next_ones_savepoint(
@@ -168,7 +171,7 @@ def test_what_a_broken_off_try_copied_is_not_left_in_the_next_ones_savepoint(
     monkeypatch.setattr(workspace.files, "copy_many", copy_many)
     taken = _take(workspace)
     assert taken.batch == 3 and len(tries) == 2
-    assert check_files(workspace, taken, checkpoint_key("job", taken.id)) == []
+    assert check_files(workspace, taken, savepoint_checkpoint_key("job", taken.id)) == []
 
 
 def test_rows_of_another_generation_are_not_said(workspace: Workspace, documents: JobDocuments) -> None:

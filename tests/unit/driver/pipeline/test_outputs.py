@@ -201,7 +201,7 @@ def test_what_a_killed_creation_left_is_removed(workspace: Workspace, left: list
     clear_unborn(workspace, "new", guard=lambda: None)
     assert not log_of(workspace).exists()
     clear_unborn(workspace, "t", guard=lambda: None)
-    assert DeltaLog(workspace.files, "tables/t").latest == 3
+    assert DeltaLog(workspace.files, "t").latest == 3
 
 
 @pytest.mark.parametrize("left", [[], [".0.json.tmp"]])
