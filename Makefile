@@ -57,9 +57,9 @@ up: setup ## Airflow with its UI on loopback, until `make down`
 down: setup ## Stop what `make up` started, jobs included
 	@$(BIN)/python -m streamwarden.devserver down
 
-# Two at a time: much of the time a test waits for what it started. By file, so that a file's fixtures are made once, and
+# Three at a time on two cores: much of the time a test waits for what it started. By file, so that a file's fixtures are made once, and
 # in the order of folders: the quick ones of tests/unit fill the end, where a file of minutes would leave one core idle.
-TESTS_AT_ONCE ?= 2
+TESTS_AT_ONCE ?= 3
 
 test: setup s3-server kafka-server ## The tests, but for the long ones (TRIPS=file.parquet: with the real trips of its folder; TESTS_AT_ONCE=n)
 	@$(BIN)/pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder \

@@ -100,6 +100,7 @@ def _slots(client: AirflowClient) -> dict[str, int]:
     return {name: pool[name] for name in ("deferred_slots", "occupied_slots")}
 
 
+@pytest.mark.long
 def test_supervised_run_survives_restores(place: Place, airflow: Standalone) -> None:
     client, documents = airflow.client, JobDocuments(place.workspace.storage, "lamp")
     run = client.trigger_dag(DAG)

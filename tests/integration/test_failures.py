@@ -151,7 +151,7 @@ def _cut(path: Path) -> None:
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("damage", [_remove, _garble, _cut])
+@pytest.mark.parametrize("damage", [_cut, *(pytest.param(one, marks=pytest.mark.long) for one in (_remove, _garble))])
 def test_damaged_state_is_named_with_the_savepoint_to_go_back_to(again: Place, damage: Callable[[Path], None]) -> None:
     for path in _state_files(again):
         damage(path)
@@ -168,6 +168,7 @@ def test_damaged_state_is_named_with_the_savepoint_to_go_back_to(again: Place, d
         assert {row["key"]: row["rows"] for row in again.rows("counted")} == {1: 4, 2: 4, 3: 4}
 
 
+@pytest.mark.long
 def test_another_aggregation_over_the_same_checkpoint(again: Place) -> None:
     _configure(again, "state")
     _, found = _fails(again, "STATE_SCHEMA_CHANGED", retryable=False)
@@ -175,6 +176,7 @@ def test_another_aggregation_over_the_same_checkpoint(again: Place) -> None:
     assert found.command.startswith(f"streamwarden deploy {JOB}")
 
 
+@pytest.mark.long
 def test_a_column_that_is_added_is_followed_and_one_of_another_type_is_not(again: Place) -> None:
     # Once more than other hopeless ones: the first try found the columns as they had been when it began.
     _configure(again, failures={"tolerable_consecutive": 5, "backoff": "1s"})
@@ -191,7 +193,7 @@ def test_a_column_that_is_added_is_followed_and_one_of_another_type_is_not(again
     assert "DELTA_SCHEMA_CHANGED" in found.evidence
 
 
-@pytest.mark.parametrize("what", ["data", "log"])
+@pytest.mark.parametrize("what", ["data", pytest.param("log", marks=pytest.mark.long)])
 def test_source_data_that_is_gone(again: Place, what: str) -> None:
     table = Path(again.workspace.table("facts"))
     newest = max(table.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
@@ -225,6 +227,7 @@ def test_output_data_that_is_gone(again: Place) -> None:
     assert "counted" in found.evidence and ".parquet" in found.evidence
 
 
+@pytest.mark.long
 def test_rows_of_the_source_that_were_changed(again: Place) -> None:
     facts = DeltaTable(again.workspace.table("facts"))
     facts.delete("key = 1")
@@ -265,7 +268,10 @@ def test_rows_of_the_source_that_were_changed(again: Place) -> None:
     _counted(again, {1: 5, 2: 5, 3: 5, 7: 2})
 
 
-@pytest.mark.parametrize(("how", "said"), [("outputs", "KeyError: 'night'"), ("worker", "KeyError: 'weekend'")])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [pytest.param("outputs", "KeyError: 'night'", marks=pytest.mark.long), ("worker", "KeyError: 'weekend'")],
+)
 def test_an_exception_of_the_jobs_own_code_shows_its_traceback_first(again: Place, how: str, said: str) -> None:
     _configure(again, how, failures={"tolerable_consecutive": 1, "backoff": "100ms"})
     ended, found = _fails(again, "JOB_CODE_FAILED", retryable=True, tries=2)
@@ -302,6 +308,7 @@ def _jvm_after_batches(place: Place) -> int:
     return lease.jvm.pid
 
 
+@pytest.mark.long
 def test_a_jvm_that_crashes(again: Place) -> None:
     jvm = _jvm_after_batches(again)
     os.kill(jvm, signal.SIGSEGV)
@@ -313,6 +320,7 @@ def test_a_jvm_that_crashes(again: Place) -> None:
     assert list(again.workspace.log_dir(JOB, ended.incarnation).glob("hs_err*")), "where the remedy says that it is"
 
 
+@pytest.mark.long
 def test_a_jvm_that_is_killed_in_a_call(again: Place) -> None:
     jvm = _jvm_after_batches(again)
     os.kill(jvm, signal.SIGSTOP)
@@ -324,6 +332,7 @@ def test_a_jvm_that_is_killed_in_a_call(again: Place) -> None:
     assert "signal 9" in ended.error.what
 
 
+@pytest.mark.long
 def test_a_heap_that_is_too_small(again: Place) -> None:
     _configure(again, "heap", sinks=[{"table": "counted2", "mode": "upsert", "keys": ["key"]}])
     # From its own beginning: the aggregation is another one.
@@ -333,6 +342,7 @@ def test_a_heap_that_is_too_small(again: Place) -> None:
     assert f"from 512m to 1024m in config/jobs/{JOB}.yaml" in found.act
 
 
+@pytest.mark.long
 def test_somebody_else_who_writes_to_the_output(again: Place) -> None:
     _configure(again, failures={"tolerable_consecutive": 0})
     # Batch after batch: one of them is met.

@@ -140,6 +140,7 @@ def test_metrics_logs_and_the_table_of_batches(place: Place) -> None:
     assert shown.exit_code == 0 and f" INFO numbers {seen.incarnation} stopped after batch 3\n" in shown.output
 
 
+@pytest.mark.long
 def test_rows_that_a_killed_driver_did_not_write_are_written_by_the_next(place: Place) -> None:
     place.profile(progress_table=NEVER, jobs={"interval": "200ms"})
     place.numbers()

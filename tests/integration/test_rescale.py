@@ -164,6 +164,7 @@ def test_two_to_eight_to_three_partitions_and_more_cores(place: Place) -> None:
     counts.check()
 
 
+@pytest.mark.long
 def test_behind_a_batch_that_was_begun_cores_change_and_partitions_do_not(place: Place, tmp_path: Path) -> None:
     marker = tmp_path / "hold"
     counts = Counts(place, module="tests.integration.jobs.holding", options={"marker": str(marker)})
@@ -225,6 +226,7 @@ def test_what_is_unhealthy_goes_back_by_itself(place: Place) -> None:
     assert observe(place.workspace, "counts").incarnation == incarnation
 
 
+@pytest.mark.long
 def test_a_job_that_does_not_compute_the_same_twice_goes_back_and_can_be_stopped_first(place: Place) -> None:
     counts = Counts(place, module="tests.integration.jobs.random_sums")
     counts.add([*range(50), 1])
@@ -304,6 +306,7 @@ def past(place: Place) -> list[str]:
     return place.documents("counts").past_operations()
 
 
+@pytest.mark.long
 def test_a_target_that_makes_no_sense_is_refused_and_the_job_goes_on(place: Place) -> None:
     counts = Counts(place)
     counts.add([1])

@@ -56,6 +56,7 @@ def airflow_for(place: Place, home: Path, **settings: str) -> Standalone:
     return Standalone(home=home, port=0, env=env)
 
 
+@pytest.mark.long
 def test_a_sick_target_goes_back_by_itself_with_the_reason_on_the_run(place: Place, tmp_path: Path) -> None:
     counts = Counts(place, module="tests.integration.jobs.sickly", failures={"tolerable_consecutive": 0})
     counts.add([1, 2, 2])

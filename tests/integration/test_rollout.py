@@ -49,6 +49,7 @@ def files(place: Place, table: str) -> list[str]:
     return sorted(row["file"] for row in place.rows(table))
 
 
+@pytest.mark.long
 def test_what_changes_decides_what_becomes_of_the_driver(place: Place) -> None:
     place.numbers()
     place.land("a.txt")

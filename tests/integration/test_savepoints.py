@@ -85,6 +85,7 @@ def test_rows_written_after_a_savepoint_are_replayed_once(running: Place) -> Non
     assert catalog.find(place.workspace, "numbers", made.id).record.in_use_by == []
 
 
+@pytest.mark.long
 def test_under_the_old_transaction_id_a_rewound_job_loses_rows(running: Place) -> None:
     """Proof of need: the same restore, but for the generation in the sinks' application id."""
     place = running
@@ -214,6 +215,7 @@ def _command(place: Place, *words: str) -> str:
     return done.output
 
 
+@pytest.mark.long
 def test_verification_names_what_is_damaged(running: Place) -> None:
     place = running
     first = _take(place)
@@ -237,6 +239,7 @@ def test_verification_names_what_is_damaged(running: Place) -> None:
     assert observe(place.workspace, "numbers").phase is Phase.RUNNING, "refused before anything was stopped"
 
 
+@pytest.mark.long
 def test_source_files_that_are_gone_are_found_before_anything_stops(running: Place) -> None:
     place = running
     made = _take(place)

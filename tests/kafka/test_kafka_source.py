@@ -127,6 +127,7 @@ def test_a_topic_is_waited_for_and_counted_through_kills_a_restore_and_a_rescale
     assert plan(place.workspace, "records").effect is Effect.REFUSED
 
 
+@pytest.mark.long
 def test_servers_that_are_away_fail_tries_and_what_a_topic_has_dropped_is_named(
     place: Place, kafka: KafkaServer, trips: list[tuple[int, float]]
 ) -> None:

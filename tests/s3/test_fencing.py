@@ -28,6 +28,7 @@ from tests.s3.proxy import Hold, Proxy
 pytestmark = [pytest.mark.s3, pytest.mark.integration, pytest.mark.slow]
 
 
+@pytest.mark.long
 def test_paused_before_a_commit_of_an_earlier_generation(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from tests.integration.test_savepoint_sequences import run_sequence
 pytestmark = [pytest.mark.s3, pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(7200)]
 
 
+@pytest.mark.long
 def test_a_random_sequence_on_s3_ends_equal_to_batch(place: Place) -> None:
     seed = int(os.environ.get("STREAMWARDEN_TEST_SEED", "11"))
     actions = int(os.environ.get("STREAMWARDEN_TEST_ACTIONS", "12"))
@@ -31,6 +32,7 @@ def fleet(place: Place) -> Fleet:
     return Fleet(place, speed=1_200, profile={"s3": bucket.model_dump(mode="json")})
 
 
+@pytest.mark.long
 def test_hot_savepoints_in_a_row_on_s3(place: Place) -> None:
     ended = take_in_a_row(place, 6)
     assert set(ended) <= {"taken", "SAVEPOINT_OUTRUN"}
