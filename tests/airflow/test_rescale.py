@@ -631,6 +631,39 @@ def test_states_that_are_there_and_can_not_be_read_send_it_back(
     assert operation(place).state == "rolled back" and cores(place) == before
 
 
+def test_a_state_that_the_copy_has_otherwise_is_rolled_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+    before = cores(place)
+    to_be_proved(monkeypatch)
+    states = {"job": {"digests": {"0/default": "1:2"}}, "copy": {"digests": {"0/default": "1:3"}}}
+    monkeypatch.setattr("streamwarden.operations.rescale_verify.read_state", lambda *_, **__: states)
+    with pytest.raises(StreamwardenError, match=r"RESCALE_UNHEALTHY.*RESCALE_STATE_DIFFERS.*0/default"):
+        rescale(place.workspace, "lamp", cores=before + 1, by="test")
+    assert operation(place).state == "rolled back" and cores(place) == before
+
+
+def test_behind_a_driver_that_ended_in_a_batch_no_copy_is_used(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a new generation, a batch that the tables may have already would be written twice."""
+    place.deploy()
+    place.batch(1)
+    before, real = reference_of(place), driver_control.stop_in_turn
+
+    def in_a_batch(*args: Any, **kwargs: Any) -> str:
+        ended = real(*args, **kwargs)
+        reader = CheckpointReader(place.workspace.storage, before[0])
+        last = reader.last_commit() or 0
+        offsets = place.workspace.files.read(f"{before[0]}/offsets/{last}")
+        place.workspace.files.write(f"{before[0]}/offsets/{last + 1}", offsets)
+        return ended
+
+    wanted = with_more_partitions(place, monkeypatch)
+    monkeypatch.setattr(driver_control, "stop_in_turn", in_a_batch)
+    with pytest.raises(StreamwardenError, match=r"RESCALE_NOT_HEALTHY.*in the midst of batch"):
+        rescale(place.workspace, "lamp", partitions=wanted, mode="offline", by="test")
+    assert operation(place).state == "failed" and reference_of(place) == before
+
+
 def test_a_state_that_spark_has_removed_is_noted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.deploy()
     place.batch(1)
