@@ -275,7 +275,7 @@ def test_rows_of_the_source_that_were_changed(again: Place) -> None:
 def test_an_exception_of_the_jobs_own_code_shows_its_traceback_first(again: Place, how: str, said: str) -> None:
     _configure(again, how, failures={"tolerable_consecutive": 1, "backoff": "100ms"})
     ended, found = _fails(again, "JOB_CODE_FAILED", retryable=True, tries=2)
-    assert ended.error is not None and "2 tries in a row" in ended.error.what
+    assert ended.error is not None and "2 failed tries in a row" in ended.error.what
     assert found.evidence.endswith(said)
     own = ended.error.traceback.split("\n\n")[0].splitlines()
     assert own[0] == "Traceback (most recent call last):" and own[-1] == said
