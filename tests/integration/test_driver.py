@@ -134,7 +134,7 @@ def test_a_failing_batch_is_tried_again_then_reported(place: Place) -> None:
     ended = place.wait("numbers", lambda seen: not seen.phase.alive, "the failure")
     assert ended.phase is Phase.FAILED
     assert ended.error is not None and ended.error.code == "JOB_CODE_FAILED" and ended.error.retryable
-    assert "3 tries" in ended.error.what and "the marker file is there" in ended.error.what
+    assert "3 failed tries" in ended.error.what and "the marker file is there" in ended.error.what
     assert place.rows("numbers") == []
 
     # So many that one is seen, and that there is one left when the marker goes.

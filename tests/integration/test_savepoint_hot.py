@@ -111,6 +111,7 @@ def _read(place: Place) -> int:
     return totals.rows_in if totals else 0
 
 
+@pytest.mark.long
 def test_hot_savepoints_in_a_row(place: Place) -> None:
     check(take_in_a_row(place, 12), 12)
 

@@ -40,7 +40,7 @@ def test_paused_before_a_commit_of_an_earlier_generation(
     "entry",
     [
         "tables/numbers/_delta_log/{:020}.json",
-        "checkpoints/numbers/g000001/offsets/2",
+        pytest.param("checkpoints/numbers/g000001/offsets/2", marks=pytest.mark.long),
         pytest.param("checkpoints/numbers/g000001/sources/0/2", marks=pytest.mark.long),
     ],
 )
