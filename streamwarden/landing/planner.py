@@ -108,7 +108,7 @@ class Planner:
         self._waiting: dict[int, int] = {}
         self._next = 0
         self._before: dict[str, LandedFile] = {}
-        self._moving: dict[str, LandedFile] = {}
+        self._young: dict[str, LandedFile] = {}
         self._unplanned = 0
         self._asked_at = -_REREADS_S3_S
         self._refused: dict[str, str] = {}
@@ -165,9 +165,9 @@ class Planner:
 
     def _plan(self, listing: Listing, *, rest: bool) -> int:
         now_ms = time.time_ns() // 1_000_000
-        self._moving = {}
+        self._young, self.unsettled = {}, False
         found = [*self._fresh(listing, now_ms), *self._rereads(listing, now_ms)]
-        self._before, self.unsettled = self._moving, bool(self._moving)
+        self._before = self._young
         fresh = [_judged(file, self._source.max_file_bytes) for file in found]
         written = 0
         batches = list(_batches(fresh, self._source))
@@ -213,9 +213,14 @@ class Planner:
 
     def _is_settled(self, file: LandedFile, now_ms: int) -> bool:
         """Return whether a file is complete by its modification time; if it may not be, it is listed again."""
-        if self._folder.atomic or file.modified_ms <= now_ms - _SETTLED_MS or self._before.get(file.name) == file:
+        if self._folder.atomic or file.modified_ms <= now_ms - _SETTLED_MS:
             return True
-        self._moving[file.name] = file
+        # A complete file, too: if it is not planned now because a plan waits, it must not have to settle again while a
+        # later file is planned before it. Its rows would then be late for jobs with a watermark.
+        self._young[file.name] = file
+        if self._before.get(file.name) == file:
+            return True
+        self.unsettled = True
         return False
 
     def _write(self, files: list[LandedFile]) -> bool:

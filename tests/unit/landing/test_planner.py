@@ -79,6 +79,20 @@ def test_a_file_that_is_being_written_is_left_for_the_next_look(landing: Landing
     assert landing.plans()[0][0].length == len(b"half and more")
 
 
+def test_a_file_that_waits_for_a_plan_is_not_overtaken_by_the_next_one(landing: Landing) -> None:
+    planner = landing.planner()
+    landing.land("first")
+    assert planner.look() == 1
+    landing.land("a", at_s=time.time())
+    assert planner.look() == 0
+    landing.land("b", at_s=time.time() + 0.01)
+    assert planner.look() == 0, "`a` is complete, and waits for the plan of `first`"
+    landing.take_plan(0)
+    planner.after(None, offset(0))
+    assert planner.look() == 1
+    assert landing.names() == [["first"], ["a", "b"]]
+
+
 def test_links_pipes_and_large_files_are_planned_to_be_refused(landing: Landing) -> None:
     os.mkfifo(landing.folder / "pipe")
     (landing.folder / "broken").symlink_to("nowhere")
