@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamwarden.cli.landing import _spec as listed
 from streamwarden.errors import StreamwardenError
 from streamwarden.landing.file import LandedFile, LandedFileChanged, LandedFileGone, shown
 from streamwarden.landing.inspect import FileState, ask_reread, landed_files
 from streamwarden.landing.plans import plans_of
-from streamwarden.model.status import SourceProgress
+from streamwarden.model.status import Desired, SourceProgress, utc_now
 from streamwarden.storage import S3Location
+from streamwarden.store.documents import JobDocuments
 from tests.unit.landing.conftest import OLD_S, Landing
 
 pytestmark = pytest.mark.unit
@@ -91,6 +93,23 @@ def test_a_file_that_waits_for_a_plan_is_not_overtaken_by_the_next_one(landing: 
     planner.after(None, offset(0))
     assert planner.look() == 1
     assert landing.names() == [["first"], ["a", "b"]]
+
+
+def test_the_files_of_a_job_without_a_yaml_are_listed(landing: Landing) -> None:
+    spec = landing.spec()
+    JobDocuments(landing.workspace.storage, "lines").desired.write(
+        Desired(
+            job="lines",
+            state="running",
+            spec=spec,
+            digest=spec.digest(),
+            profile="test",
+            updated_at=utc_now(),
+            updated_by="test",
+        )
+    )
+    (landing.workspace.config / "jobs").mkdir()
+    assert listed(landing.workspace, None) == listed(landing.workspace, "lines") == spec
 
 
 def test_links_pipes_and_large_files_are_planned_to_be_refused(landing: Landing) -> None:

@@ -108,6 +108,7 @@ Please make sure only one streaming job runs on a specific checkpoint location a
         (DATA_GONE, "SOURCE_DATA_GONE", "part-00000-1a3e"),
         (DATA_GONE.replace("facts", "counted"), "OUTPUT_DATA_GONE", "tables/counted/part-00000-1a3e"),
         (HEAP, "OUT_OF_MEMORY", "java.lang.OutOfMemoryError: Java heap space"),
+        ("OSError: [Errno 28] No space left on device: 'x'", "DISK_FULL", "No space left on device"),
         (FORBIDDEN, "S3_REFUSED", "Forbidden (Service: S3, Status Code: 403"),
         (SIGNATURE, "S3_REFUSED", "signature we calculated does not match"),
         (MISSING + FORBIDDEN, "S3_REFUSED", "Forbidden"),
