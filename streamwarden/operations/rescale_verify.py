@@ -58,14 +58,7 @@ class RescaleVerdict(RescaleBack):
 
     def _await_first_batch(self) -> str:
         try:
-            return driver_control.await_health(
-                self._workspace,
-                self._job,
-                generation=self._plan.generation,
-                base=self._plan.base,
-                timeout=self._health_timeout,
-                say=self._say,
-            )
+            return self._await_health()
         except StreamwardenError as error:
             seen = observe(self._workspace, self._job)
             failures = seen.heartbeat.failures if seen.heartbeat else 0

@@ -1,8 +1,8 @@
 """The workflow of restores, rollouts and rescales: one order of steps, one switch, and one way to roll back.
 
-precheck, then the operation's own preparation with the stop and the savepoint, then switch, start and verify. Each part
-can be repeated by another process after a kill at any write: until the switch the job is started again as it was, and
-from the switch on the plan has all values to finish, or to roll back.
+precheck, then the operation's own preparation with the stop and the savepoint, then switch, start and verify. After a
+kill at any write, another process can repeat each part. Until the switch, the job is started again as it was. From the
+switch on, the plan has all values to finish or to roll back.
 
 Source: the saga pattern (Garcia-Molina and Salem, 1987), with the recorded plan as its log.
 """
@@ -155,15 +155,18 @@ class JobOperation(ABC):
             Why it is not: it is rolled back.
         """
         with self.handle.step(StepName.WAIT_FOR_HEALTH) as step:
-            step.detail = driver_control.await_health(
-                self._workspace,
-                self._job,
-                generation=self._plan.generation,
-                base=self._plan.base,
-                timeout=self._health_timeout,
-                say=self._say,
-                may_wait=bool(self._plan.waits),
-            )
+            step.detail = self._await_health()
+
+    def _await_health(self) -> str:
+        return driver_control.await_health(
+            self._workspace,
+            self._job,
+            generation=self._plan.generation,
+            base=self._plan.base,
+            timeout=self._health_timeout,
+            say=self._say,
+            may_wait=bool(self._plan.waits),
+        )
 
     @abstractmethod
     def _undo(self, error: StreamwardenError) -> str:
