@@ -1,8 +1,9 @@
-"""Files of any name, age, size, format and order, and a driver that is killed at any moment: nothing lost or doubled.
+"""Files of any name, age, size, format and order, and drivers that are killed at any moment: nothing lost or doubled.
 
-Each sequence lands files drawn by hypothesis and sometimes kills the driver. Then it compares both tables with the
-files: each good row once in `trips`, each bad row or file once in the quarantine. STREAMWARDEN_TEST_SEQUENCES is the
-number of sequences; they follow each other in one place, as in a week of operation.
+Each sequence lands files drawn by hypothesis and sometimes kills a driver. Then it compares three tables with the
+files: each good row once in `trips`, each bad row or file once in the quarantine, and each trip once in its window of
+`zone_windows`, which reads `trips` with a watermark. STREAMWARDEN_TEST_SEQUENCES is the number of sequences; they
+follow each other in one place, as in a week of operation.
 """
 
 from __future__ import annotations
@@ -41,8 +42,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(720
 _KILLED = ("DRIVER_KILLED", "DRIVER_DIED", "DRIVER_DID_NOT_START")
 """What a driver that this test has killed ends with, the last before its first heartbeat."""
 
-SEQUENCES = int(os.environ.get("STREAMWARDEN_TEST_SEQUENCES", "3"))
+SEQUENCES = int(os.environ.get("STREAMWARDEN_TEST_SEQUENCES", "2"))
 START = datetime(2024, 1, 1, tzinfo=UTC)
+# A sequence has 240 trips at the most, 80 minutes: a file that is read again at its end is not late for a watermark of
+# two hours. A hundred sequences are half a day, so that most windows are final at the end.
+APART = timedelta(seconds=20)
+WATERMARK = "2h"
+INGEST, READER = JOBS = ("ingest_trips", "zone_windows")
 FIELDS = ("fare_amount", "extra", "mta_tax", "tip_amount", "tolls_amount", "total_amount")
 
 Format = Literal["parquet", "csv", "csv.gz", "jsonl"]
@@ -81,7 +87,10 @@ FILES = st.builds(
     pause_s=st.sampled_from([0.0, 0.0, 0.1, 0.6]),
     replaced=st.sampled_from([False] * 7 + [True]),
 )
-SEQUENCE = st.tuples(st.lists(FILES, min_size=1, max_size=8), st.lists(st.floats(0, 12), max_size=2))
+SEQUENCE = st.tuples(
+    st.lists(FILES, min_size=1, max_size=8),
+    st.lists(st.tuples(st.floats(0, 12), st.sampled_from(JOBS)), max_size=2),
+)
 
 
 @dataclass
@@ -92,6 +101,7 @@ class Landings:
     number: int = 0
     names: set[str] = field(default_factory=set)
     trips: dict[datetime, int] = field(default_factory=dict)
+    """The zone by pickup, which no two trips share."""
     bad_rows: Counter[tuple[str, int | None]] = field(default_factory=Counter)
     refused: set[str] = field(default_factory=set)
     deploying: threading.Lock = field(default_factory=threading.Lock)
@@ -124,7 +134,7 @@ class Landings:
         if drawn.damage in ("none",) or (drawn.damage == "large" and len(data) <= 64 * 1024):
             for number, (row, is_good) in enumerate(zip(rows, good, strict=True)):
                 if is_good:
-                    self.trips[row["lpep_pickup_datetime"]] = 1
+                    self.trips[row["lpep_pickup_datetime"]] = row["PULocationID"]
                 else:
                     self.bad_rows[label, number] = 1
         elif drawn.damage == "cut" and drawn.format in ("csv", "jsonl"):
@@ -154,58 +164,58 @@ class Landings:
             rows.append(_trip(self.number, is_good))
         known = sorted(self.trips)[: drawn.repeats]
         for pickup in known:
-            rows.append(_trip(round((pickup - START) / timedelta(seconds=1)), True))
+            rows.append(_trip(round((pickup - START) / APART), True))
             good.append(True)
         return rows, good
 
-    def kill_after(self, waits: Sequence[float]) -> None:
-        for wait_s in waits:
+    def kill_after(self, kills: Sequence[tuple[float, str]]) -> None:
+        for wait_s, job in kills:
             time.sleep(wait_s)
-            self._kill()
+            self._kill(job)
 
-    def _kill(self) -> None:
-        documents = self.place.documents("ingest_trips")
-        seen, lease = observe(self.place.workspace, "ingest_trips"), documents.lease.read()
+    def _kill(self, job: str) -> None:
+        documents = self.place.documents(job)
+        seen, lease = observe(self.place.workspace, job), documents.lease.read()
         launch = documents.launch(seen.incarnation).read() if seen.incarnation else None
         for process in (launch.process if launch else None, lease.jvm if lease else None):
             if process is not None:
                 self.kills += kill(process)
         with self.deploying:
-            deploy_job(self.place.workspace, "ingest_trips", by=BY)
+            deploy_job(self.place.workspace, job, by=BY)
 
     def _landed(self) -> list[Any]:
-        return landed_files(self.place.workspace, self.place.workspace.job("ingest_trips"))
+        return landed_files(self.place.workspace, self.place.workspace.job(INGEST))
 
     def _reread(self, names: Sequence[str]) -> None:
-        ask_reread(self.place.workspace, self.place.workspace.job("ingest_trips"), names, by=BY)
+        ask_reread(self.place.workspace, self.place.workspace.job(INGEST), names, by=BY)
         self.rereads += len(names)
         deadline = time.monotonic() + 120
         while self.place.workspace.storage.list("control/ingest_trips/rereads"):
             assert time.monotonic() < deadline, "nobody planned what is to be read again"
-            self._see_alive()
+            self._see_alive(INGEST)
             time.sleep(0.2)
         self._wait_until_read()
 
-    def _see_alive(self) -> None:
-        seen = observe(self.place.workspace, "ingest_trips")
+    def _see_alive(self, job: str) -> None:
+        seen = observe(self.place.workspace, job)
         # By this test, and before its supervisor has heard of it.
         assert seen.error is None or seen.error.code in _KILLED, seen.error
         with self.deploying:
-            if not observe(self.place.workspace, "ingest_trips").phase.alive:
-                deploy_job(self.place.workspace, "ingest_trips", by=BY)
+            if not observe(self.place.workspace, job).phase.alive:
+                deploy_job(self.place.workspace, job, by=BY)
 
     def _wait_until_read(self) -> None:
         deadline = time.monotonic() + 300
         open_states = (FileState.NEW, FileState.WAITING)
         while True:
             left = [one for one in self._landed() if one.state in open_states]
-            reference = self.place.documents("ingest_trips").checkpoint.read()
+            reference = self.place.documents(INGEST).checkpoint.read()
             if not left and reference is not None:
                 reader = CheckpointReader(self.place.workspace.storage, reference.path)
                 if reader.last_offset() == reader.last_commit():
                     return
             assert time.monotonic() < deadline, left
-            self._see_alive()
+            self._see_alive(INGEST)
             time.sleep(0.3)
 
     def mend_halves(self) -> None:
@@ -224,8 +234,27 @@ class Landings:
         self.mend_halves()
         trips = Counter(row["lpep_pickup_datetime"] for row in self.place.rows("trips")) if self.trips else Counter()
         quarantine = Counter((row["source_file"], row["source_row"]) for row in self.place.rows("trips_quarantine"))
-        assert trips == Counter(self.trips)
+        assert trips == Counter(list(self.trips))
         assert quarantine == self.bad_rows
+        if self.trips:
+            self._compare_windows()
+
+    def _compare_windows(self) -> None:
+        expected = Counter((pickup.replace(minute=0, second=0), zone) for pickup, zone in self.trips.items())
+        deadline = time.monotonic() + 120
+        while (windows := self._windows()) != expected:
+            assert time.monotonic() < deadline, (windows - expected, expected - windows)
+            self._see_alive(READER)
+            time.sleep(0.5)
+
+    def _windows(self) -> Counter[tuple[datetime, int]]:
+        if not self.place.workspace.storage.list(f"tables/{READER}/_delta_log"):
+            return Counter()
+        found: Counter[tuple[datetime, int]] = Counter()
+        for row in self.place.rows(READER):
+            # Summed: a window that is there twice shows.
+            found[row["window_start"], row["zone_id"]] += row["trips"]
+        return found
 
     def _move_expectations(self, name: str, reading: int) -> None:
         raw = next(raw for raw in self.names if shown(raw) == name)
@@ -237,7 +266,7 @@ class Landings:
 
 
 def _trip(number: int, good: bool) -> dict[str, Any]:
-    pickup = START + timedelta(seconds=number)
+    pickup = START + number * APART
     return {
         "VendorID": 2,
         "lpep_pickup_datetime": pickup,
@@ -287,13 +316,15 @@ def _is_meant(drawn: Drawn) -> bool:
 @pytest.fixture
 def landings(place: Place) -> Iterator[Landings]:
     place.job(
-        "ingest_trips",
+        INGEST,
         source={"kind": "files", "path": "landing", "max_files_per_batch": 3, "max_file_size": "64k"},
         options={"earliest": "2023-01-01T00:00:00", "latest": "2026-01-01T00:00:00"},
         restarts={"max": 1000},
     )
+    place.job(READER, watermark=WATERMARK, restarts={"max": 1000})
     place.workspace.root.joinpath("landing").mkdir(parents=True)
-    deploy_job(place.workspace, "ingest_trips", by=BY)
+    deploy_job(place.workspace, INGEST, by=BY)
+    deploy_job(place.workspace, READER, by=BY)
     yield Landings(place)
 
 
