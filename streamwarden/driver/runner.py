@@ -6,7 +6,6 @@ import json
 import logging
 import signal
 import threading
-import time
 import traceback
 from datetime import datetime, timedelta
 from importlib.metadata import version
@@ -20,8 +19,9 @@ from streamwarden import __version__
 from streamwarden.driver.backlog import Backlog, backlog_of
 from streamwarden.driver.causes import Cause, Failure, explain, headline, shortened
 from streamwarden.driver.export import Export, open_export
+from streamwarden.driver.heart import Heart
 from streamwarden.driver.job_api import StreamingJob
-from streamwarden.driver.job_session import PROVIDERS, start_session
+from streamwarden.driver.job_session import start_session
 from streamwarden.driver.jvm import end_jvm, is_unanswered, jvm_end, jvm_of
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.metrics import DriverMetrics, DriverView
@@ -34,10 +34,11 @@ from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.driver.pipeline.source import missing_source, open_source
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.driver.recorder import BatchRecorder
+from streamwarden.driver.start_checks import changed_by_others, check_fixed, check_tables
 from streamwarden.errors import CATALOGUE, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.checkpoint_files import check_described
-from streamwarden.formats.delta_log import DeltaLog, application_id
+from streamwarden.formats.delta_log import application_id
 from streamwarden.formats.no_data_batch import begin_no_data_batch
 from streamwarden.landing.planner import Planner
 from streamwarden.model.spec import DeltaSource, FileSource, JobSpec
@@ -47,15 +48,11 @@ from streamwarden.model.status import (
     DriverState,
     ErrorInfo,
     Exit,
-    Heartbeat,
     Supervision,
     utc_now,
 )
 from streamwarden.runtime import work_dirs
 from streamwarden.runtime.failure_signatures import Places
-from streamwarden.runtime.lease import LeaseHolder
-from streamwarden.runtime.processes import current_process
-from streamwarden.savepoints.table_damage import check_output, check_source, forget_damaged_checkpoints
 from streamwarden.storage import Conflict
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import widened, width_of
@@ -75,11 +72,6 @@ _log = logging.getLogger(__name__)
 _LAST_METRICS_S = 5.0
 _LAST_ROWS_S = 20.0
 """Maximum seconds that the end waits for a collector, and for the table of batches. The lease is renewed meanwhile."""
-
-_STOP_POLL_S = 0.5
-_STOP_POLL_S3 = 2.0
-"""Seconds between two reads of the stop request, or the heartbeat's interval if that is shorter. A person waits for the
-stop. On S3 each read is charged: 2 s make 43,200 a day."""
 
 _NOT_HERE = ("OUT_OF_MEMORY", "JVM_DIED")
 """Transient failures that this process can't survive: its JVM is gone, or about to go."""
@@ -118,31 +110,15 @@ class Driver:
         self._records = records
         self._documents = JobDocuments(workspace.storage, job)
         self._incarnation = incarnation
-        self._process = current_process()
-        self._lease = LeaseHolder(self._documents, incarnation, self._process, workspace.profile.lease)
+        self._heart = Heart(workspace, self._documents, incarnation)
         self._logs = workspace.log_dir(job, incarnation)
         self._job = job
-        self._started_at = utc_now()
-        self._state = DriverState.STARTING
-        self._reason = "starting"
-        self._generation = 0
         self._epoch = 0
-        self._digest = ""
-        self._batch: int | None = None
         self._writes = False
-        self._idle = False
-        self._idle_at: datetime | None = None
-        self._query_ended = False
-        self._versions: dict[str, str] = {}
-        self._notes: list[str] = []
-        self._failures = 0
-        # The listener's thread resets the count that this thread increments.
+        # The listener's thread resets the count of failures that this thread increments.
         self._counting = threading.Lock()
         # The batch after which the source's columns were read again; none yet.
         self._read_again: tuple[int | None] | None = None
-        self._stop = threading.Event()
-        self._fatal: StreamwardenError | None = None
-        self._ended = threading.Event()
         self._prepared = prepared.session if prepared is not None else None
         self._ahead = prepared.ahead if prepared is not None else None
         self._session: SparkSession | None = None
@@ -159,7 +135,7 @@ class Driver:
     def run(self) -> int:
         """Run, and return the process's exit code: 0 stopped, 1 failed."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda got, _: self._request_stop(f"signal {got}"))
+            signal.signal(number, lambda got, _: self._heart.request_stop(f"signal {got}"))
         error: ErrorInfo | None = None
         try:
             self._run()
@@ -176,19 +152,19 @@ class Driver:
         desired = self._documents.desired.read()
         if desired is None:
             raise StreamwardenError("NOT_DEPLOYED", self._job)
-        spec, self._digest = desired.spec, desired.digest
+        spec, self._heart.digest = desired.spec, desired.digest
         # Waits until the lease of a holder that died on another machine expires; a live holder ends this driver.
-        lease = self._lease.acquire(wait=self._workspace.profile.lease + timedelta(seconds=2))
+        lease = self._heart.lease.acquire(wait=self._workspace.profile.lease + timedelta(seconds=2))
         self._epoch = lease.epoch
         self._open_metrics()
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        self._heart.start()
         # Only after the lease is acquired: the JVM of a killed driver may still have worked there.
         for dead in work_dirs.sweep(self._workspace, self._job):
             _log.info("removed the scratch folder of driver %s", dead)
         reference = self._checkpoint_ref()
-        self._generation = reference.generation
+        self._heart.generation = reference.generation
         if self._is_suspended():
-            self._batch = CheckpointReader(self._workspace.storage, reference.path).last_commit()
+            self._heart.batch = CheckpointReader(self._workspace.storage, reference.path).last_commit()
             return
         if reference.partitions is not None:
             spec = widened(spec, width_of(spec).model_copy(update={"partitions": reference.partitions}))
@@ -197,7 +173,7 @@ class Driver:
         module = load_module(spec)
         self._job_file = getattr(module, "__file__", None)
         self._places = _places(self._workspace, spec)
-        self._versions = {
+        self._heart.versions = {
             "spark": pyspark.__version__,
             "delta": version("delta-spark"),
             "streamwarden": __version__,
@@ -208,18 +184,18 @@ class Driver:
         checkpoint = CheckpointReader(self._workspace.storage, reference.path)
         checkpoint.check()
         check_described(self._workspace.storage, reference.path)
-        _check_tables(self._workspace, spec, reference)
-        _check_fixed(spec, checkpoint)
-        self._batch = checkpoint.last_commit()
+        check_tables(self._workspace, spec, reference)
+        check_fixed(spec, checkpoint)
+        self._heart.batch = checkpoint.last_commit()
         session = self._open_session(spec)
         self._await_source(session, spec)
-        if self._stop.is_set():
+        if self._heart.stop.is_set():
             return
         for sink in spec.sinks:
-            clear_unborn(self._workspace, sink.table, guard=self._guard)
+            clear_unborn(self._workspace, sink.table, guard=self._heart.guard)
         tables = [sink.table for sink in spec.sinks]
-        changes = _changed_by_others(self._workspace, spec, reference)
-        start_outputs(session, self._workspace, reference, tables, guard=self._guard)
+        changes = changed_by_others(self._workspace, spec, reference)
+        start_outputs(session, self._workspace, reference, tables, guard=self._heart.guard)
         application = application_id(spec.name, reference.generation)
         sinks = {
             sink.output: DeltaSink(
@@ -229,21 +205,22 @@ class Driver:
                 module.OUTPUTS[sink.output],
                 application,
                 released=desired.went_back,
-                guard=self._guard,
+                guard=self._heart.guard,
             )
             for sink in spec.sinks
         }
-        keep_tables(self._workspace, spec.name, tables, guard=self._guard)
-        self._notes = [*changes, *(note for sink in sinks.values() for note in sink.notes)]
+        keep_tables(self._workspace, spec.name, tables, guard=self._heart.guard)
+        self._heart.notes = [*changes, *(note for sink in sinks.values() for note in sink.notes)]
         if isinstance(spec.source, FileSource):
-            self._planner = Planner(self._workspace, spec.name, spec.source, reference, self._guard)
+            self._planner = Planner(self._workspace, spec.name, spec.source, reference, self._heart.guard)
+            self._heart.landing = self._planner.state
             self._arrivals = Arrivals(self._planner, spec.trigger.interval.total_seconds(), self._wake)
             self._arrivals.start()
             backlog: Backlog = self._planner
         else:
             backlog = backlog_of(self._workspace, spec.source)
         writer = BatchWriter(
-            spec, module, sinks, checkpoint, self._guard, refused=self._planner.refused if self._planner else None
+            spec, module, sinks, checkpoint, self._heart.guard, refused=self._planner.refused if self._planner else None
         )
         self._records.batch = lambda: writer.in_flight
         listener = ProgressListener(
@@ -254,7 +231,7 @@ class Driver:
             writer.counts,
             self._committed,
             self._idled,
-            lambda: self._failures + 1,
+            lambda: self._heart.failures + 1,
             backlog,
             after=reference.base_batch,
             files=isinstance(spec.source, FileSource),
@@ -277,19 +254,21 @@ class Driver:
                 failure = Failure.of(error)
             else:
                 self._query = query
-                self._say(DriverState.RUNNING, "batches every trigger interval")
+                self._heart.say(DriverState.RUNNING, "batches every trigger interval")
                 failure = self._watch(query)
             if failure is None:
-                self._say(DriverState.STOPPING, "finishing the batch in flight")
+                self._heart.say(DriverState.STOPPING, "finishing the batch in flight")
                 query.stop()
                 # Spark reports the query's end from another thread: a savepoint may be taken before that.
                 listener.catch_up()
-                self._batch = checkpoint.last_commit()
-                self._query_ended = True
-                self._say(DriverState.STOPPING, f"its query has ended after batch {self._batch}, and Spark is ending")
+                self._heart.batch = checkpoint.last_commit()
+                self._heart.query_ended = True
+                self._heart.say(
+                    DriverState.STOPPING, f"its query has ended after batch {self._heart.batch}, and Spark is ending"
+                )
                 return
             self._survive(spec, failure)
-            if self._stop.is_set():
+            if self._heart.stop.is_set():
                 return
 
     def _start_query(
@@ -304,7 +283,7 @@ class Driver:
         source = open_source(session, self._workspace, spec)
         rows = module.transform(source, settings_for(spec, module))
         if session.conf.get("spark.sql.streaming.noDataMicroBatches.enabled") == "true":
-            self._guard()
+            self._heart.guard()
             owed = begin_no_data_batch(self._workspace.storage, reference.path)
             if owed is not None:
                 _log.info("batch %d has no input: the one before it moved the watermark", owed)
@@ -322,10 +301,12 @@ class Driver:
 
     def _watch(self, query: RunningQuery) -> Failure | None:
         """Wait; return None if a stop was requested, or the failure that ended the query."""
-        while not self._stop.wait(POLL_S):
-            if self._fatal is not None:
+        while not self._heart.stop.wait(POLL_S):
+            try:
+                self._heart.check()
+            except StreamwardenError:
                 query.abandon()
-                raise self._fatal
+                raise
             failure = query.failure()
             if failure is not None:
                 return failure
@@ -333,30 +314,29 @@ class Driver:
 
     def _survive(self, spec: JobSpec, failure: Failure) -> None:
         """Count a failed try and wait; raise after too many consecutive failures, or if another try can't help."""
-        if self._fatal is not None:
-            raise self._fatal
+        self._heart.check()
         with self._counting:
-            self._failures += 1
+            self._heart.failures += 1
         if self._metrics is not None:
             self._metrics.failed_try()
         cause = self._explain(failure)
-        _log.error("try %d of the batch after %s failed: %s", self._failures, self._batch, cause.trace)
+        _log.error("try %d of the batch after %s failed: %s", self._heart.failures, self._heart.batch, cause.trace)
         hopeless = cause.code is not None and not CATALOGUE[cause.code].retryable
         # Independent of earlier failures and of the job's limit: this is not a failure of the job.
-        again = cause.code in _READ_AGAIN and self._read_again != (self._batch,)
+        again = cause.code in _READ_AGAIN and self._read_again != (self._heart.batch,)
         if again:
-            self._read_again = (self._batch,)
+            self._read_again = (self._heart.batch,)
             hopeless = False
         if hopeless or cause.code in _NOT_HERE:
             self._trace = cause.trace
             raise StreamwardenError(cause.code or "BATCH_FAILED", f"{spec.name}: {cause.line}", remedy=cause.remedy)
-        if self._failures > spec.failures.tolerable_consecutive and not again:
+        if self._heart.failures > spec.failures.tolerable_consecutive and not again:
             self._trace = cause.trace
-            what = f"{spec.name}: {self._failures} failed tries in a row; the last: {cause.line}"
+            what = f"{spec.name}: {self._heart.failures} failed tries in a row; the last: {cause.line}"
             raise StreamwardenError(cause.code or "BATCH_FAILED", what, remedy=cause.remedy)
-        wait = spec.failures.wait_after(self._failures).total_seconds()
-        self._say(DriverState.RETRYING, f"try {self._failures} failed, next in {wait:.0f} s: {cause.line}")
-        self._stop.wait(wait)
+        wait = spec.failures.wait_after(self._heart.failures).total_seconds()
+        self._heart.say(DriverState.RETRYING, f"try {self._heart.failures} failed, next in {wait:.0f} s: {cause.line}")
+        self._heart.stop.wait(wait)
 
     def _explain(self, failure: Failure) -> Cause:
         cause = explain(failure, job_file=self._job_file, places=self._places)
@@ -394,10 +374,10 @@ class Driver:
         self._session = self._prepared or start_session(self._workspace, spec, self._incarnation)
         # Each version of a table names its author in the table's history.
         self._session.conf.set(AUTHOR, self._author)
-        jvm = jvm_of(self._process)
+        jvm = jvm_of(self._heart.process)
         if jvm is not None:
             # A killed driver's JVM lives on for a moment; its successor waits until it is gone.
-            self._lease.renew(jvm=jvm)
+            self._heart.lease.renew(jvm=jvm)
         return self._session
 
     @property
@@ -407,10 +387,11 @@ class Driver:
     def _open_metrics(self) -> None:
         self._export = open_export(self._workspace.profile.metrics, self._job, self._incarnation)
         if self._export is not None:
+            self._heart.metrics = self._export.address
             self._metrics = DriverMetrics(self._export.provider, self._job, self._view, self._health)
 
     def _view(self) -> DriverView:
-        return DriverView(self._state, self._generation, self._failures, self._idle)
+        return DriverView(self._heart.state, self._heart.generation, self._heart.failures, self._heart.idle)
 
     def _health(self) -> Health | None:
         try:
@@ -424,20 +405,19 @@ class Driver:
     def _open_recorder(self) -> None:
         spec = self._workspace.profile.progress_table
         if spec.enabled:
-            self._recorder = BatchRecorder(self._workspace, self._job, self._incarnation, self._generation, spec)
+            self._recorder = BatchRecorder(self._workspace, self._job, self._incarnation, self._heart.generation, spec)
             self._recorder.start()
 
     def _await_source(self, session: SparkSession, spec: JobSpec) -> None:
         while (missing := missing_source(session, self._workspace, spec)) is not None:
-            if self._state is not DriverState.WAITING:
-                self._say(DriverState.WAITING, missing)
-            if self._stop.wait(0.5):
+            if self._heart.state is not DriverState.WAITING:
+                self._heart.say(DriverState.WAITING, missing)
+            if self._heart.stop.wait(0.5):
                 return
-            if self._fatal is not None:
-                raise self._fatal
-        if self._state is DriverState.WAITING:
+            self._heart.check()
+        if self._heart.state is DriverState.WAITING:
             # Until now there was no source to read. Counted from the launch, its first batch would be late at once.
-            self._idle_at = utc_now()
+            self._heart.idle_at = utc_now()
 
     def _checkpoint_ref(self) -> CheckpointRef:
         found = self._documents.checkpoint.read()
@@ -456,18 +436,6 @@ class Driver:
             return self._checkpoint_ref()
         return first
 
-    def _guard(self) -> None:
-        """Raise if this driver may not write: called before every write to a table."""
-        if self._fatal is not None:
-            raise self._fatal
-        try:
-            self._lease.renew()
-        except StreamwardenError as error:
-            # If the documents are unreachable, this try of the batch fails; the next one checks again.
-            if error.code == "LEASE_LOST":
-                self._fatal = error
-            raise
-
     def _committed(self, done: BatchProgress) -> None:
         if done.source is not None and done.source.cut and self._query is not None:
             self._query.wake()
@@ -479,112 +447,24 @@ class Driver:
             self._arrivals.batch_ended(done)
         # Last: the heartbeat, written in parallel, reports only what is recorded.
         first, self._writes = not self._writes, True
-        self._batch = done.batch
-        self._idle = False
+        self._heart.batch = done.batch
+        self._heart.idle = False
         # The tries of that batch: its report may come after the next batch's tries have begun.
         with self._counting:
-            self._failures = max(self._failures - (done.tries - 1), 0)
-        if self._state is DriverState.RUNNING:
-            self._reason = f"batch {done.batch} committed"
+            self._heart.failures = max(self._heart.failures - (done.tries - 1), 0)
+        if self._heart.state is DriverState.RUNNING:
+            self._heart.reason = f"batch {done.batch} committed"
         if first:
             # The process that started this driver waits for this batch: do not wait for the next heartbeat.
-            self._say(self._state, self._reason)
+            self._heart.say(self._heart.state, self._heart.reason)
 
     def _wake(self) -> None:
         if self._query is not None:
             self._query.wake()
 
     def _idled(self) -> None:
-        self._idle = True
-        self._idle_at = utc_now()
-
-    def _request_stop(self, why: str) -> None:
-        # First: the stop takes effect even if logging fails.
-        self._stop.set()
-        _log.info("stop: %s", why)
-
-    def _say(self, state: DriverState, reason: str) -> None:
-        self._state, self._reason = state, reason
-        _log.info("%s: %s", state.value, reason)
-        try:
-            self._write_heartbeat()
-        except StreamwardenError as error:
-            # The next heartbeat repeats it.
-            if not error.retryable:
-                raise
-            _log.warning("heartbeat: %s", error)
-
-    def _beat(self) -> None:
-        every = self._workspace.profile.heartbeat.total_seconds()
-        poll_s = _STOP_POLL_S if self._workspace.s3 is None else _STOP_POLL_S3
-        renewed = time.monotonic()
-        trouble = ""
-        told = False
-
-        def pause_s() -> float:
-            # Overdue is a heartbeat only after a failure, which must not be repeated at once.
-            due_s = renewed + every - time.monotonic()
-            return due_s if 0 < due_s < poll_s else poll_s
-
-        while not self._ended.wait(pause_s() if told else 0):
-            try:
-                if not told:
-                    # Only once: if it can't be written, the next heartbeat contains the then current state.
-                    told = True
-                    self._say(DriverState.STARTING, "lease taken")
-                self._read_stop_request()
-                if time.monotonic() - renewed >= every:
-                    renewed = time.monotonic()
-                    self._lease.renew()
-                    self._write_heartbeat()
-                trouble = ""
-            except StreamwardenError as error:
-                if self._ended.is_set():
-                    return
-                if error.code == "LEASE_LOST":
-                    self._fatal = error
-                    return
-                # Logged once, not twice a second.
-                if error.code != trouble:
-                    _log.warning("heartbeat: %s", error)
-                trouble = error.code
-            except Exception as error:
-                # No exception may end this thread: a working driver would count as silent, and be killed. If the
-                # documents are unreachable, the lease expires, and the guard then rejects commits.
-                if self._ended.is_set():
-                    return
-                # Also only once: a traceback twice a second fills a disk that may already be full.
-                if repr(error) != trouble:
-                    _log.exception("heartbeat")
-                trouble = repr(error)
-
-    def _read_stop_request(self) -> None:
-        request = None if self._stop.is_set() else self._documents.stop(self._incarnation).read()
-        if request is not None:
-            self._request_stop(f"asked by {request.by}: {request.reason or 'no reason given'}")
-
-    def _write_heartbeat(self) -> None:
-        self._documents.heartbeat(self._incarnation).write(
-            Heartbeat(
-                incarnation=self._incarnation,
-                at=utc_now(),
-                started_at=self._started_at,
-                state=self._state,
-                reason=self._reason,
-                process=self._process,
-                generation=self._generation,
-                digest=self._digest,
-                batch=self._batch,
-                failures=self._failures,
-                idle=self._idle,
-                idle_at=self._idle_at,
-                query_ended=self._query_ended,
-                versions=self._versions,
-                notes=self._notes,
-                metrics=self._export.address if self._export else "",
-                landing=self._planner.state() if self._planner else None,
-            )
-        )
+        self._heart.idle = True
+        self._heart.idle_at = utc_now()
 
     def _finish(self, error: ErrorInfo | None) -> None:
         if self._arrivals is not None:
@@ -599,67 +479,21 @@ class Driver:
             self._recorder.close(_LAST_ROWS_S)
         if self._export is not None:
             self._export.close(_LAST_METRICS_S)
-        self._ended.set()
+        self._heart.end()
         now: datetime = utc_now()
         outcome = "failed" if error else "stopped"
         if error:
             _log.error("failed: [%s] %s\n  What to do: %s\n%s", error.code, error.what, error.remedy, error.traceback)
         try:
             self._documents.exit(self._incarnation).write(
-                Exit(incarnation=self._incarnation, at=now, outcome=outcome, error=error, batch=self._batch)
+                Exit(incarnation=self._incarnation, at=now, outcome=outcome, error=error, batch=self._heart.batch)
             )
-            self._lease.release()
+            self._heart.lease.release()
         except (OSError, StreamwardenError) as unsaid:
             # The store is unavailable, or its disk full, which may be why this driver ends. Its supervisor sees a dead
             # driver, and starts the next.
             _log.error("its end could not be written down: %s", unsaid)
-        _log.info("%s after batch %s", outcome, self._batch)
-
-
-def _check_tables(workspace: Workspace, spec: JobSpec, reference: CheckpointRef) -> None:
-    """Reject tables that are gone or have damaged logs: rows that the checkpoint counts as written would be missing."""
-    for sink in spec.sinks:
-        forget_damaged_checkpoints(workspace, sink.table)
-        check_output(workspace, spec.name, sink.table, known=sink.table in reference.tables)
-    if isinstance(spec.source, DeltaSource):
-        check_source(workspace, spec.source.table)
-
-
-def _changed_by_others(workspace: Workspace, spec: JobSpec, reference: CheckpointRef) -> list[str]:
-    """Return messages about commits by which others changed rows of the outputs since the job's last batch."""
-    if not reference.fenced or reference.outputs:
-        # The tables are about to be put in place.
-        return []
-    notes = []
-    for sink in spec.sinks:
-        for change in DeltaLog(workspace.files, sink.table).changed_since(f"streamwarden/{spec.name}/"):
-            by = f" ({change.operation})" if change.operation else ""
-            notes.append(
-                f"table {sink.table}: version {change.version}, by another writer, deleted or updated rows{by}; the job"
-                " does not write these rows again"
-            )
-            _log.warning(notes[-1])
-    return notes
-
-
-def _check_fixed(spec: JobSpec, checkpoint: CheckpointReader) -> None:
-    """Reject changes of what the checkpoint has fixed: Spark would silently ignore them, or die in the state store."""
-    last = checkpoint.last_offset()
-    if last is None or not checkpoint.has_state():
-        return
-    offsets = checkpoint.offsets(last)
-    assert offsets is not None
-    partitions = offsets.conf.get("spark.sql.shuffle.partitions")
-    if partitions is not None and int(partitions) != spec.state.partitions:
-        raise StreamwardenError(
-            "STATE_PARTITIONS_FIXED",
-            f"{spec.name}: state.partitions is {spec.state.partitions}, the checkpoint has {partitions}",
-        )
-    provider = offsets.conf.get("spark.sql.streaming.stateStore.providerClass")
-    if provider is not None and provider != PROVIDERS[spec.state.backend]:
-        raise StreamwardenError(
-            "STATE_BACKEND_FIXED", f"{spec.name}: state.backend is {spec.state.backend}, the checkpoint has {provider}"
-        )
+        _log.info("%s after batch %s", outcome, self._heart.batch)
 
 
 def _places(workspace: Workspace, spec: JobSpec) -> Places:

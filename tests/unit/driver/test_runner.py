@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 
-from streamwarden.driver import runner
+from streamwarden.driver import heart, runner
 from streamwarden.driver.causes import Failure
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.runner import Driver
@@ -49,7 +49,7 @@ def test_the_wait_for_a_source_table_is_no_time_without_a_batch(
     driver._await_source(spark, desired().spec)
     waited = heartbeat.read()
     assert waited is not None and waited.state is DriverState.WAITING and waited.idle_at is None
-    driver._say(DriverState.RUNNING, "batches every trigger interval")
+    driver._heart.say(DriverState.RUNNING, "batches every trigger interval")
     runs = heartbeat.read()
     assert runs is not None and runs.idle_at is not None and runs.idle_at > waited.at and not runs.idle
 
@@ -58,7 +58,7 @@ def test_a_source_that_is_there_leaves_no_trace(driver: Driver, monkeypatch: pyt
     monkeypatch.setattr(runner, "missing_source", lambda *_: None)
     spark: Any = None
     driver._await_source(spark, desired().spec)
-    assert driver._idle_at is None
+    assert driver._heart.idle_at is None
 
 
 def test_a_driver_that_gets_the_lease_of_a_suspended_job_ends_in_order(driver: Driver, workspace: Workspace) -> None:
@@ -79,13 +79,13 @@ def test_what_is_wanted_counts_when_the_lease_is_there(
     driver: Driver, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = JobDocuments(workspace.storage, JOB)
-    acquire = driver._lease.acquire
+    acquire = driver._heart.lease.acquire
 
     def stopped_meanwhile(**kwargs: Any) -> Any:
         documents.desired.write(desired("suspended"))
         return acquire(**kwargs)
 
-    monkeypatch.setattr(driver._lease, "acquire", stopped_meanwhile)
+    monkeypatch.setattr(driver._heart.lease, "acquire", stopped_meanwhile)
     assert driver.run() == 0
 
 
@@ -99,10 +99,10 @@ def test_a_stop_counts_whatever_becomes_of_the_log(driver: Driver, monkeypatch: 
     def blocked(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(runner._log, "info", blocked)
+    monkeypatch.setattr(heart._log, "info", blocked)
     with pytest.raises(OSError, match="no space"):
-        driver._request_stop("signal 15")
-    assert driver._stop.is_set()
+        driver._heart.request_stop("signal 15")
+    assert driver._heart.stop.is_set()
 
 
 JOB_FILE = "/jobs/lamp.py"
@@ -142,30 +142,30 @@ def test_a_source_that_cannot_be_opened_is_none_of_the_jobs_code(driver: Driver)
 def test_a_first_heartbeat_that_fails_is_not_the_last(
     driver: Driver, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    write, calls = driver._write_heartbeat, []
+    write, calls = driver._heart._write, []
 
     def fails_once() -> None:
-        calls.append(driver._state)
+        calls.append(driver._heart.state)
         if len(calls) == 1:
             raise error
         write()
-        driver._ended.set()
+        driver._heart.end()
 
-    monkeypatch.setattr(driver, "_write_heartbeat", fails_once)
+    monkeypatch.setattr(driver._heart, "_write", fails_once)
     hurried = workspace.profile.model_copy(update={"heartbeat": timedelta(milliseconds=10)})
-    monkeypatch.setattr(driver, "_workspace", replace(workspace, profile=hurried))
-    driver._lease.acquire()
-    driver._beat()
+    monkeypatch.setattr(driver._heart, "_workspace", replace(workspace, profile=hurried))
+    driver._heart.lease.acquire()
+    driver._heart._beat()
     beat = JobDocuments(workspace.storage, JOB).heartbeat("i1").read()
     assert len(calls) == 2 and beat is not None and beat.reason == "lease taken"
 
 
 def test_a_late_report_leaves_the_next_batchs_failed_tries(driver: Driver) -> None:
-    driver._failures = 3
+    driver._heart.failures = 3
     driver._committed(BatchProgress(batch=4, at=utc_now(), duration_ms=1, rows_in=1, tries=2))
-    assert driver._failures == 2
+    assert driver._heart.failures == 2
     driver._committed(BatchProgress(batch=5, at=utc_now(), duration_ms=1, rows_in=1, tries=3))
-    assert driver._failures == 0
+    assert driver._heart.failures == 0
 
 
 def test_a_batch_that_its_limit_cut_is_followed_at_once(driver: Driver) -> None:
@@ -199,7 +199,7 @@ def test_a_source_whose_columns_changed_is_read_again_once_after_each_batch(driv
     with pytest.raises(StreamwardenError, match="SOURCE_SCHEMA_CHANGED"):
         driver._survive(spec, changed)
     driver._committed(BatchProgress(batch=0, at=utc_now(), duration_ms=1, rows_in=1, tries=2))
-    assert driver._failures == 1, "of a batch before"
+    assert driver._heart.failures == 1, "of a batch before"
     driver._survive(spec, changed)
     with pytest.raises(StreamwardenError, match="SOURCE_SCHEMA_CHANGED"):
         driver._survive(spec, changed)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from streamwarden.driver import runner
+from streamwarden.driver import heart
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.pipeline import query as query_module
 from streamwarden.driver.pipeline.query import RunningQuery
@@ -112,7 +112,7 @@ def workspace(storage: Counting, tmp_path: Path) -> Workspace:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(runner, "time", made)
+    monkeypatch.setattr(heart, "time", made)
     return made
 
 
@@ -125,20 +125,20 @@ def driver(workspace: Workspace, clock: Clock, monkeypatch: pytest.MonkeyPatch) 
     )
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     made = Driver(workspace, JOB, "i1", RecordContext(JOB, "i1"))
-    made._lease.acquire()
-    monkeypatch.setattr(made, "_ended", clock)
+    made._heart.lease.acquire()
+    monkeypatch.setattr(made._heart, "_ended", clock)
     return made
 
 
 def test_an_idle_job_costs_no_listing(driver: Driver, workspace: Workspace, storage: Counting) -> None:
     storage.sent.clear()
-    driver._beat()
+    driver._heart._beat()
     a_day = {name: number * DAY_S // SAMPLE_S for name, number in storage.sent.items()}
     # The stop request every 2 s; lease and heartbeat every 2 s.
     assert set(a_day) == {"GET", "PUT"}
     assert a_day["GET"] <= 43_500 and a_day["PUT"] <= 87_000
 
-    driver._say(DriverState.RUNNING, "batches every trigger interval")
+    driver._heart.say(DriverState.RUNNING, "batches every trigger interval")
     storage.sent.clear()
     seen, memory = observe(workspace, JOB), JobDocuments(workspace.storage, JOB).supervision.read()
     JobDocuments(workspace.storage, JOB).health.read()
@@ -151,11 +151,13 @@ def test_a_stop_takes_effect_within_two_seconds(
     driver: Driver, workspace: Workspace, clock: Clock, monkeypatch: pytest.MonkeyPatch, on_s3: bool
 ) -> None:
     if not on_s3:
-        monkeypatch.setattr(driver, "_workspace", replace(workspace, s3=None))
+        monkeypatch.setattr(driver._heart, "_workspace", replace(workspace, s3=None))
     asked_at, stopped_at = clock.now + 11.3, []
     clock.events = [(asked_at, lambda: request_stop(workspace, JOB, by="test"))]
-    monkeypatch.setattr(driver, "_request_stop", lambda _: (driver._stop.set(), stopped_at.append(clock.now)))
-    driver._beat()
+    monkeypatch.setattr(
+        driver._heart, "request_stop", lambda _: (driver._heart.stop.set(), stopped_at.append(clock.now))
+    )
+    driver._heart._beat()
     assert len(stopped_at) == 1 and stopped_at[0] - asked_at <= (2.01 if on_s3 else 0.51)
 
 
@@ -164,7 +166,7 @@ def test_a_store_that_is_away_is_not_asked_at_once_again(
     driver: Driver, workspace: Workspace, storage: Counting, monkeypatch: pytest.MonkeyPatch, heartbeat_s: float
 ) -> None:
     beats_every = workspace.profile.model_copy(update={"heartbeat": timedelta(seconds=heartbeat_s)})
-    monkeypatch.setattr(driver, "_workspace", replace(workspace, profile=beats_every))
+    monkeypatch.setattr(driver._heart, "_workspace", replace(workspace, profile=beats_every))
     asked = []
 
     def away(_: str) -> None:
@@ -172,7 +174,7 @@ def test_a_store_that_is_away_is_not_asked_at_once_again(
         raise StreamwardenError("S3_UNREACHABLE", "refused")
 
     monkeypatch.setattr(driver._documents, "stop", away)
-    driver._beat()
+    driver._heart._beat()
     assert SAMPLE_S / 2 - 2 <= len(asked) <= SAMPLE_S / 2 + 2
 
 
@@ -181,11 +183,11 @@ def test_a_heartbeat_comes_in_time_however_often_the_stop_is_read(
     driver: Driver, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, heartbeat_s: float
 ) -> None:
     beats_every = workspace.profile.model_copy(update={"heartbeat": timedelta(seconds=heartbeat_s)})
-    monkeypatch.setattr(driver, "_workspace", replace(workspace, profile=beats_every))
+    monkeypatch.setattr(driver._heart, "_workspace", replace(workspace, profile=beats_every))
     beats: list[int] = []
-    monkeypatch.setattr(driver, "_write_heartbeat", lambda: beats.append(1))
-    monkeypatch.setattr(driver._lease, "renew", lambda: None)
-    driver._beat()
+    monkeypatch.setattr(driver._heart, "_write", lambda: beats.append(1))
+    monkeypatch.setattr(driver._heart.lease, "renew", lambda: None)
+    driver._heart._beat()
     assert len(beats) >= 0.99 * SAMPLE_S / heartbeat_s
 
 

@@ -94,6 +94,8 @@ def kept(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         )
     try:
         until(lambda: len(pids(folder, "components")) == 1, "the component has not started")
+        # Until `setsid` has run, it still is of the component's group.
+        until(lambda: all(os.getsid(pid) == pid for pid in pids(folder, "drivers")), "the driver has no session")
         yield process
     finally:
         process.terminate()
