@@ -1,5 +1,5 @@
 """``python -m streamwarden.cli``."""
 
-from streamwarden.cli import main
+from streamwarden.cli.app import main
 
 main()

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from streamwarden.cli import app
+from streamwarden.cli.app import app
 from streamwarden.runtime.operation_lock import OperationHandle
 from streamwarden.runtime.processes import kill, process_of
 from streamwarden.store.workspace import open_workspace

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from streamwarden.cli import app
+from streamwarden.cli.app import app
 from streamwarden.storage import FileStore, LocalFiles, S3Files
 
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from streamwarden.cli import app
+from streamwarden.cli.app import app
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_table import ProgressTable
 from streamwarden.model.status import BatchProgress

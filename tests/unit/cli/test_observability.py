@@ -8,7 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from streamwarden.cli import app
+from streamwarden.cli.app import app
 from streamwarden.formats.progress_table import ProgressTable
 from streamwarden.model.status import Desired, DriverState, Exit, Heartbeat, Launch, Lease, utc_now
 from streamwarden.runtime.processes import current_process

@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from streamwarden.cli import app
+from streamwarden.cli.app import app
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import InForce, Operation
 from streamwarden.runtime.operation_lock import begin, is_half_way, refuse_if_half_way

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from streamwarden.cli import app
+from streamwarden.cli.app import app
 from streamwarden.model.operation import Operation, Step
 from streamwarden.model.status import CheckpointRef, Desired, utc_now
 from streamwarden.store.documents import JobDocuments

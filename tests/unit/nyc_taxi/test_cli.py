@@ -9,7 +9,7 @@ import pytest
 from nyc_taxi import cli
 from typer.testing import CliRunner
 
-from streamwarden.cli import app
+from streamwarden.cli.app import app
 
 pytestmark = pytest.mark.unit
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from streamwarden.cli import app
+from streamwarden.cli.app import app
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import Operation, OperationState
 from streamwarden.model.status import CheckpointRef, Desired, DriverState, Exit, Width, utc_now

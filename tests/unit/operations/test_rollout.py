@@ -14,7 +14,7 @@ import yaml
 from deltalake import CommitProperties, Transaction, write_deltalake
 from typer.testing import CliRunner
 
-from streamwarden.cli import app
+from streamwarden.cli.app import app
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import application_id

@@ -251,7 +251,7 @@ def test_every_folder_that_airflow_is_told_of_is_copied() -> None:
 def test_streamwarden_commands_are_ones() -> None:
     from typer.testing import CliRunner
 
-    from streamwarden.cli import app
+    from streamwarden.cli.app import app
 
     found = [command(name) for name in SERVICES if command(name)[:1] == ["streamwarden"]]
     assert found
