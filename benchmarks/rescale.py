@@ -39,7 +39,7 @@ from streamwarden.supervision.observe import observe
 INTERVAL_S = 5.0
 FAST_GOAL_S = 2 * INTERVAL_S
 PLAIN_GOAL = 1.3
-WIDTHS = (8, 4)
+PARALLELISMS = (8, 4)
 SCRATCH = "keyed_counts_scratch"
 _SETTLED = 8
 """Batches of a driver before the next measurement: its first batches take several times as long as later ones."""
@@ -76,7 +76,7 @@ class Measurement:
 
     def __init__(self, folder: Path, keys: int) -> None:
         names = (JOB, SCRATCH)
-        self.job = KeyedJob(folder, keys, names=names, partitions=WIDTHS[-1], files=16, interval=INTERVAL_S)
+        self.job = KeyedJob(folder, keys, names=names, partitions=PARALLELISMS[-1], files=16, interval=INTERVAL_S)
         self.workspace = self.job.workspace
         self.documents = JobDocuments(self.workspace.storage, JOB)
         self.folder = folder
@@ -91,16 +91,16 @@ class Measurement:
         for number in range(runs):
             modes: tuple[Mode, Mode] = ("online", "offline") if number % 2 == 0 else ("offline", "online")
             with Load(self.job.write_some, INTERVAL_S):
-                for mode, width in zip(modes, WIDTHS, strict=True):
+                for mode, parallelism in zip(modes, PARALLELISMS, strict=True):
                     self._settle()
-                    done = rescale(self.workspace, JOB, partitions=width, mode=mode, by="benchmark")
+                    done = rescale(self.workspace, JOB, partitions=parallelism, mode=mode, by="benchmark")
                     found[mode].append(done.plan.downtime_s or 0.0)
                     if mode == "offline":
                         plain.append(_from_stop(done))
-                    _tell(self.job.keys, mode, width, done)
+                    _tell(self.job.keys, mode, parallelism, done)
                 self._settle()
                 driver_control.stop(self.workspace, JOB, by="benchmark")
-                found["bare"].append(self._bare(WIDTHS[0]))
+                found["bare"].append(self._bare(PARALLELISMS[0]))
             if number == runs - 1:
                 scratch = self._from_scratch()
             else:
@@ -197,14 +197,14 @@ def _from_stop(done: Operation) -> float:
     return _seconds(ended["stop"], ended["first batch"])
 
 
-def _tell(keys: int, way: str, width: int, done: Operation) -> None:
+def _tell(keys: int, way: str, parallelism: int, done: Operation) -> None:
     steps: dict[str, float] = {}
     for step in done.steps:
         # Some steps occur twice, if a copy could not keep up.
         name = step.name if step.name not in steps else f"{step.name} again"
         steps[name] = _seconds(step.started_at, step.ended_at)
     followed = next((f"; {step.detail}" for step in done.steps if step.name == "follow"), "")
-    _say(keys, way, f"{done.plan.downtime_s or 0.0:5.1f} s, to {width} partitions{followed}", steps)
+    _say(keys, way, f"{done.plan.downtime_s or 0.0:5.1f} s, to {parallelism} partitions{followed}", steps)
 
 
 def _say(keys: int, what: str, away: str, steps: dict[str, float]) -> None:

@@ -17,10 +17,10 @@ from streamwarden.model.durations import format_duration
 from streamwarden.model.operation import Operation, StepName
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import BatchProgress, utc_now
-from streamwarden.operations.rescale_plan import current_width, plan_rescale
+from streamwarden.operations.rescale_plan import current_parallelism, plan_rescale
 from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.store.documents import JobDocuments, dump
-from streamwarden.store.effective_spec import width_of
+from streamwarden.store.effective_spec import parallelism_of
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.observe import Observation, observe
 
@@ -43,7 +43,7 @@ _SAYS_NOTHING = OUTAGES | {_CANCELLED, "OPERATION_INTERRUPTED", "RESCALE_NOT_HEA
 driver that ended or was within a batch."""
 
 _LAUNCHES = 20
-"""Launches searched for the last change of the job's width."""
+"""Launches searched for the last change of the job's parallelism."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Advice:
     job, at
         The job, and the time.
     recommendation
-        The recommended width, and the reasons.
+        The recommended parallelism, and the reasons.
     holds
         Reasons against applying it automatically; empty: apply it.
     """
@@ -104,7 +104,7 @@ class Advice:
 
 
 def advise(workspace: Workspace, job: str, *, now: datetime | None = None) -> Advice:
-    """Recommend a job's width. Changes nothing.
+    """Recommend a job's parallelism. Changes nothing.
 
     Reads the table of batches if the profile has one, else the driver's progress document, which holds 50.
 
@@ -123,19 +123,19 @@ def advise(workspace: Workspace, job: str, *, now: datetime | None = None) -> Ad
     if seen.desired is None:
         raise StreamwardenError("NOT_DEPLOYED", job)
     spec = seen.desired.spec
-    width, facts = current_width(workspace, job, spec)
+    parallelism, facts = current_parallelism(workspace, job, spec)
     if not seen.phase.alive:
         why = f"{job} is {seen.phase}: there is no load to measure"
-        return Advice(job, at, Recommendation(width, width, (why,)))
+        return Advice(job, at, Recommendation(parallelism, parallelism, (why,)))
     stateful = facts is not None and facts.partitions is not None
     said = recommend(
         batches_seen(workspace, job, spec, seen, now=at),
         at,
-        width,
+        parallelism,
         _since(workspace, job, spec, at),
         spec.trigger.interval,
         spec.advisor,
-        _state(workspace, job, width.partitions) if stateful else None,
+        _state(workspace, job, parallelism.partitions) if stateful else None,
         idle=seen.heartbeat is not None and seen.heartbeat.idle,
     )
     return Advice(job, at, said, holds_back(workspace, job, said.changes, now=at) if said.changes else ())
@@ -229,12 +229,12 @@ def _seen(incarnation: str, done: BatchProgress) -> BatchSeen:
 
 
 def _since(workspace: Workspace, job: str, spec: JobSpec, now: datetime) -> datetime:
-    """Return since when the job has had its current width."""
+    """Return since when the job has had its current parallelism."""
     documents = JobDocuments(workspace.storage, job)
     since = now
     for incarnation in documents.incarnations()[: -_LAUNCHES - 1 : -1]:
         launch = documents.launch(incarnation).read()
-        if launch is None or launch.spec is None or width_of(launch.spec) != width_of(spec):
+        if launch is None or launch.spec is None or parallelism_of(launch.spec) != parallelism_of(spec):
             break
         since = launch.at
     return since

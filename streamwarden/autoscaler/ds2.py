@@ -1,4 +1,4 @@
-"""Recommended width of a job: DS2's rule, for micro-batches.
+"""Recommended parallelism of a job: DS2's rule, for micro-batches.
 
 DS2 (Kalavri et al., "Three steps is all you need", OSDI 2018) computes how many rows a second an instance can process
 without waiting. An operator gets as many instances as its input needs. Here the operator is the batch, and waiting is
@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from streamwarden.autoscaler.load import BatchSeen, Cost, arrivals, busy_share, cost, pending_rows
 from streamwarden.model.advisor_spec import AdvisorSpec
 from streamwarden.model.durations import format_duration
-from streamwarden.model.status import Width
+from streamwarden.model.status import Parallelism
 
 __all__ = ["Recommendation", "StateShare", "recommend"]
 
@@ -65,12 +65,12 @@ class StateShare:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Recommended width of a job, and the reasons.
+    """Recommended parallelism of a job, and the reasons.
 
     Parameters
     ----------
     now, to
-        Current and recommended width; equal if nothing should change.
+        Current and recommended parallelism; equal if nothing should change.
     why
         Sentences, the most important first.
     rows_per_second
@@ -87,8 +87,8 @@ class Recommendation:
         Ratio of the largest to the mean state partition.
     """
 
-    now: Width
-    to: Width
+    now: Parallelism
+    to: Parallelism
     why: tuple[str, ...]
     rows_per_second: float | None = None
     capacity: float | None = None
@@ -107,7 +107,7 @@ class Recommendation:
 def recommend(
     batches: Sequence[BatchSeen],
     now: datetime,
-    width: Width,
+    parallelism: Parallelism,
     since: datetime,
     interval: timedelta,
     settings: AdvisorSpec,
@@ -125,10 +125,10 @@ def recommend(
         Oldest first; the last ``settings.down_after`` and earlier ones if there are any.
     now
         The time.
-    width
-        The job's current width.
+    parallelism
+        The job's current parallelism.
     since
-        Start of that width: only later batches give the cost.
+        Start of that parallelism: only later batches give the cost.
     interval
         The trigger's interval.
     settings
@@ -138,14 +138,14 @@ def recommend(
     idle
         Whether the driver has found no new input since its last batch, so nothing has arrived until now.
     """
-    return _Advisor(batches, now, width, since, interval, settings, state, idle).recommend()
+    return _Advisor(batches, now, parallelism, since, interval, settings, state, idle).recommend()
 
 
 @dataclass
 class _Advisor:
     batches: Sequence[BatchSeen]
     now: datetime
-    width: Width
+    parallelism: Parallelism
     since: datetime
     interval: timedelta
     settings: AdvisorSpec
@@ -165,9 +165,9 @@ class _Advisor:
 
     def recommend(self) -> Recommendation:
         if self.fitted is None or self.rate is None:
-            if self._within(self.width.cores) == self.width.cores:
+            if self._within(self.parallelism.cores) == self.parallelism.cores:
                 self.why.append(self._unknown())
-            return self._said(self._partitions(self.width.cores))
+            return self._said(self._partitions(self.parallelism.cores))
         cores = self._cores(self.fitted, self.rate)
         return self._said(self._partitions(cores))
 
@@ -179,7 +179,7 @@ class _Advisor:
 
     def _cores(self, fitted: Cost, rate: float) -> int:
         limits = self.settings
-        now = self._busy(fitted, rate, self.width.cores)
+        now = self._busy(fitted, rate, self.parallelism.cores)
         behind = self._behind(fitted, rate)
         if now > limits.busy_above or behind:
             wanted = self._needed(fitted, rate, catch_up=True)
@@ -194,12 +194,12 @@ class _Advisor:
             return self._more(fitted, wanted, target, reason)
         peak = self._peak()
         if peak is None:
-            if self.width.cores > limits.min_cores and self._needed(fitted, rate) != self.width.cores:
+            if self.parallelism.cores > limits.min_cores and self._needed(fitted, rate) != self.parallelism.cores:
                 after = format_duration(limits.down_after)
                 self.why.append(f"fewer cores may be enough, but the load of the last {after} is not known yet")
-            return self._within(self.width.cores)
+            return self._within(self.parallelism.cores)
         least = self._needed(fitted, max(peak, rate))
-        if least is not None and least < self.width.cores and self._within(least) < self.width.cores:
+        if least is not None and least < self.parallelism.cores and self._within(least) < self.parallelism.cores:
             after, fewer = format_duration(limits.down_after), self._within(least)
             share = self._busy(fitted, max(peak, rate), fewer)
             self.why.append(
@@ -211,7 +211,7 @@ class _Advisor:
             f"{rate:.0f} rows/s arrive, and batches take {now:.0%} of the interval: fewer cores are not enough,"
             f" and more are not needed up to {limits.busy_above:.0%}"
         )
-        return self._within(self.width.cores)
+        return self._within(self.parallelism.cores)
 
     def _more(self, fitted: Cost, wanted: int | None, target: float, reason: str) -> int:
         if wanted is None:
@@ -221,20 +221,20 @@ class _Advisor:
                     f"{reason}; {fitted.fixed:.1f} s of each batch don't depend on its rows, so more cores don't help:"
                     f" make trigger.interval longer than {longer:.0f}s"
                 )
-                return self._within(self.width.cores)
+                return self._within(self.parallelism.cores)
             self._tell_skew()
             wanted = math.ceil(1 / self._largest())
-            if wanted <= self.width.cores:
+            if wanted <= self.parallelism.cores:
                 self.why.append(f"{reason}; the largest partition alone is too slow, so more cores don't help")
-                return self._within(self.width.cores)
-        useful = wanted if self.state is None else max(self.width.partitions, self.settings.max_partitions)
+                return self._within(self.parallelism.cores)
+        useful = wanted if self.state is None else max(self.parallelism.partitions, self.settings.max_partitions)
         named = "max_partitions" if useful < min(wanted, self.settings.max_cores) else "max_cores"
         # Cores that idled for lack of partitions may be enough once they are used.
-        cores = max(self._within(min(wanted, useful)), self._within(self.width.cores))
-        if cores == self.width.cores and wanted > cores:
+        cores = max(self._within(min(wanted, useful)), self._within(self.parallelism.cores))
+        if cores == self.parallelism.cores and wanted > cores:
             self.why.append(f"{reason}; {wanted} cores are needed, and {cores} is the limit (advisor.{named})")
-        elif cores == self.width.cores:
-            self.why.append(f"{reason}; of {cores} cores only {self.width.partitions} have a state partition")
+        elif cores == self.parallelism.cores:
+            self.why.append(f"{reason}; of {cores} cores only {self.parallelism.partitions} have a state partition")
         else:
             limit = f", and {cores} is the limit (advisor.{named})" if wanted > cores else ""
             self.why.append(f"{reason}; {wanted} cores are needed for {target:.0%}{limit}")
@@ -242,9 +242,9 @@ class _Advisor:
 
     def _slower(self, cores: int, partitions: int | None = None) -> float:
         """Return the factor by which other cores lengthen the time of a batch's rows."""
-        spread = partitions or max(self.width.partitions, cores)
+        spread = partitions or max(self.parallelism.partitions, cores)
         floor = self._largest()
-        before = max(1 / self._used(self.width.cores, self.width.partitions), floor)
+        before = max(1 / self._used(self.parallelism.cores, self.parallelism.partitions), floor)
         return max(1 / self._used(cores, spread), floor) / before
 
     def _used(self, cores: int, partitions: int) -> int:
@@ -256,11 +256,11 @@ class _Advisor:
 
     def _busy(self, fitted: Cost, rate: float, cores: int) -> float:
         seconds = self.interval.total_seconds()
-        partitions = self.width.partitions if cores == self.width.cores else None
+        partitions = self.parallelism.partitions if cores == self.parallelism.cores else None
         return fitted.seconds(rate * seconds, slower=self._slower(cores, partitions)) / seconds
 
     def _behind(self, fitted: Cost, rate: float) -> bool:
-        return self._busy(fitted, rate + self._backlog_rate(), self.width.cores) > 1 if self.backlog else False
+        return self._busy(fitted, rate + self._backlog_rate(), self.parallelism.cores) > 1 if self.backlog else False
 
     def _backlog_rate(self) -> float:
         return (self.backlog or 0.0) / self.settings.catch_up.total_seconds()
@@ -300,21 +300,21 @@ class _Advisor:
 
     # -- partitions --------------------------------------------------------------------------------------------------
 
-    def _partitions(self, cores: int) -> Width:
+    def _partitions(self, cores: int) -> Parallelism:
         cores = self._within(cores)
-        partitions = self.width.partitions
-        if cores != self.width.cores and not self.why:
+        partitions = self.parallelism.partitions
+        if cores != self.parallelism.cores and not self.why:
             self.why.append(f"advisor.min_cores and max_cores allow {cores}")
         if self.state is not None and self.state.bytes:
             told = len(self.why)
             partitions = self._spread(cores, self.state)
-            if cores == self.width.cores and partitions != self.width.partitions:
+            if cores == self.parallelism.cores and partitions != self.parallelism.partitions:
                 # The reasons for the change come first, before those for unchanged cores.
                 self.why = self.why[told:] + self.why[:told]
-        return self.width.model_copy(update={"cores": cores, "partitions": partitions})
+        return self.parallelism.model_copy(update={"cores": cores, "partitions": partitions})
 
     def _spread(self, cores: int, state: StateShare) -> int:
-        limits, partitions = self.settings, self.width.partitions
+        limits, partitions = self.settings, self.parallelism.partitions
         for_state = math.ceil(state.total / limits.bytes_per_partition)
         wanted = partitions
         if partitions < cores:
@@ -355,11 +355,11 @@ class _Advisor:
         if said not in self.why:
             self.why.append(said)
 
-    def _said(self, to: Width) -> Recommendation:
+    def _said(self, to: Parallelism) -> Recommendation:
         expected = capacity = None
         if self.fitted is not None and self.rate is not None:
             expected = (
-                self._busy(self.fitted, self.rate, self.width.cores),
+                self._busy(self.fitted, self.rate, self.parallelism.cores),
                 self.fitted.seconds(
                     self.rate * self.interval.total_seconds(), slower=self._slower(to.cores, to.partitions)
                 )
@@ -367,7 +367,7 @@ class _Advisor:
             )
             capacity = self._capacity(self.fitted)
         return Recommendation(
-            now=self.width,
+            now=self.parallelism,
             to=to,
             why=tuple(self.why),
             rows_per_second=self.rate,

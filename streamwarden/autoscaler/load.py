@@ -90,7 +90,7 @@ def cost(batches: Sequence[BatchSeen], since: datetime) -> Cost | None:
     Parameters
     ----------
     batches
-        Of one width, oldest first. The first three of each driver are excluded.
+        Of one parallelism, oldest first. The first three of each driver are excluded.
     since
         Later batches are recent; if there are too few, the last ten are.
     """

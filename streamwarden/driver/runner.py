@@ -55,7 +55,7 @@ from streamwarden.runtime import work_dirs
 from streamwarden.runtime.failure_signatures import Places
 from streamwarden.storage import Conflict
 from streamwarden.store.documents import JobDocuments
-from streamwarden.store.effective_spec import widened, width_of
+from streamwarden.store.effective_spec import parallelism_of, with_parallelism
 from streamwarden.store.layout import ARRIVALS, checkpoint_key, job_key
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.decide import assess, decide
@@ -167,7 +167,7 @@ class Driver:
             self._heart.batch = CheckpointReader(self._workspace.storage, reference.path).last_commit()
             return
         if reference.partitions is not None:
-            spec = widened(spec, width_of(spec).model_copy(update={"partitions": reference.partitions}))
+            spec = with_parallelism(spec, parallelism_of(spec).model_copy(update={"partitions": reference.partitions}))
         self._open_recorder()
         _log.info("lease taken; generation %d, checkpoint %s", reference.generation, reference.path)
         module = load_module(spec)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.status import CheckpointRef, Desired, ErrorInfo, Parallelism, Width
+from streamwarden.model.status import CheckpointRef, Desired, ErrorInfo, Parallelism, ParallelismOverride
 
 __all__ = ["Cancel", "InForce", "Operation", "OperationPlan", "OperationState", "Step", "StepName"]
 
@@ -73,7 +73,7 @@ class InForce(_Record):
 
     checkpoint: CheckpointRef | None = None
     desired: Desired | None = None
-    parallelism: Parallelism | None = None
+    parallelism: ParallelismOverride | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -112,9 +112,9 @@ class OperationPlan(_Record):
     edited: bool = Field(default=False, description="The module was edited, which a rollback can't undo.")
 
     # Rescales
-    was: Width | None = None
-    to: Width | None = None
-    over: Width | None = Field(default=None, description="What the YAML said at the precheck.")
+    was: Parallelism | None = None
+    to: Parallelism | None = None
+    over: Parallelism | None = Field(default=None, description="What the YAML said at the precheck.")
     critical: list[str] = Field(default_factory=list, description="Health rules that were critical before.")
     backlog: int | None = Field(default=None, description="Left to read before the stop.")
     offline: str = Field(default="", description="Why the job is stopped first although online was asked for.")

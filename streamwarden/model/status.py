@@ -34,6 +34,7 @@ __all__ = [
     "OperatorProgress",
     "OutputStart",
     "Parallelism",
+    "ParallelismOverride",
     "Progress",
     "Refused",
     "Reread",
@@ -43,7 +44,6 @@ __all__ = [
     "StopRequest",
     "Supervision",
     "Totals",
-    "Width",
     "utc_now",
 ]
 
@@ -146,19 +146,19 @@ class CheckpointRef(Decided):
     )
 
 
-class Width(_Record):
-    """How wide a job runs."""
+class Parallelism(_Record):
+    """How much of the machine a job uses: its state partitions, cores and memory."""
 
     partitions: int = Field(description="State partitions.")
     cores: int
     memory: str
 
 
-class Parallelism(Decided):
+class ParallelismOverride(Decided):
     """Parallelism decided by a rescale. It overrides the YAML while the YAML's numbers are unchanged."""
 
-    now: Width
-    over: Width = Field(description="The YAML's values at the time of the rescale.")
+    now: Parallelism
+    over: Parallelism = Field(description="The YAML's values at the time of the rescale.")
     by: str = Field(description="The operation, and its requester.")
 
 

@@ -13,7 +13,7 @@ from streamwarden.runtime.launcher import launch_driver
 from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.savepoints.take import Report
 from streamwarden.store.documents import JobDocuments, dump
-from streamwarden.store.effective_spec import forget_overruled, width_of
+from streamwarden.store.effective_spec import forget_overruled, parallelism_of
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.act import kill_silent, record_decision
 from streamwarden.supervision.described import is_described
@@ -99,7 +99,7 @@ def deploy_job(
         ``ROLLOUT_REFUSED``. Otherwise ``STOP_TIMED_OUT``, and the errors of
         :func:`~streamwarden.operations.rollout.rollout`.
     """
-    planned, written = plan(workspace, job), width_of(workspace.job(job))
+    planned, written = plan(workspace, job), parallelism_of(workspace.job(job))
     if observe(workspace, job).phase is Phase.SILENT:
         # The silence may be short, as after an outage: then the driver is left alone like any running driver.
         observe_for_sure(workspace, job)
@@ -110,7 +110,7 @@ def deploy_job(
     ours = left is not None and is_same_rollout(left, planned.wanted, by=by, reason=note)
     if left is not None and not ours:
         settle(workspace, left, health_timeout=health_timeout, report=report)
-        planned, written = plan(workspace, job), width_of(workspace.job(job))
+        planned, written = plan(workspace, job), parallelism_of(workspace.job(job))
         planned.refuse()
     documents = JobDocuments(workspace.storage, job)
     seen = observe(workspace, job)

@@ -23,7 +23,7 @@ from streamwarden.model.status import (
     Heartbeat,
     Launch,
     Lease,
-    Parallelism,
+    ParallelismOverride,
     Progress,
     Reread,
     StopRequest,
@@ -47,7 +47,7 @@ _DECIDES: dict[str, type[BaseModel]] = {
     "desired": Desired,
     "operation": Operation,
     "checkpoint": CheckpointRef,
-    "parallelism": Parallelism,
+    "parallelism": ParallelismOverride,
     "lease": Lease,
 }
 """In the order in which they are restored: each restore may also use the documents before it."""

@@ -11,7 +11,7 @@ from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.operation import Cancel, InForce, Operation, Step, StepName
 from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import CheckpointRef, Parallelism, utc_now
+from streamwarden.model.status import CheckpointRef, ParallelismOverride, utc_now
 from streamwarden.operations.output_rollback import with_pending
 from streamwarden.operations.rescale_plan import RescalePlan, plan_rescale
 from streamwarden.operations.rescale_verify import ENOUGH, START, RescaleVerdict
@@ -21,7 +21,7 @@ from streamwarden.runtime.spare import Standby, standby
 from streamwarden.savepoints.compatibility import readers_of
 from streamwarden.savepoints.take import Report
 from streamwarden.store.documents import JobDocuments
-from streamwarden.store.effective_spec import widened
+from streamwarden.store.effective_spec import with_parallelism
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.backlog import pending
@@ -78,12 +78,12 @@ def rescale(
     pre-rescale savepoint, repartitions a copy under a new generation, and proves that the copy has the same state. Then
     the old driver stops between batches, and the new driver takes over. The new driver is healthy if it commits
     batches, its backlog is no larger than at the stop, and no health rule is newly critical. If it is not healthy,
-    the job rolls back to the untouched checkpoint and the old width. If the number of partitions stays, nothing is
-    copied: the new driver resumes where the old driver stopped.
+    the job rolls back to the untouched checkpoint and the old parallelism. If the number of partitions stays, nothing
+    is copied: the new driver resumes where the old driver stopped.
 
     The operation's document records every step. If the process of a rescale died, the same call resumes it; the result
     is the new or the old state. It can be cancelled until the new driver starts. Does not write the YAML: the decided
-    width is kept in a document, and counts until the same field changes in the YAML.
+    parallelism is kept in a document, and counts until the same field changes in the YAML.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ class _Rescale(RescaleVerdict):
         # The standby's JVM starts while the job still runs, works on the state, and finally runs the job.
         # An online rescale works on state while the job runs, and needs no rehearsal of that work.
         state = self._planned.repartitions and self._mode == "offline"
-        return standby(self._workspace, widened(self._spec_now(), self._planned.to), state=state)
+        return standby(self._workspace, with_parallelism(self._spec_now(), self._planned.to), state=state)
 
     def _await_started(self) -> None:
         """Wait for a driver that a supervisor just started after a killed try's stop: it must not count as failed."""
@@ -427,13 +427,13 @@ class _Rescale(RescaleVerdict):
                 # Records its number of partitions, which overrides the spec's.
                 update = {"partitions": planned.to.partitions, "outputs": outputs, "tables": current.tables}
                 checkpoint = copy.reference.model_copy(update=update)
-            spec = widened(desired.spec, planned.to)
+            spec = with_parallelism(desired.spec, planned.to)
             self._switch_to(
                 InForce(
                     checkpoint=checkpoint,
                     desired=self._wanted(spec, note=planned.words, went_back=desired.went_back),
-                    # `over` is the YAML's width at the precheck: a later edit of the YAML takes precedence.
-                    parallelism=Parallelism(now=planned.to, over=self._plan.over, by=self._by),
+                    # `over` is the YAML's parallelism at the precheck: a later edit of the YAML takes precedence.
+                    parallelism=ParallelismOverride(now=planned.to, over=self._plan.over, by=self._by),
                 )
             )
             step.detail = planned.words

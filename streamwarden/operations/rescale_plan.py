@@ -10,18 +10,18 @@ from pydantic import ValidationError
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint_files import OperatorFiles, newest_closure
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import Width
+from streamwarden.model.status import Parallelism
 from streamwarden.operations.spec_diff import CheckpointFacts, checkpoint_facts
 from streamwarden.runtime.operation_lock import refuse_if_busy, refuse_if_half_way
 from streamwarden.savepoints.compatibility import job_version, spark_version, stored_backend
 from streamwarden.storage import FileStore, LocalFiles
 from streamwarden.store.config import describe_validation
 from streamwarden.store.documents import JobDocuments
-from streamwarden.store.effective_spec import FIELDS, effective_spec, widened, width_of
+from streamwarden.store.effective_spec import FIELDS, effective_spec, parallelism_of, with_parallelism
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.observe import Observation, Phase, observe
 
-__all__ = ["SUPPORTED_OPERATORS", "RescalePlan", "current_width", "plan_rescale", "refused_operators"]
+__all__ = ["SUPPORTED_OPERATORS", "RescalePlan", "current_parallelism", "plan_rescale", "refused_operators"]
 
 SUPPORTED_OPERATORS = frozenset(
     {
@@ -52,9 +52,9 @@ class RescalePlan:
     job
         The job.
     was, to
-        The current and the new width.
+        The current and the new parallelism.
     written
-        The width in the YAML, which the rescale overrides.
+        The parallelism in the YAML, which the rescale overrides.
     operators
         The job's stateful operators.
     bytes
@@ -62,9 +62,9 @@ class RescalePlan:
     """
 
     job: str
-    was: Width
-    to: Width
-    written: Width
+    was: Parallelism
+    to: Parallelism
+    written: Parallelism
     operators: tuple[OperatorFiles, ...] = ()
     bytes: int = 0
 
@@ -117,13 +117,13 @@ def plan_rescale(
     refuse_if_half_way(workspace, job, but=operation)
     # The deployed spec, not the YAML: a deploy rolls out the YAML.
     spec = seen.desired.spec
-    was, facts = current_width(workspace, job, spec)
+    was, facts = current_parallelism(workspace, job, spec)
     asked = {"partitions": partitions, "cores": cores, "memory": memory}
     to = was.model_copy(update={name: value for name, value in asked.items() if value is not None})
     _check(spec, to)
     if to == was:
         raise StreamwardenError("RESCALE_NOTHING", f"{job} has {_words(was)} already")
-    plan = RescalePlan(job, was, to, width_of(workspace.job(job)))
+    plan = RescalePlan(job, was, to, parallelism_of(workspace.job(job)))
     _check_yaml(workspace, job, spec, asked=[name for name, value in asked.items() if value is not None])
     _check_code(job, spec, facts)
     _check_health(job, seen)
@@ -163,8 +163,8 @@ def refused_operators(operators: Iterable[OperatorFiles]) -> list[str]:
     return refused
 
 
-def current_width(workspace: Workspace, job: str, spec: JobSpec) -> tuple[Width, CheckpointFacts | None]:
-    """Return a job's current width: from its spec, but with the checkpoint's number of partitions.
+def current_parallelism(workspace: Workspace, job: str, spec: JobSpec) -> tuple[Parallelism, CheckpointFacts | None]:
+    """Return a job's current parallelism: from its spec, but with the checkpoint's number of partitions.
 
     Parameters
     ----------
@@ -174,18 +174,18 @@ def current_width(workspace: Workspace, job: str, spec: JobSpec) -> tuple[Width,
     Returns
     -------
     tuple
-        The width, and the facts of the checkpoint; None if no batch was begun on it.
+        The parallelism, and the facts of the checkpoint; None if no batch was begun on it.
     """
-    width = width_of(spec)
+    parallelism = parallelism_of(spec)
     facts = checkpoint_facts(workspace, job, spec)
     if facts is not None and facts.partitions is not None:
-        width = width.model_copy(update={"partitions": facts.partitions})
-    return width, facts
+        parallelism = parallelism.model_copy(update={"partitions": facts.partitions})
+    return parallelism, facts
 
 
-def _check(spec: JobSpec, to: Width) -> None:
+def _check(spec: JobSpec, to: Parallelism) -> None:
     try:
-        JobSpec.model_validate(widened(spec, to).model_dump(mode="json"))
+        JobSpec.model_validate(with_parallelism(spec, to).model_dump(mode="json"))
     except ValidationError as error:
         raise StreamwardenError("RESCALE_INVALID", f"{spec.name}: {describe_validation(error)}") from error
 
@@ -195,9 +195,9 @@ def _check_yaml(workspace: Workspace, job: str, spec: JobSpec, *, asked: Iterabl
 
     The requested fields may differ from the YAML: they replace its values. Other changed numbers would be lost.
     """
-    wanted, runs = effective_spec(workspace, job), width_of(spec)
-    as_asked = width_of(wanted).model_copy(update={name: getattr(runs, name) for name in asked})
-    if widened(wanted, as_asked) != spec:
+    wanted, runs = effective_spec(workspace, job), parallelism_of(spec)
+    as_asked = parallelism_of(wanted).model_copy(update={name: getattr(runs, name) for name in asked})
+    if with_parallelism(wanted, as_asked) != spec:
         raise StreamwardenError(
             "RESCALE_NOT_HEALTHY",
             f"{job}: its YAML has changed since it was deployed",
@@ -220,7 +220,7 @@ def _check_code(job: str, spec: JobSpec, facts: CheckpointFacts | None) -> None:
 
 def _check_health(job: str, seen: Observation) -> None:
     if seen.phase in (Phase.STOPPED, Phase.NOT_DEPLOYED) or (seen.desired and seen.desired.state == "suspended"):
-        # Without a driver there is no health to check: only the width changes.
+        # Without a driver there is no health to check: only the parallelism changes.
         return
     if seen.phase not in (Phase.RUNNING, Phase.RETRYING):
         raise StreamwardenError("RESCALE_NOT_HEALTHY", f"{job} is {seen.phase}: {seen.reason}")
@@ -256,5 +256,5 @@ def _check_spark(job: str, written: str | None) -> None:
         raise StreamwardenError("RESCALE_UNSUPPORTED", f"{job}: Spark {written} wrote the checkpoint, this is {here}")
 
 
-def _words(width: Width) -> str:
-    return ", ".join(f"{name} {getattr(width, name)}" for name in FIELDS)
+def _words(parallelism: Parallelism) -> str:
+    return ", ".join(f"{name} {getattr(parallelism, name)}" for name in FIELDS)

@@ -10,7 +10,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import Step, StepName
 from streamwarden.operations.output_rollback import outputs_before
 from streamwarden.operations.workflow import JobOperation
-from streamwarden.store.effective_spec import widened, width_of
+from streamwarden.store.effective_spec import parallelism_of, with_parallelism
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import START_TIMEOUT, Observation, Phase, observe
 
@@ -35,7 +35,7 @@ class RescaleBack(JobOperation):
         assert reference is not None and before.checkpoint is not None
         assert before.desired is not None and found is not None
         # A deploy over a dead driver may have changed the spec since the switch: only its parallelism is put back.
-        spec = widened(found.spec, width_of(before.desired.spec))
+        spec = with_parallelism(found.spec, parallelism_of(before.desired.spec))
         if reference.generation == before.checkpoint.generation:
             # Only cores or memory were changed, which do not affect results; or a killed try restored the checkpoint.
             self._write_back(None, error=error, before=before, spec=spec)
@@ -58,11 +58,13 @@ class RescaleBack(JobOperation):
         if stuck:
             # If these tables were put back, their readers would break; if they were left, replayed rows would be twice
             # in them. The state is the same in either number of partitions, so the new checkpoint stays.
-            width = self._plan.was.model_copy(update={"partitions": self._plan.to.partitions})
+            parallelism = self._plan.was.model_copy(update={"partitions": self._plan.to.partitions})
             assert self._after.parallelism is not None
-            # `over` is the YAML's width at the switch. Not read again: an error in the YAML must not block a rollback.
-            kept = before.model_copy(update={"parallelism": self._after.parallelism.model_copy(update={"now": width})})
-            self._write_back(None, error=error, before=kept, spec=widened(found.spec, width))
+            # `over` is what the YAML said at the switch. Not read again: an error in it must not block a rollback.
+            kept = before.model_copy(
+                update={"parallelism": self._after.parallelism.model_copy(update={"now": parallelism})}
+            )
+            self._write_back(None, error=error, before=kept, spec=with_parallelism(found.spec, parallelism))
             return (
                 f"{', '.join(stuck)} can't be put back under readers, so the new number of partitions stays;"
                 " cores and memory are as before"

@@ -27,7 +27,7 @@ _POLL_S = 0.25
 
 ENOUGH = 3
 """Batches after which the new driver may count as healthy. If nothing is left to read, it counts as healthy earlier.
-The value is 3. Most health rules judge three batches, and a problem with a width often shows in the second batch."""
+The value is 3. Most health rules judge three batches, and a lack of cores or memory often shows in the second."""
 
 _UNREAD: ErrorCode = "RESCALE_FAILED"
 
@@ -36,7 +36,7 @@ START = StepName.START
 
 
 class RescaleVerdict(RescaleBack):
-    """A rescale whose checkpoint and width are in force."""
+    """A rescale whose checkpoint and parallelism are in force."""
 
     def _start(self, step: Step, spare: Standby | None) -> None:
         if sum(one.name == START for one in self.handle.operation.steps) == 1:

@@ -26,7 +26,7 @@ from streamwarden.savepoints.table_damage import (
     unfit,
 )
 from streamwarden.savepoints.take import Report
-from streamwarden.store.effective_spec import decide, effective_spec, widened, width_of
+from streamwarden.store.effective_spec import decide, effective_spec, parallelism_of, with_parallelism
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.observe import observe
 
@@ -120,7 +120,7 @@ class _Restore(JobOperation):
         manifest, name = found.manifest, f"{self._savepoint_job} {found.manifest.id}"
         if manifest.partitions is not None:
             # The state has the savepoint's number of partitions, whatever the job was rescaled to since.
-            spec = widened(spec, width_of(spec).model_copy(update={"partitions": manifest.partitions}))
+            spec = with_parallelism(spec, parallelism_of(spec).model_copy(update={"partitions": manifest.partitions}))
         if found.record.verification is not None and found.verdict == "damaged":
             problems = "; ".join(found.record.verification.problems[:3])
             raise StreamwardenError("SAVEPOINT_DAMAGED", f"{name}: {problems}")
@@ -164,10 +164,10 @@ class _Restore(JobOperation):
             )
             state = "suspended" if self.handle.operation.params.get("suspended") else "running"
             desired = self._wanted(self._spec, state=state, note=reference.reason)
-            width, parallelism = width_of(self._spec), None
-            if width != width_of(effective_spec(self._workspace, self._job)):
-                parallelism = decide(self._workspace, self._job, width, by=self._by)
-            self._switch_to(InForce(checkpoint=reference, desired=desired, parallelism=parallelism))
+            parallelism, override = parallelism_of(self._spec), None
+            if parallelism != parallelism_of(effective_spec(self._workspace, self._job)):
+                override = decide(self._workspace, self._job, parallelism, by=self._by)
+            self._switch_to(InForce(checkpoint=reference, desired=desired, parallelism=override))
             step.detail = f"generation {reference.generation}, {reference.path}"
 
     def _save(self) -> None:

@@ -12,12 +12,12 @@ from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import DeltaLog, application_id
 from streamwarden.model.operation import Operation
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.status import CheckpointRef, Desired, Heartbeat, Lease, Parallelism, utc_now
+from streamwarden.model.status import CheckpointRef, Desired, Heartbeat, Lease, ParallelismOverride, utc_now
 from streamwarden.runtime.operation_lock import operations_of
 from streamwarden.runtime.processes import current_process, is_alive
 from streamwarden.savepoints import catalog
 from streamwarden.store.documents import JobDocuments
-from streamwarden.store.effective_spec import width_of
+from streamwarden.store.effective_spec import parallelism_of
 from streamwarden.store.layout import CHECKPOINTS, CONTROL, TOTALS, checkpoint_key, generation_of, job_key
 from streamwarden.store.workspace import Workspace
 
@@ -111,12 +111,14 @@ class Restored:
         """Drop the operation: its decisions are in force through the other documents."""
         return None, "removed: what it has changed stays in force; repeat the operation if it had not ended"
 
-    def parallelism(self) -> tuple[Parallelism | None, str]:
-        """Restore the width that a rescale decided, from the difference between deployed spec and YAML."""
-        now, written = self._wanted, width_of(self._workspace.job(self._job))
-        if now is None or width_of(now.spec) == written:
+    def parallelism(self) -> tuple[ParallelismOverride | None, str]:
+        """Restore the parallelism that a rescale decided, from the difference between deployed spec and YAML."""
+        now, written = self._wanted, parallelism_of(self._workspace.job(self._job))
+        if now is None or parallelism_of(now.spec) == written:
             return None, "removed: the job runs with its YAML's parallelism"
-        return Parallelism(now=width_of(now.spec), over=written, by=self._by), "restored from the deployed spec"
+        return ParallelismOverride(
+            now=parallelism_of(now.spec), over=written, by=self._by
+        ), "restored from the deployed spec"
 
     def lease(self) -> tuple[Lease, str]:
         """Restore the lease as released, with an epoch that is no lower than any earlier epoch."""

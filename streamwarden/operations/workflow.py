@@ -427,9 +427,9 @@ class JobOperation(ABC):
         """
         if checkpoint is not None:
             self._decide(self._documents.checkpoint, checkpoint)
-        width = as_before(self._workspace, self._job, before.parallelism, by=self._by)
-        if width is not None:
-            self._decide(self._documents.parallelism, width)
+        parallelism = as_before(self._workspace, self._job, before.parallelism, by=self._by)
+        if parallelism is not None:
+            self._decide(self._documents.parallelism, parallelism)
         was, found = before.desired, self._documents.desired.read()
         if was is None or found is None:
             return

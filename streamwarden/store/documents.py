@@ -22,7 +22,7 @@ from streamwarden.model.status import (
     Heartbeat,
     Launch,
     Lease,
-    Parallelism,
+    ParallelismOverride,
     Progress,
     Reread,
     StopRequest,
@@ -170,7 +170,7 @@ class JobDocuments:
         self.supervision = self._document(Supervision, "supervision", derived=True)
         self.operation = self._document(Operation, "operation")
         self.health = self._document(HealthRecord, "health", derived=True)
-        self.parallelism = self._document(Parallelism, "parallelism")
+        self.parallelism = self._document(ParallelismOverride, "parallelism")
         self.cancel = self._document(Cancel, "cancel", derived=True)
 
     def totals(self, generation: int) -> Document[Totals]:

@@ -10,27 +10,27 @@ from __future__ import annotations
 from typing import Any
 
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import Parallelism, Width
+from streamwarden.model.status import Parallelism, ParallelismOverride
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["FIELDS", "as_before", "decide", "effective_spec", "forget_overruled", "widened", "width_of"]
+__all__ = ["FIELDS", "as_before", "decide", "effective_spec", "forget_overruled", "parallelism_of", "with_parallelism"]
 
 FIELDS = {"partitions": "state.partitions", "cores": "resources.cores", "memory": "resources.memory"}
 """The values that a rescale can change, with the spec's fields."""
 
 
-def width_of(spec: JobSpec) -> Width:
-    """Return a spec's width."""
-    return Width(partitions=spec.state.partitions, cores=spec.resources.cores, memory=spec.resources.memory)
+def parallelism_of(spec: JobSpec) -> Parallelism:
+    """Return a spec's parallelism."""
+    return Parallelism(partitions=spec.state.partitions, cores=spec.resources.cores, memory=spec.resources.memory)
 
 
-def widened(spec: JobSpec, width: Width) -> JobSpec:
-    """Return a spec with another width."""
+def with_parallelism(spec: JobSpec, parallelism: Parallelism) -> JobSpec:
+    """Return a spec with another parallelism."""
     return spec.model_copy(
         update={
-            "state": spec.state.model_copy(update={"partitions": width.partitions}),
-            "resources": spec.resources.model_copy(update={"cores": width.cores, "memory": width.memory}),
+            "state": spec.state.model_copy(update={"partitions": parallelism.partitions}),
+            "resources": spec.resources.model_copy(update={"cores": parallelism.cores, "memory": parallelism.memory}),
         }
     )
 
@@ -45,10 +45,10 @@ def effective_spec(workspace: Workspace, job: str) -> JobSpec:
     """
     spec = workspace.job(job)
     found = JobDocuments(workspace.storage, job).parallelism.read()
-    return spec if found is None else widened(spec, _in_force(found, width_of(spec)))
+    return spec if found is None else with_parallelism(spec, _in_force(found, parallelism_of(spec)))
 
 
-def forget_overruled(workspace: Workspace, job: str, written: Width) -> None:
+def forget_overruled(workspace: Workspace, job: str, written: Parallelism) -> None:
     """Remove decisions of a rescale whose numbers were deployed otherwise since.
 
     Otherwise they would count again if the YAML returned to the old number.
@@ -56,29 +56,31 @@ def forget_overruled(workspace: Workspace, job: str, written: Width) -> None:
     Parameters
     ----------
     written
-        The YAML's width at the deployment. A rollout takes minutes, so the YAML may have changed since.
+        The YAML's parallelism at the deployment. A rollout takes minutes, so the YAML may have changed since.
     """
     document = JobDocuments(workspace.storage, job).parallelism
     found = document.read()
     if found is None or found.over == written:
         return
 
-    def change(now: Parallelism | None) -> Parallelism:
+    def change(now: ParallelismOverride | None) -> ParallelismOverride:
         assert now is not None
         return now.model_copy(update={"now": _in_force(now, written), "over": written})
 
     document.update(change)
 
 
-def _in_force(found: Parallelism, written: Width) -> Width:
+def _in_force(found: ParallelismOverride, written: Parallelism) -> Parallelism:
     values: dict[str, Any] = {
         name: getattr(found.now if getattr(found.over, name) == getattr(written, name) else written, name)
         for name in FIELDS
     }
-    return Width(**values)
+    return Parallelism(**values)
 
 
-def as_before(workspace: Workspace, job: str, kept: Parallelism | None, *, by: str) -> Parallelism | None:
+def as_before(
+    workspace: Workspace, job: str, kept: ParallelismOverride | None, *, by: str
+) -> ParallelismOverride | None:
     """Return the document that restores an earlier state; does not write it.
 
     Parameters
@@ -88,16 +90,16 @@ def as_before(workspace: Workspace, job: str, kept: Parallelism | None, *, by: s
 
     Returns
     -------
-    Parallelism or None
+    ParallelismOverride or None
         None if there is nothing to write.
     """
     if kept is not None:
         return kept
     found = JobDocuments(workspace.storage, job).parallelism.read()
     # Equal numbers override nothing. The YAML is not read again: an error there must not block a rollback.
-    return Parallelism(now=found.over, over=found.over, by=by) if found is not None else None
+    return ParallelismOverride(now=found.over, over=found.over, by=by) if found is not None else None
 
 
-def decide(workspace: Workspace, job: str, width: Width, *, by: str) -> Parallelism:
-    """Return the document that lets a width override the YAML's current one; does not write it."""
-    return Parallelism(now=width, over=width_of(workspace.job(job)), by=by)
+def decide(workspace: Workspace, job: str, parallelism: Parallelism, *, by: str) -> ParallelismOverride:
+    """Return the document that lets a parallelism override the YAML's current one; does not write it."""
+    return ParallelismOverride(now=parallelism, over=parallelism_of(workspace.job(job)), by=by)

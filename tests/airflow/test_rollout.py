@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskD
 from streamwarden.airflow.operators.deploy import DeployOperator
 from streamwarden.airflow.operators.supervise import SuperviseOperator
 from streamwarden.model.operation import Operation
-from streamwarden.model.status import Width
+from streamwarden.model.status import Parallelism
 from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import decide
@@ -70,8 +70,10 @@ def test_a_changed_yaml_is_rolled_out_while_the_supervisor_waits(place: Place) -
 
 def test_what_goes_back_fails_the_task_for_good_and_the_job_runs(place: Place) -> None:
     # As wide as a rescale has made it, and not as the YAML says: a deploy goes by that.
-    width = Width(partitions=8, cores=2, memory="1g")
-    JobDocuments(place.workspace.storage, "lamp").parallelism.write(decide(place.workspace, "lamp", width, by="test"))
+    parallelism = Parallelism(partitions=8, cores=2, memory="1g")
+    JobDocuments(place.workspace.storage, "lamp").parallelism.write(
+        decide(place.workspace, "lamp", parallelism, by="test")
+    )
     place.deploy()
     place.write_job(standin_fail="DRIVER_FAILED")
     task, context = deploying(place), run_of().context("deploy")

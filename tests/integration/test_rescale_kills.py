@@ -47,7 +47,7 @@ STANDBY = (
 )
 # Between the old driver's end, which takes some seconds from the stop on, and the new one's launch.
 WITHOUT_DRIVER = {"fast": ("start",), "plain": ("digest before", "repartition", "digest after", "switch", "start")}
-WIDTHS = (1, 2, 3, 5, 8)
+PARALLELISMS = (1, 2, 3, 5, 8)
 
 
 # Of a driver that can't be heard for longer than its lease, and then goes on.
@@ -156,7 +156,7 @@ def kill_in_rescales(place: Place, chance: random.Random, kills: list[Moment]) -
         # A rescale of a job that only starts is refused: no moment of it would come. Rows to wait for may all be gone.
         place.wait("counts", lambda seen: seen.phase is Phase.RUNNING, "the job to run")
         was = counts.partitions()
-        wanted = chance.choice([width for width in WIDTHS if width != was])
+        wanted = chance.choice([parallelism for parallelism in PARALLELISMS if parallelism != was])
         words = ["rescale", "counts", "--partitions", str(wanted), "--way", way.split(",")[0]]
         if way == BACK:
             words += ["--health-timeout", "1"]

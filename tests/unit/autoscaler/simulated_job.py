@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from streamwarden.autoscaler.ds2 import Recommendation, StateShare, recommend
 from streamwarden.autoscaler.load import BatchSeen
 from streamwarden.model.advisor_spec import AdvisorSpec
-from streamwarden.model.status import Width
+from streamwarden.model.status import Parallelism
 
 START = datetime(2026, 3, 9, tzinfo=None).astimezone()
 Load = Callable[[float], float]
@@ -29,7 +29,7 @@ class SimulatedJob:
 
     load: Load
     settings: AdvisorSpec
-    width: Width = field(default_factory=lambda: Width(partitions=8, cores=1, memory="1g"))
+    parallelism: Parallelism = field(default_factory=lambda: Parallelism(partitions=8, cores=1, memory="1g"))
     interval: float = 10.0
     fixed: float = 1.0
     row: float = 0.001
@@ -45,7 +45,7 @@ class SimulatedJob:
         self.clock = 0.0
         self.files: deque[float] = deque()
         self.batches: list[BatchSeen] = []
-        self.changes: list[tuple[float, Width, Recommendation]] = []
+        self.changes: list[tuple[float, Parallelism, Recommendation]] = []
         self.incarnation = 0
         self._since = 0.0
         self._last_change = float("-inf")
@@ -72,7 +72,7 @@ class SimulatedJob:
         return recommend(
             self.batches[-2000:],
             self.at(self.clock),
-            self.width,
+            self.parallelism,
             self.at(self._since),
             timedelta(seconds=self.interval),
             self.settings,
@@ -82,14 +82,14 @@ class SimulatedJob:
     def _sizes(self) -> tuple[int, ...]:
         whole = 64 * 2**20
         if self.largest is None:
-            return (whole // self.width.partitions,) * self.width.partitions
-        rest = round(whole * (1 - self.largest) / (self.width.partitions - 1))
-        return (round(whole * self.largest), *[rest] * (self.width.partitions - 1))
+            return (whole // self.parallelism.partitions,) * self.parallelism.partitions
+        rest = round(whole * (1 - self.largest) / (self.parallelism.partitions - 1))
+        return (round(whole * self.largest), *[rest] * (self.parallelism.partitions - 1))
 
     def _batch(self) -> None:
         taken = min(len(self.files), self.limit)
         rows = round(sum(self.files.popleft() for _ in range(taken)))
-        share = max(1 / min(self.width.cores, self.width.partitions), self.largest or 0.0)
+        share = max(1 / min(self.parallelism.cores, self.parallelism.partitions), self.largest or 0.0)
         took = (self.fixed + self.row * rows * share) * self._chance.uniform(1 - self.noise, 1 + self.noise)
         self._pass(took)
         self.batches.append(
@@ -110,7 +110,7 @@ class SimulatedJob:
             self._pass(max(self.interval - took, 0.0))
 
     def _rescale(self, said: Recommendation) -> None:
-        self.width = said.to
+        self.parallelism = said.to
         self.incarnation += 1
         self.changes.append((self.clock, said.to, said))
         self._pass(self.downtime)

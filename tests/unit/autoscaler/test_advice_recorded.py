@@ -19,7 +19,7 @@ import pytest
 from streamwarden.autoscaler.ds2 import Recommendation, StateShare, recommend
 from streamwarden.autoscaler.load import BatchSeen
 from streamwarden.model.advisor_spec import AdvisorSpec
-from streamwarden.model.status import Width
+from streamwarden.model.status import Parallelism
 
 SETTINGS = AdvisorSpec.model_validate({"window": "60s", "catch_up": "2m", "down_after": "3m", "max_cores": 4})
 EVERY = timedelta(seconds=15)
@@ -41,9 +41,9 @@ class Recording:
     def asked(self, now: datetime, settings: AdvisorSpec = SETTINGS) -> Recommendation:
         """What the advisor says, of what was known then."""
         known = [one for one in self.batches if one.at <= now]
-        width = Width(partitions=self.partitions, cores=self.cores, memory="1g")
+        parallelism = Parallelism(partitions=self.partitions, cores=self.cores, memory="1g")
         state = StateShare((2**20,) * self.partitions)
-        return recommend(known, now, width, self.batches[0].at, self.interval, settings, state)
+        return recommend(known, now, parallelism, self.batches[0].at, self.interval, settings, state)
 
     def answers(self, begin: str, end: str) -> list[Recommendation]:
         """Return what it says every quarter of a minute between the beginnings of two phases."""

@@ -125,7 +125,7 @@ def test_operations_are_shown_with_their_steps_and_error(workspace: Workspace) -
 
 
 def test_an_operation_s_record_is_told_to_people_too(workspace: Workspace) -> None:
-    width = {"partitions": 2, "cores": 1, "memory": "1g"}
+    parallelism = {"partitions": 2, "cores": 1, "memory": "1g"}
     began = utc_now()
     documents = JobDocuments(workspace.storage, JOB)
     documents.operation.write(
@@ -136,8 +136,8 @@ def test_an_operation_s_record_is_told_to_people_too(workspace: Workspace) -> No
             by="airflow:rescale/manual__1, for anna",
             params={"partitions": None, "cores": 2, "memory": None, "reason": "twice the [trips] since Monday"},
             plan={
-                "was": width,
-                "to": {**width, "cores": 2},
+                "was": parallelism,
+                "to": {**parallelism, "cores": 2},
                 "savepoint": "20260101T120000Z-abc",
                 "state_rows": 12345,
                 "downtime_s": 4.25,

@@ -17,7 +17,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.operation import Operation
 from streamwarden.model.savepoint import Origin
-from streamwarden.model.status import CheckpointRef, Desired, Restart, Supervision, Width, utc_now
+from streamwarden.model.status import CheckpointRef, Desired, Parallelism, Restart, Supervision, utc_now
 from streamwarden.operations.rescale import _Rescale, rescale
 from streamwarden.operations.rescale_plan import RescalePlan
 from streamwarden.operations.restore import restore
@@ -29,7 +29,7 @@ from streamwarden.savepoints.take import take
 from streamwarden.savepoints.verify import verify
 from streamwarden.storage import LocalStorage
 from streamwarden.store.documents import JobDocuments
-from streamwarden.store.effective_spec import decide, effective_spec, width_of
+from streamwarden.store.effective_spec import decide, effective_spec, parallelism_of
 from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision import driver_control
 
@@ -95,8 +95,8 @@ def place(tmp_path: Path) -> Workspace:
     offset = b'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}\n{"logOffset":0}'
     made.files.write(f"{path}/offsets/0", offset)
     made.files.write(f"{path}/commits/0", b'v1\n{"nextBatchWatermarkMs":0}')
-    width = Width(partitions=4, cores=1, memory="1g")
-    documents.parallelism.write(decide(made, JOB, width, by="a rescale"))
+    parallelism = Parallelism(partitions=4, cores=1, memory="1g")
+    documents.parallelism.write(decide(made, JOB, parallelism, by="a rescale"))
     spec = effective_spec(made, JOB)
     digest = spec.digest()
     documents.desired.write(
@@ -125,7 +125,9 @@ def edit(folder: Path, *, note: str) -> None:
 def in_force(place: Workspace) -> dict[str, Any]:
     """Return what runs from now on; without what differs from try to try."""
     documents = JobDocuments(place.storage, JOB)
-    desired, reference, width = (one.read() for one in (documents.desired, documents.checkpoint, documents.parallelism))
+    desired, reference, parallelism = (
+        one.read() for one in (documents.desired, documents.checkpoint, documents.parallelism)
+    )
     assert isinstance(desired, Desired) and isinstance(reference, CheckpointRef)
     return {
         "note": desired.spec.options["note"],
@@ -136,7 +138,9 @@ def in_force(place: Workspace) -> dict[str, Any]:
         "made anew": reference.generation != 1,
         "savepoint": reference.savepoint is not None,
         "outputs": [output.table for output in reference.outputs],
-        "width": json.loads(width.model_dump_json(exclude={"takeovers", "at", "by"})) if width else None,
+        "parallelism": json.loads(parallelism.model_dump_json(exclude={"takeovers", "at", "by"}))
+        if parallelism
+        else None,
     }
 
 
@@ -202,9 +206,9 @@ def paper_rescales(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def planned(workspace: Workspace, job: str, *, cores: int | None, partitions: int | None, **_: Any) -> RescalePlan:
         spec = effective_spec(workspace, job)
-        was = Width(partitions=4, cores=1, memory="1g")
+        was = Parallelism(partitions=4, cores=1, memory="1g")
         to = was.model_copy(update={"cores": cores or 1, "partitions": partitions or 4})
-        return RescalePlan(job, was, to, width_of(spec))
+        return RescalePlan(job, was, to, parallelism_of(spec))
 
     def copy(work: _Rescale, *_: Any) -> Any:
         current = work._documents.checkpoint.read()
@@ -280,8 +284,10 @@ def test_killed_at_each_write_and_resumed(
         if found is None or found.state == "running":
             ends(place, perform, well=well)
         now, wanted = in_force(place), {**before, **changes} if well else before
-        decided = {**before["width"], "now": changes["now"]} if well and "now" in changes else before["width"]
-        expected = {**wanted, "width": decided, "outputs": now["outputs"] if not well else wanted["outputs"]}
+        decided = (
+            {**before["parallelism"], "now": changes["now"]} if well and "now" in changes else before["parallelism"]
+        )
+        expected = {**wanted, "parallelism": decided, "outputs": now["outputs"] if not well else wanted["outputs"]}
         expected.pop("now", None)
         if name == "rollout" and not well:
             # Its batch is undone: the old spec starts from the savepoint.

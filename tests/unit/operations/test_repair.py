@@ -37,7 +37,7 @@ from streamwarden.runtime.lease import LeaseHolder
 from streamwarden.runtime.processes import current_process
 from streamwarden.savepoints import catalog
 from streamwarden.store.documents import JobDocuments
-from streamwarden.store.effective_spec import decide, effective_spec, width_of
+from streamwarden.store.effective_spec import decide, effective_spec, parallelism_of
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.claim import Claim, claim, current_claim
@@ -197,7 +197,7 @@ def test_a_savepoint_whose_manifest_is_damaged_hides_no_other_and_is_removed(
 
 
 def test_what_a_rescale_decided_is_restored_by_what_is_deployed(workspace: Workspace, job: JobDocuments) -> None:
-    written = width_of(workspace.job(JOB))
+    written = parallelism_of(workspace.job(JOB))
     wide = written.model_copy(update={"cores": written.cores + 1})
     job.parallelism.write(decide(workspace, JOB, wide, by="test"))
     spec = effective_spec(workspace, JOB)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from streamwarden.cli.app import app
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import Operation, OperationState
-from streamwarden.model.status import CheckpointRef, Desired, DriverState, Exit, Width, utc_now
+from streamwarden.model.status import CheckpointRef, Desired, DriverState, Exit, Parallelism, utc_now
 from streamwarden.operations import rescale_plan
 from streamwarden.operations.rescale import rescale
 from streamwarden.operations.rescale_plan import plan_rescale
@@ -127,7 +127,7 @@ def test_a_yaml_that_waits_to_be_rolled_out(place: Place) -> None:
     assert place.refused().startswith("RESCALE_NOT_HEALTHY: job: its YAML has changed")
 
 
-def test_a_width_that_waits_to_be_rolled_out_would_be_lost(place: Place) -> None:
+def test_a_parallelism_that_waits_to_be_rolled_out_would_be_lost(place: Place) -> None:
     write(place.config, resources={"cores": 4, "memory": "1g"})
     assert place.refused().startswith("RESCALE_NOT_HEALTHY: job: its YAML has changed")
     # What is asked for replaces it, whatever it is.
@@ -202,7 +202,7 @@ def test_no_state_and_no_batch(place: Place) -> None:
     assert place.refused() == "RESCALE_UNSUPPORTED: job: partitions are of state, and it has no state"
     place.workspace.files.delete_tree(f"{CHECKPOINT}/offsets")
     assert "it has committed no batch yet" in place.refused()
-    assert plan_rescale(place.workspace, JOB, cores=2).to == Width(partitions=4, cores=2, memory="1g")
+    assert plan_rescale(place.workspace, JOB, cores=2).to == Parallelism(partitions=4, cores=2, memory="1g")
 
 
 def test_no_space_for_a_copy(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ from streamwarden.model.status import (
     Heartbeat,
     Launch,
     OutputStart,
+    Parallelism,
     Supervision,
-    Width,
     utc_now,
 )
 from streamwarden.operations import rollout, spec_diff, workflow
@@ -609,7 +609,7 @@ def test_diff_shows_what_a_deploy_would_do(place: Place) -> None:
     assert "never deployed" in run("diff", JOB)
     # As wide as a rescale has made it, and not as the YAML says: no difference.
     place.documents.parallelism.write(
-        effective_spec.decide(place.workspace, JOB, Width(partitions=8, cores=2, memory="1g"), by=BY)
+        effective_spec.decide(place.workspace, JOB, Parallelism(partitions=8, cores=2, memory="1g"), by=BY)
     )
     place.runs()
     assert "none: a deploy changes nothing" in run("diff", JOB)

@@ -12,7 +12,7 @@ import yaml
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import InForce, Operation, OperationState
-from streamwarden.model.status import CheckpointRef, Desired, Parallelism, Width, utc_now
+from streamwarden.model.status import CheckpointRef, Desired, Parallelism, ParallelismOverride, utc_now
 from streamwarden.operations.rescale import _Rescale
 from streamwarden.operations.restore import _Restore
 from streamwarden.operations.rollout import _Rollout
@@ -47,7 +47,7 @@ def workspace(tmp_path: Path) -> Workspace:
     documents = JobDocuments(found.storage, JOB)
     documents.desired.write(desired())
     documents.checkpoint.write(reference(1))
-    documents.parallelism.write(decide(found, JOB, Width(partitions=2, cores=1, memory="1g"), by="before"))
+    documents.parallelism.write(decide(found, JOB, Parallelism(partitions=2, cores=1, memory="1g"), by="before"))
     return found
 
 
@@ -90,10 +90,10 @@ def rolls_out(work: JobOperation) -> object:
 
 def rescales(work: JobOperation) -> object:
     assert isinstance(work, _Rescale)
-    to = Width(partitions=2, cores=3, memory="1g")
-    width = Parallelism(now=to, over=to, by="me")
+    to = Parallelism(partitions=2, cores=3, memory="1g")
+    parallelism = ParallelismOverride(now=to, over=to, by="me")
     spec, checkpoint = effective_spec(work._workspace, JOB), reference(2, operation=work.handle.id)
-    return work._switch_to(InForce(checkpoint=checkpoint, desired=work._wanted(spec), parallelism=width))
+    return work._switch_to(InForce(checkpoint=checkpoint, desired=work._wanted(spec), parallelism=parallelism))
 
 
 def goes_back(work: JobOperation) -> object:
