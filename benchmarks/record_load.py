@@ -26,7 +26,7 @@ from benchmarks.keyed_job import KeyedJob
 from benchmarks.report import REPOSITORY, let_drivers_import
 from streamwarden.autoscaler.advise import batches_seen
 from streamwarden.autoscaler.load import BatchSeen
-from streamwarden.model.status import utc_now
+from streamwarden.model.record import utc_now
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import observe

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from benchmarks.keyed_job import JOB, LOAD_ROWS, KeyedJob, Load, timed
 from benchmarks.report import goal_met, let_drivers_import, print_machine
+from streamwarden.model.progress import BatchProgress
 from streamwarden.model.savepoint import Manifest, Origin
-from streamwarden.model.status import BatchProgress
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.restore import restore
 from streamwarden.savepoints import catalog

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from streamwarden.model.status import BatchProgress, OperatorProgress, SourceProgress
+from streamwarden.model.progress import BatchProgress, OperatorProgress, SourceProgress
 from streamwarden.store.workspace import Workspace, open_workspace
 
 START = datetime(2026, 3, 8, 12, tzinfo=UTC)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from streamwarden.model.status import ErrorInfo
+from streamwarden.model.record import ErrorInfo
 from streamwarden.operations.diagnosis import describe, diagnose
 from streamwarden.runtime.log_lines import readable
 from streamwarden.store.workspace import Workspace

@@ -14,7 +14,7 @@ from airflow.sdk.execution_time.timeout import timeout
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.alerts import NotifierSpec
-from streamwarden.model.status import HealthChange, HealthRecord
+from streamwarden.model.supervision import HealthChange, HealthRecord
 from streamwarden.store.config import load_alerts
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace

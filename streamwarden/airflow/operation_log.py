@@ -11,7 +11,7 @@ from airflow.sdk import Context
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import Operation, Step
-from streamwarden.model.status import utc_now
+from streamwarden.model.record import utc_now
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 

@@ -15,7 +15,8 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import HealthRecord, Supervision, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.supervision import HealthRecord, Supervision
 from streamwarden.runtime.processes import end_of
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace

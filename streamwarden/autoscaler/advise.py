@@ -15,8 +15,9 @@ from streamwarden.formats.checkpoint_files import newest_closure
 from streamwarden.model.advisor_spec import AdvisorSpec
 from streamwarden.model.durations import format_duration
 from streamwarden.model.operation import Operation, StepName
+from streamwarden.model.progress import BatchProgress
+from streamwarden.model.record import utc_now
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import BatchProgress, utc_now
 from streamwarden.operations.rescale_plan import current_parallelism, plan_rescale
 from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.store.documents import JobDocuments, dump

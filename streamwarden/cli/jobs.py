@@ -24,7 +24,8 @@ from streamwarden.cli.terminal import (
     who,
 )
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import HealthRecord, Supervision, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.supervision import HealthRecord, Supervision
 from streamwarden.operations.deploy import deploy_job, unknown
 from streamwarden.operations.diagnosis import Diagnosis, describe, diagnose
 from streamwarden.operations.give_up import put_down

@@ -13,8 +13,8 @@ import json
 from typing import Protocol
 
 from streamwarden.formats.delta_log import ChangeCommit, DeltaLog
+from streamwarden.model.progress import SourceProgress
 from streamwarden.model.spec import DeltaSource, KafkaSource
-from streamwarden.model.status import SourceProgress
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["Backlog", "DeltaBacklog", "KafkaBacklog", "backlog_of"]

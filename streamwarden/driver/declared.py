@@ -12,8 +12,8 @@ import sys
 
 from streamwarden.driver.pipeline.module import load_module
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.record import ErrorInfo
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import ErrorInfo
 
 __all__ = ["main"]
 

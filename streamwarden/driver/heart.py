@@ -9,7 +9,8 @@ from collections.abc import Callable
 from datetime import datetime
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import DriverState, Heartbeat, LandingState, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import DriverState, Heartbeat, LandingState
 from streamwarden.runtime.lease import LeaseHolder
 from streamwarden.runtime.processes import current_process
 from streamwarden.store.documents import JobDocuments

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, MeterProvider, Observation
 
 from streamwarden import __version__
-from streamwarden.model.status import BatchProgress, DriverState, OperatorProgress
+from streamwarden.model.progress import BatchProgress, OperatorProgress
+from streamwarden.model.status import DriverState
 from streamwarden.supervision.health_rules import RULES, Health
 
 __all__ = ["METRICS", "DriverMetrics", "DriverView", "Kind"]

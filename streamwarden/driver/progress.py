@@ -28,7 +28,8 @@ from streamwarden.driver.job_api import EVENT_ENDS
 from streamwarden.driver.pipeline.batches import BatchCounts
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
-from streamwarden.model.status import BatchProgress, OperatorProgress, Progress, SourceProgress, Totals, utc_now
+from streamwarden.model.progress import BatchProgress, OperatorProgress, Progress, SourceProgress, Totals
+from streamwarden.model.record import utc_now
 from streamwarden.store.documents import JobDocuments
 
 __all__ = ["ProgressListener", "batch_progress", "late_rows"]

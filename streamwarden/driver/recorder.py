@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.profile import ProgressTableSpec
-from streamwarden.model.status import BatchProgress, utc_now
+from streamwarden.model.progress import BatchProgress
+from streamwarden.model.record import utc_now
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 

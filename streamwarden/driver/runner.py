@@ -41,16 +41,11 @@ from streamwarden.formats.checkpoint_files import check_described
 from streamwarden.formats.delta_log import application_id
 from streamwarden.formats.no_data_batch import begin_no_data_batch
 from streamwarden.landing.planner import Planner
+from streamwarden.model.progress import BatchProgress
+from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.spec import DeltaSource, FileSource, JobSpec
-from streamwarden.model.status import (
-    BatchProgress,
-    CheckpointRef,
-    DriverState,
-    ErrorInfo,
-    Exit,
-    Supervision,
-    utc_now,
-)
+from streamwarden.model.status import CheckpointRef, DriverState, Exit
+from streamwarden.model.supervision import Supervision
 from streamwarden.runtime import work_dirs
 from streamwarden.runtime.failure_signatures import Places
 from streamwarden.storage import Conflict

@@ -13,8 +13,8 @@ from typing import Any
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.formats.output_columns import Column, Comparison, columns_of, compare, record_of
+from streamwarden.model.record import ErrorInfo
 from streamwarden.model.spec import JobSpec, SinkSpec
-from streamwarden.model.status import ErrorInfo
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["TableColumns", "compared_columns", "existing_tables"]

@@ -24,8 +24,9 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.progress import BatchProgress
+from streamwarden.model.record import utc_now
 from streamwarden.model.spec import PROGRESS_TABLE
-from streamwarden.model.status import BatchProgress, utc_now
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["COLUMNS", "ProgressTable"]

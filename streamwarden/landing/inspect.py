@@ -15,8 +15,9 @@ from streamwarden.landing.file import LandedFile, shown
 from streamwarden.landing.folder import landing_folder
 from streamwarden.landing.planner import is_same, newest_readings
 from streamwarden.landing.plans import Plans, Read, plans_of, read_plans
+from streamwarden.model.record import utc_now
 from streamwarden.model.spec import FileSource, JobSpec
-from streamwarden.model.status import Reread, utc_now
+from streamwarden.model.status import Reread
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 

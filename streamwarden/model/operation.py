@@ -9,7 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.status import CheckpointRef, Desired, ErrorInfo, Parallelism, ParallelismOverride
+from streamwarden.model.record import ErrorInfo
+from streamwarden.model.status import CheckpointRef, Desired, Parallelism, ParallelismOverride
 
 __all__ = ["Cancel", "InForce", "Operation", "OperationPlan", "OperationState", "Step", "StepName"]
 

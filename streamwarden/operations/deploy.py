@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import Desired, ErrorInfo, utc_now
+from streamwarden.model.record import ErrorInfo, utc_now
+from streamwarden.model.status import Desired
 from streamwarden.operations.rollout import interrupted_rollout, is_same_rollout, rollout, settle
 from streamwarden.operations.spec_diff import Change, Effect, RolloutPlan, plan
 from streamwarden.runtime.launcher import launch_driver

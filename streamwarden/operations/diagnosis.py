@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from streamwarden.errors import CATALOGUE, StreamwardenError, is_code
 from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.model.record import ErrorInfo
 from streamwarden.model.spec import DeltaSource, KafkaSource
-from streamwarden.model.status import Desired, ErrorInfo
+from streamwarden.model.status import Desired
 from streamwarden.runtime.postmortem import LastWords, last_words
 from streamwarden.savepoints import catalog
 from streamwarden.store.workspace import Workspace

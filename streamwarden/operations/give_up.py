@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.savepoint import Origin
-from streamwarden.model.status import ErrorInfo, utc_now
 from streamwarden.savepoints.take import take
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision import driver_control

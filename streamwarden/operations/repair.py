@@ -14,23 +14,21 @@ from pydantic import BaseModel, ValidationError
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import Cancel, Operation
+from streamwarden.model.progress import Progress, Totals
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Record
 from streamwarden.model.status import (
     CheckpointRef,
     Desired,
     Exit,
-    HealthRecord,
     Heartbeat,
     Launch,
     Lease,
     ParallelismOverride,
-    Progress,
     Reread,
     StopRequest,
-    Supervision,
-    Totals,
-    utc_now,
 )
+from streamwarden.model.supervision import HealthRecord, Supervision
 from streamwarden.operations.restored import Restored
 from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.savepoints import catalog

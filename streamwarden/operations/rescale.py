@@ -9,9 +9,10 @@ from typing import Any, Literal
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.operation import Cancel, InForce, Operation, Step, StepName
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import CheckpointRef, ParallelismOverride, utc_now
+from streamwarden.model.status import CheckpointRef, ParallelismOverride
 from streamwarden.operations.output_rollback import with_pending
 from streamwarden.operations.rescale_plan import RescalePlan, plan_rescale
 from streamwarden.operations.rescale_verify import ENOUGH, START, RescaleVerdict

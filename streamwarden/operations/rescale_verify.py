@@ -9,7 +9,7 @@ from typing import Any
 from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.operation import Step, StepName
-from streamwarden.model.status import Supervision
+from streamwarden.model.supervision import Supervision
 from streamwarden.operations.rescale_rollback import RescaleBack
 from streamwarden.operations.state_copy import differing
 from streamwarden.runtime.spare import Standby

@@ -12,7 +12,8 @@ from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import DeltaLog, application_id
 from streamwarden.model.operation import Operation
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.status import CheckpointRef, Desired, Heartbeat, Lease, ParallelismOverride, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import CheckpointRef, Desired, Heartbeat, Lease, ParallelismOverride
 from streamwarden.runtime.operation_lock import operations_of
 from streamwarden.runtime.processes import current_process, is_alive
 from streamwarden.savepoints import catalog

@@ -15,8 +15,9 @@ from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.checkpoint_files import repartitioned
 from streamwarden.formats.offset_replay import Follower, pays_to_start_ahead
 from streamwarden.model.operation import Step, StepName
+from streamwarden.model.progress import BatchProgress
 from streamwarden.model.savepoint import Manifest
-from streamwarden.model.status import BatchProgress, CheckpointRef
+from streamwarden.model.status import CheckpointRef
 from streamwarden.runtime.spare import Standby
 from streamwarden.runtime.state_reader import StateAt
 from streamwarden.savepoints.materialize import fresh_checkpoint

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import Supervision
+from streamwarden.model.supervision import Supervision
 from streamwarden.operations.diagnosis import diagnose
 from streamwarden.operations.spec_diff import changed_fields
 from streamwarden.runtime.operation_lock import active_operation

@@ -18,9 +18,10 @@ from typing import ClassVar, NoReturn, TypeVar
 from streamwarden.errors import OUTAGES, ErrorCode, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.operation import InForce, Operation, OperationPlan, OperationState, Step, StepName
+from streamwarden.model.record import Decided, ErrorInfo, utc_now
 from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import CheckpointRef, Decided, Desired, ErrorInfo, utc_now
+from streamwarden.model.status import CheckpointRef, Desired
 from streamwarden.runtime.operation_lock import OperationHandle
 from streamwarden.runtime.spare import Standby
 from streamwarden.savepoints import catalog

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
-from streamwarden.model.status import Desired, Launch, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import Desired, Launch
 from streamwarden.runtime.processes import is_alive, kill, process_of
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.ids import new_id

@@ -7,7 +7,8 @@ from datetime import timedelta
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.status import Lease, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import Lease
 from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.processes import is_alive
 from streamwarden.storage import Conflict

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import Operation, OperationPlan, OperationState, Step, StepName
-from streamwarden.model.status import Decided, ErrorInfo, utc_now
+from streamwarden.model.record import Decided, ErrorInfo, utc_now
 from streamwarden.runtime.processes import current_process, is_alive
 from streamwarden.store.documents import Document, JobDocuments
 from streamwarden.store.ids import new_id

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.record import utc_now
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import Desired, Launch, utc_now
+from streamwarden.model.status import Desired, Launch
 from streamwarden.runtime.launcher import driver_process, end_orphan
 from streamwarden.runtime.postmortem import last_words
 from streamwarden.runtime.processes import kill, process_of

@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Origin, Record, Summary, Verification
 from streamwarden.model.spec import RetentionSpec
-from streamwarden.model.status import utc_now
 from streamwarden.savepoints.documents import is_interrupted, manifest_document, record_document
 from streamwarden.store import layout
 from streamwarden.store.documents import JobDocuments

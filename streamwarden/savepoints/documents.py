@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Record
-from streamwarden.model.status import utc_now
 from streamwarden.runtime.processes import is_alive
 from streamwarden.store.documents import Document
 from streamwarden.store.layout import RECORDS, document_key, savepoint_key

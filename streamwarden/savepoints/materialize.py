@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint_files import relocated
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest
-from streamwarden.model.status import CheckpointRef, OutputStart, utc_now
+from streamwarden.model.status import CheckpointRef, OutputStart
 from streamwarden.savepoints.take import Report
 from streamwarden.savepoints.verify import check_files
 from streamwarden.store.layout import checkpoint_key, savepoint_checkpoint_key

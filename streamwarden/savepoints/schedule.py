@@ -8,9 +8,9 @@ from croniter import croniter
 
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.durations import format_duration
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Origin
 from streamwarden.model.spec import SavepointSpec
-from streamwarden.model.status import utc_now
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.catalog import Savepoint
 from streamwarden.store.documents import JobDocuments

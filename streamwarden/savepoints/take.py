@@ -12,8 +12,10 @@ from streamwarden.formats.checkpoint import BatchOffsets, CheckpointReader
 from streamwarden.formats.checkpoint_files import Closure, StateFileMissing, closure, relocated
 from streamwarden.formats.damage import checkpoint_damaged
 from streamwarden.formats.delta_log import DeltaLog, TableState, application_id
+from streamwarden.model.progress import BatchProgress
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import FileEntry, Manifest, OperatorState, Origin, Record, SinkState
-from streamwarden.model.status import BatchProgress, CheckpointRef, Desired, OutputStart, utc_now
+from streamwarden.model.status import CheckpointRef, Desired, OutputStart
 from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.processes import current_process

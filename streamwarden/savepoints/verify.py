@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Record, Verification
-from streamwarden.model.status import utc_now
 from streamwarden.runtime.state_reader import StateAt, read_state
 from streamwarden.savepoints.catalog import Savepoint
 from streamwarden.savepoints.documents import manifest_document, record_document

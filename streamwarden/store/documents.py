@@ -14,22 +14,20 @@ from pydantic import BaseModel, ValidationError
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import Cancel, Operation
+from streamwarden.model.progress import Progress, Totals
+from streamwarden.model.record import utc_now
 from streamwarden.model.status import (
     CheckpointRef,
     Desired,
     Exit,
-    HealthRecord,
     Heartbeat,
     Launch,
     Lease,
     ParallelismOverride,
-    Progress,
     Reread,
     StopRequest,
-    Supervision,
-    Totals,
-    utc_now,
 )
+from streamwarden.model.supervision import HealthRecord, Supervision
 from streamwarden.storage import Conflict, Storage
 from streamwarden.store import layout
 

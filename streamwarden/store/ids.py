@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from streamwarden.model.status import utc_now
+from streamwarden.model.record import utc_now
 
 __all__ = ["new_id"]
 

@@ -7,15 +7,9 @@ from datetime import timedelta
 from typing import Literal
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import (
-    Decision,
-    Ending,
-    ErrorInfo,
-    Exit,
-    Restart,
-    Supervision,
-    utc_now,
-)
+from streamwarden.model.record import ErrorInfo, utc_now
+from streamwarden.model.status import Exit
+from streamwarden.model.supervision import Decision, Ending, Restart, Supervision
 from streamwarden.runtime.launcher import launch_driver
 from streamwarden.runtime.processes import kill
 from streamwarden.storage import Conflict

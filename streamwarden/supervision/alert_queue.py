@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from streamwarden.model.status import HealthChange, HealthRecord, Refused, RuleState, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.supervision import HealthChange, HealthRecord, Refused, RuleState
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.health_rules import Health, Level

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamwarden.model.status import BatchProgress
+from streamwarden.model.progress import BatchProgress
 
 __all__ = ["has_caught_up", "pending"]
 

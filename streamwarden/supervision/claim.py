@@ -7,9 +7,7 @@ from datetime import datetime
 
 from pydantic import BaseModel
 
-from streamwarden.model.status import (
-    utc_now,
-)
+from streamwarden.model.record import utc_now
 from streamwarden.storage import Conflict
 from streamwarden.store.documents import Document
 from streamwarden.store.layout import document_key

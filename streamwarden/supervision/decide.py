@@ -13,13 +13,9 @@ from enum import StrEnum
 from typing import Literal
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.spec import RestartSpec
-from streamwarden.model.status import (
-    Ending,
-    ErrorInfo,
-    Supervision,
-    utc_now,
-)
+from streamwarden.model.supervision import Ending, Supervision
 from streamwarden.supervision.health_rules import Facts, Health, judge, stuck_for
 from streamwarden.supervision.observe import Observation, Phase, is_here
 

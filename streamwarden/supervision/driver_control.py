@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from streamwarden.errors import OUTAGES, ErrorCode, StreamwardenError
-from streamwarden.model.status import Decision, Desired, Supervision, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import Desired
+from streamwarden.model.supervision import Decision, Supervision
 from streamwarden.runtime import processes
 from streamwarden.runtime.launcher import launch_driver
 from streamwarden.runtime.operation_lock import refuse_if_busy

@@ -13,8 +13,10 @@ from enum import StrEnum
 
 from streamwarden.model.durations import format_duration
 from streamwarden.model.health_spec import DurationLimit
+from streamwarden.model.progress import BatchProgress, Progress
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import BatchProgress, Desired, Heartbeat, Progress, Restart
+from streamwarden.model.status import Desired, Heartbeat
+from streamwarden.model.supervision import Restart
 
 __all__ = ["PASSED_OVER", "RULES", "Facts", "Finding", "Health", "Level", "judge", "stuck_for"]
 

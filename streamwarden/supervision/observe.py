@@ -9,7 +9,9 @@ from enum import StrEnum
 from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.model.operation import Operation
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.status import Desired, ErrorInfo, Exit, Heartbeat, Launch, Progress, utc_now
+from streamwarden.model.progress import Progress
+from streamwarden.model.record import ErrorInfo, utc_now
+from streamwarden.model.status import Desired, Exit, Heartbeat, Launch
 from streamwarden.runtime.lease import lease_is_live
 from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.runtime.processes import is_alive

@@ -27,16 +27,9 @@ from pathlib import Path
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
-from streamwarden.model.status import (
-    BatchProgress,
-    CheckpointRef,
-    DriverState,
-    ErrorInfo,
-    Exit,
-    Heartbeat,
-    Progress,
-    utc_now,
-)
+from streamwarden.model.progress import BatchProgress, Progress
+from streamwarden.model.record import ErrorInfo, utc_now
+from streamwarden.model.status import CheckpointRef, DriverState, Exit, Heartbeat
 from streamwarden.runtime.lease import LeaseHolder
 from streamwarden.runtime.processes import current_process
 from streamwarden.store.documents import JobDocuments

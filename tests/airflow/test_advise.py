@@ -14,7 +14,7 @@ from streamwarden.airflow.operators.approval import RescaleApprovalOperator
 from streamwarden.airflow.operators.rescale import RescaleOperator
 from streamwarden.autoscaler.advise import Advice, advise, holds_back
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import utc_now
+from streamwarden.model.record import utc_now
 from streamwarden.operations.rescale import rescale
 from streamwarden.store.documents import JobDocuments
 from streamwarden.supervision import driver_control

@@ -14,7 +14,8 @@ from streamwarden.airflow.notifications import Alert
 from streamwarden.airflow.operators import release
 from streamwarden.airflow.operators import supervise as supervising
 from streamwarden.airflow.operators.release import ReleaseOperator
-from streamwarden.model.status import HealthChange, HealthRecord, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.supervision import HealthChange, HealthRecord
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.give_up import put_down
 from streamwarden.operations.status import job_status

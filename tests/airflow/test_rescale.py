@@ -24,7 +24,9 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.offset_replay import Follower
 from streamwarden.model.operation import Operation
-from streamwarden.model.status import CheckpointRef, OutputStart, Supervision, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import CheckpointRef, OutputStart
+from streamwarden.model.supervision import Supervision
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.rescale import _Rescale, cancel, rescale
 from streamwarden.operations.rescale_plan import plan_rescale

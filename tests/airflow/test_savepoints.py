@@ -29,8 +29,8 @@ from streamwarden.airflow.operators.verify import VerifyOperator
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_table import ProgressTable
 from streamwarden.model.operation import OperationState
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Origin
-from streamwarden.model.status import utc_now
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.runtime.operation_lock import begin
 from streamwarden.savepoints import catalog

@@ -25,7 +25,7 @@ from streamwarden.airflow.operators.supervise import SuperviseOperator
 from streamwarden.airflow.triggers import SuperviseTrigger
 from streamwarden.model.health_spec import HealthSpec
 from streamwarden.model.operation import OperationState
-from streamwarden.model.status import utc_now
+from streamwarden.model.record import utc_now
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.runtime.operation_lock import begin
 from streamwarden.runtime.processes import is_alive

@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from streamwarden.airflow.operators import release
 from streamwarden.airflow.operators.watch import WatchOperator
-from streamwarden.model.status import Supervision
+from streamwarden.model.supervision import Supervision
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.give_up import put_down
 from streamwarden.runtime.processes import kill

@@ -18,7 +18,8 @@ from nyc_taxi.trips.tlc import read_tlc
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import DeltaLog
-from streamwarden.model.status import Supervision, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.supervision import Supervision
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.act import restart

@@ -16,7 +16,10 @@ from nyc_taxi.trips.replay import Replay, ReplayOptions
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
-from streamwarden.model.status import DriverState, Progress, Supervision, Totals, utc_now
+from streamwarden.model.progress import Progress, Totals
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import DriverState
+from streamwarden.model.supervision import Supervision
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.runtime.launcher import launch_driver
 from streamwarden.runtime.processes import current_process, is_alive

@@ -19,8 +19,9 @@ from deltalake.exceptions import DeltaError
 
 from streamwarden.airflow.logtail import describe_error
 from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.model.record import ErrorInfo
 from streamwarden.model.savepoint import Origin
-from streamwarden.model.status import ErrorInfo, Supervision
+from streamwarden.model.supervision import Supervision
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.diagnosis import Diagnosis, diagnose
 from streamwarden.operations.restore import restore

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from streamwarden.cli.app import app
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_table import ProgressTable
-from streamwarden.model.status import BatchProgress
+from streamwarden.model.progress import BatchProgress
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.status import job_status
 from streamwarden.runtime.processes import kill

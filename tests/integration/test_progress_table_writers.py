@@ -26,7 +26,9 @@ pytestmark = pytest.mark.integration
 DRIVER = """
 import sys, time
 from pathlib import Path
-from streamwarden.model.status import DriverState, Heartbeat, Launch, Progress, utc_now
+from streamwarden.model.progress import Progress
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import DriverState, Heartbeat, Launch
 from streamwarden.store.documents import JobDocuments
 from streamwarden.runtime.processes import current_process
 from streamwarden.model.profile import ProgressTableSpec

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from streamwarden.model.status import Supervision, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.supervision import Supervision
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.supervision import driver_control

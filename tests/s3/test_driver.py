@@ -14,7 +14,7 @@ from nyc_taxi.demo.batch import compare_zone_windows, expected_zone_windows
 from nyc_taxi.demo.verify import read_table
 
 from streamwarden.model.savepoint import Origin
-from streamwarden.model.status import Supervision
+from streamwarden.model.supervision import Supervision
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.diagnosis import diagnose
 from streamwarden.operations.restore import restore

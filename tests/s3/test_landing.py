@@ -9,8 +9,9 @@ import yaml
 from streamwarden.landing.file import LandedFile, LandedFileChanged, LandedFileGone
 from streamwarden.landing.planner import Planner
 from streamwarden.landing.plans import plans_of
+from streamwarden.model.record import utc_now
 from streamwarden.model.spec import FileSource
-from streamwarden.model.status import CheckpointRef, utc_now
+from streamwarden.model.status import CheckpointRef
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 from tests.s3.conftest import Place as S3Place

@@ -13,7 +13,7 @@ import pytest
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_table import ProgressTable
-from streamwarden.model.status import utc_now
+from streamwarden.model.record import utc_now
 from streamwarden.store.workspace import Workspace
 from tests.batches import made_batch, make_place
 from tests.integration.conftest import REPOSITORY

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Origin
-from streamwarden.model.status import CheckpointRef, Desired, utc_now
+from streamwarden.model.status import CheckpointRef, Desired
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints import take as take_module
 from streamwarden.savepoints.documents import record_document

@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 
 from streamwarden.formats.delta_fence import fence
 from streamwarden.formats.delta_log import application_id
-from streamwarden.model.status import CheckpointRef, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import CheckpointRef
 from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.spark

@@ -17,8 +17,9 @@ from streamwarden.driver.pipeline.outputs import AUTHOR, start_outputs
 from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.output_columns import RECORD
+from streamwarden.model.record import utc_now
 from streamwarden.model.spec import SinkSpec
-from streamwarden.model.status import CheckpointRef, OutputStart, utc_now
+from streamwarden.model.status import CheckpointRef, OutputStart
 from streamwarden.runtime.failure_signatures import recognise
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace

@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 
 from streamwarden.driver.pipeline.outputs import start_outputs
 from streamwarden.formats.delta_log import application_id
-from streamwarden.model.status import CheckpointRef, OutputStart, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import CheckpointRef, OutputStart
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 from tests.conftest import REPOSITORY

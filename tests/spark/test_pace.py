@@ -18,8 +18,8 @@ from streamwarden.driver.pipeline.query import RunningQuery
 from streamwarden.driver.pipeline.source import open_source
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.progress import BatchProgress
 from streamwarden.model.spec import DeltaSource, JobSpec
-from streamwarden.model.status import BatchProgress
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 from tests.conftest import REPOSITORY

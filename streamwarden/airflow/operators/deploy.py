@@ -21,7 +21,7 @@ from streamwarden.airflow.operators.base import (
 )
 from streamwarden.airflow.run_handover import relieved_by
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import utc_now
+from streamwarden.model.record import utc_now
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.rollout import is_same_rollout
 from streamwarden.runtime.polling import Deadline

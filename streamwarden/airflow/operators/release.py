@@ -21,7 +21,8 @@ from streamwarden.airflow.operators.observed import is_suspended
 from streamwarden.airflow.operators.supervise import FINISHED, GOING_ON, TRY
 from streamwarden.airflow.run_handover import are_used_up, relief, relief_of
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import HealthRecord, Supervision, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.supervision import HealthRecord, Supervision
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision import driver_control

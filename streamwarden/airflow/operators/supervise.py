@@ -24,7 +24,8 @@ from streamwarden.airflow.operators.observed import is_suspended, summary_of
 from streamwarden.airflow.run_handover import is_due, relief, relief_of
 from streamwarden.airflow.triggers import ALERT, SuperviseTrigger
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import ErrorInfo, Supervision, utc_now
+from streamwarden.model.record import ErrorInfo, utc_now
+from streamwarden.model.supervision import Supervision
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.give_up import put_down
 from streamwarden.store.documents import JobDocuments

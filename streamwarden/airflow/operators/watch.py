@@ -12,7 +12,7 @@ from streamwarden.airflow.describe import dag_id_of
 from streamwarden.airflow.notifications import tell
 from streamwarden.airflow.operators.base import PlaceOperator
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import HealthRecord, Supervision
+from streamwarden.model.supervision import HealthRecord, Supervision
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import CONTROL
 from streamwarden.store.workspace import Workspace

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.landing.planner import Planner
-from streamwarden.model.status import BatchProgress
+from streamwarden.model.progress import BatchProgress
 
 __all__ = ["Arrivals"]
 

@@ -13,7 +13,7 @@ import yaml
 from streamwarden.airflow.notifications import tell
 from streamwarden.airflow.operators import release
 from streamwarden.airflow.operators.release import ReleaseOperator
-from streamwarden.model.status import HealthRecord
+from streamwarden.model.supervision import HealthRecord
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision.health_rules import Finding, Health, Level

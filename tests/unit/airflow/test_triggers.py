@@ -13,7 +13,9 @@ import pytest
 
 from streamwarden.airflow import triggers
 from streamwarden.airflow.triggers import SuperviseTrigger
-from streamwarden.model.status import HealthRecord, Launch, RuleState, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import Launch
+from streamwarden.model.supervision import HealthRecord, RuleState
 from streamwarden.runtime.processes import process_of
 from streamwarden.supervision.decide import Action, Verdict
 from streamwarden.supervision.health_rules import Finding, Health, Level

@@ -11,7 +11,7 @@ import pytest
 from streamwarden.autoscaler.advise import holds_back
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import Operation, Step
-from streamwarden.model.status import ErrorInfo, utc_now
+from streamwarden.model.record import ErrorInfo, utc_now
 from tests.unit.operations.test_rescale_plan import Place
 from tests.unit.operations.test_spec_diff import JOB, deployed, spec, write
 

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from streamwarden.cli.app import app
 from streamwarden.formats.progress_table import ProgressTable
-from streamwarden.model.status import Desired, DriverState, Exit, Heartbeat, Launch, Lease, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import Desired, DriverState, Exit, Heartbeat, Launch, Lease
 from streamwarden.runtime.processes import current_process
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from streamwarden.cli.app import app
 from streamwarden.model.operation import Operation, Step
-from streamwarden.model.status import CheckpointRef, Desired, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import CheckpointRef, Desired
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 

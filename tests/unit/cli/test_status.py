@@ -10,7 +10,9 @@ import pytest
 from streamwarden.airflow.logtail import describe_error
 from streamwarden.cli import jobs
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import DriverState, ErrorInfo, Exit, Heartbeat, Launch, Restart, Supervision, utc_now
+from streamwarden.model.record import ErrorInfo, utc_now
+from streamwarden.model.status import DriverState, Exit, Heartbeat, Launch
+from streamwarden.model.supervision import Restart, Supervision
 from streamwarden.runtime.processes import current_process, process_of
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace

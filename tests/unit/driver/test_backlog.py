@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from streamwarden.driver.backlog import DeltaBacklog, KafkaBacklog
+from streamwarden.model.progress import SourceProgress
 from streamwarden.model.spec import DeltaSource
-from streamwarden.model.status import SourceProgress
 from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit

@@ -17,7 +17,8 @@ from streamwarden.driver import progress as module
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
-from streamwarden.model.status import BatchProgress, SourceProgress, Totals, utc_now
+from streamwarden.model.progress import BatchProgress, SourceProgress, Totals
+from streamwarden.model.record import utc_now
 from streamwarden.storage import LocalStorage
 from streamwarden.store.documents import JobDocuments
 

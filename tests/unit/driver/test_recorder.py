@@ -15,7 +15,9 @@ from streamwarden.driver import recorder as module
 from streamwarden.driver.recorder import BatchRecorder
 from streamwarden.formats.progress_table import ProgressTable
 from streamwarden.model.profile import ProgressTableSpec
-from streamwarden.model.status import BatchProgress, DriverState, Heartbeat, Launch, Progress, utc_now
+from streamwarden.model.progress import BatchProgress, Progress
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import DriverState, Heartbeat, Launch
 from streamwarden.runtime.processes import current_process
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace

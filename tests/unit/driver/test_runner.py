@@ -17,7 +17,9 @@ from streamwarden.driver.causes import Failure
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.runner import Driver
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import BatchProgress, DriverState, ErrorInfo, SourceProgress, utc_now
+from streamwarden.model.progress import BatchProgress, SourceProgress
+from streamwarden.model.record import ErrorInfo, utc_now
+from streamwarden.model.status import DriverState
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 from tests.unit.savepoints import test_catalog

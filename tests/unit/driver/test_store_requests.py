@@ -19,7 +19,9 @@ from streamwarden.driver.pipeline import query as query_module
 from streamwarden.driver.pipeline.query import RunningQuery
 from streamwarden.driver.runner import Driver
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.status import DriverState, Launch, Supervision, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import DriverState, Launch
+from streamwarden.model.supervision import Supervision
 from streamwarden.runtime.processes import current_process
 from streamwarden.storage import Entry, S3Location, Storage
 from streamwarden.store.documents import JobDocuments

@@ -12,8 +12,8 @@ import pytest
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.checkpoint_files import check_described, newest_closure
+from streamwarden.model.record import Decided
 from streamwarden.model.savepoint import Origin
-from streamwarden.model.status import Decided
 from streamwarden.operations.restore import _Restore
 from streamwarden.operations.spec_diff import checkpoint_facts
 from streamwarden.runtime.operation_lock import begin

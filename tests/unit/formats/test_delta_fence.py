@@ -10,7 +10,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_fence import fence
 from streamwarden.formats.delta_log import DeltaLog, TableState, application_id
-from streamwarden.model.status import CheckpointRef, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import CheckpointRef
 from streamwarden.storage import Conflict
 from streamwarden.store.workspace import Workspace, open_workspace
 

@@ -12,8 +12,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_table import COLUMNS, ProgressTable
+from streamwarden.model.progress import BatchProgress
+from streamwarden.model.record import utc_now
 from streamwarden.model.spec import SinkSpec
-from streamwarden.model.status import BatchProgress, utc_now
 from streamwarden.store.workspace import Workspace
 from tests.batches import START, made_batch, make_place
 

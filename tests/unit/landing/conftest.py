@@ -12,8 +12,9 @@ import yaml
 from streamwarden.landing.file import LandedFile
 from streamwarden.landing.planner import Planner
 from streamwarden.landing.plans import plans_of
+from streamwarden.model.record import utc_now
 from streamwarden.model.spec import FileSource, JobSpec
-from streamwarden.model.status import CheckpointRef, utc_now
+from streamwarden.model.status import CheckpointRef
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 

@@ -14,7 +14,9 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.landing.file import LandedFile, LandedFileChanged, LandedFileGone, shown
 from streamwarden.landing.inspect import FileState, ask_reread, landed_files
 from streamwarden.landing.plans import plans_of
-from streamwarden.model.status import Desired, SourceProgress, utc_now
+from streamwarden.model.progress import SourceProgress
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import Desired
 from streamwarden.storage import S3Location
 from streamwarden.store.documents import JobDocuments
 from tests.unit.landing.conftest import OLD_S, Landing

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamwarden.errors import CATALOGUE, StreamwardenError
-from streamwarden.model.status import ErrorInfo
+from streamwarden.model.record import ErrorInfo
 from streamwarden.operations.diagnosis import describe, diagnose
 from streamwarden.operations.status import job_status
 from streamwarden.runtime.failure_signatures import Places, recognise

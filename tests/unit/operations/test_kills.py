@@ -16,8 +16,10 @@ import yaml
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.operation import Operation
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Origin
-from streamwarden.model.status import CheckpointRef, Desired, Parallelism, Restart, Supervision, utc_now
+from streamwarden.model.status import CheckpointRef, Desired, Parallelism
+from streamwarden.model.supervision import Restart, Supervision
 from streamwarden.operations.rescale import _Rescale, rescale
 from streamwarden.operations.rescale_plan import RescalePlan
 from streamwarden.operations.restore import restore

@@ -16,21 +16,19 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import application_id
 from streamwarden.model.operation import Cancel, InForce, Operation, OperationPlan, OperationState
 from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.progress import Progress, Totals
+from streamwarden.model.record import utc_now
 from streamwarden.model.status import (
     CheckpointRef,
     DriverState,
     Exit,
-    HealthRecord,
     Heartbeat,
     Launch,
     Lease,
     OutputStart,
-    Progress,
     StopRequest,
-    Supervision,
-    Totals,
-    utc_now,
 )
+from streamwarden.model.supervision import HealthRecord, Supervision
 from streamwarden.operations.repair import repair
 from streamwarden.operations.status import metrics_targets
 from streamwarden.runtime.lease import LeaseHolder

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from streamwarden.cli.app import app
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import Operation, OperationState
-from streamwarden.model.status import CheckpointRef, Desired, DriverState, Exit, Parallelism, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import CheckpointRef, Desired, DriverState, Exit, Parallelism
 from streamwarden.operations import rescale_plan
 from streamwarden.operations.rescale import rescale
 from streamwarden.operations.rescale_plan import plan_rescale

@@ -19,21 +19,20 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import application_id
 from streamwarden.model.operation import Operation
+from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.savepoint import Origin
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import (
     CheckpointRef,
     Desired,
     DriverState,
-    ErrorInfo,
     Exit,
     Heartbeat,
     Launch,
     OutputStart,
     Parallelism,
-    Supervision,
-    utc_now,
 )
+from streamwarden.model.supervision import Supervision
 from streamwarden.operations import rollout, spec_diff, workflow
 from streamwarden.operations.deploy import Deployment, deploy_job
 from streamwarden.operations.spec_diff import Change, Effect

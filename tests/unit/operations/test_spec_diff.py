@@ -18,8 +18,9 @@ from pydantic import BaseModel
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats import column_changes
 from streamwarden.formats.output_columns import RECORD
+from streamwarden.model.record import utc_now
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import CheckpointRef, Desired, DriverState, Exit, Heartbeat, Launch, utc_now
+from streamwarden.model.status import CheckpointRef, Desired, DriverState, Exit, Heartbeat, Launch
 from streamwarden.operations import spec_diff
 from streamwarden.operations.spec_diff import (
     Change,

@@ -13,8 +13,10 @@ import yaml
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import Step
+from streamwarden.model.progress import Progress
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, OperatorState, Origin
-from streamwarden.model.status import CheckpointRef, Desired, Launch, Progress, utc_now
+from streamwarden.model.status import CheckpointRef, Desired, Launch
 from streamwarden.operations.state_copy import StateCopy, differing
 from streamwarden.runtime.state_reader import StateAt
 from streamwarden.savepoints.take import take

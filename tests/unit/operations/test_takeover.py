@@ -12,7 +12,8 @@ import yaml
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import InForce, Operation, OperationState
-from streamwarden.model.status import CheckpointRef, Desired, Parallelism, ParallelismOverride, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import CheckpointRef, Desired, Parallelism, ParallelismOverride
 from streamwarden.operations.rescale import _Rescale
 from streamwarden.operations.restore import _Restore
 from streamwarden.operations.rollout import _Rollout

@@ -12,7 +12,8 @@ from random import Random
 
 import pytest
 
-from streamwarden.model.status import Launch, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import Launch
 from streamwarden.runtime.processes import process_of
 from streamwarden.store.documents import JobDocuments
 from tests.integration import killing_command

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.status import Desired, Lease, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import Desired, Lease
 from streamwarden.runtime import launcher
 from streamwarden.runtime import spare as standby_module
 from streamwarden.runtime.launcher import launch_driver

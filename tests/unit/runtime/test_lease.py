@@ -12,7 +12,7 @@ import pytest
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.status import utc_now
+from streamwarden.model.record import utc_now
 from streamwarden.runtime.lease import LeaseHolder, lease_is_live
 from streamwarden.runtime.processes import current_process, is_alive, process_of
 from streamwarden.storage import LocalStorage

@@ -17,7 +17,9 @@ import yaml
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import Operation, OperationState
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.status import Exit, Launch, Supervision, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import Exit, Launch
+from streamwarden.model.supervision import Supervision
 from streamwarden.runtime import operation_lock as module
 from streamwarden.runtime.operation_lock import OperationHandle, active_operation, begin, operations_of, refuse_if_busy
 from streamwarden.runtime.processes import current_process, process_of

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import Operation
 from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.progress import Totals
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import FileEntry, Manifest, OperatorState, Origin, Record, Verification
 from streamwarden.model.spec import KeepSpec, RetentionSpec
-from streamwarden.model.status import CheckpointRef, Totals, utc_now
+from streamwarden.model.status import CheckpointRef
 from streamwarden.runtime.processes import current_process
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.catalog import (

@@ -13,9 +13,10 @@ import yaml
 from deltalake import DeltaTable, write_deltalake
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, OperatorState
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import CheckpointRef, Desired, OutputStart, utc_now
+from streamwarden.model.status import CheckpointRef, Desired, OutputStart
 from streamwarden.savepoints.compatibility import (
     incompatibilities,
     job_version,

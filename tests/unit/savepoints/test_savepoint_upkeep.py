@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from streamwarden.model.operation import OperationState
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.model.spec import RetentionSpec
-from streamwarden.model.status import CheckpointRef, Desired, utc_now
+from streamwarden.model.status import CheckpointRef, Desired
 from streamwarden.runtime.operation_lock import begin
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints import verify as verifying

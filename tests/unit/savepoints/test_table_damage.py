@@ -11,8 +11,9 @@ from deltalake.exceptions import DeltaError
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_restore import put_back
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, SinkState
-from streamwarden.model.status import Desired, utc_now
+from streamwarden.model.status import Desired
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.documents import manifest_document
 from streamwarden.savepoints.table_damage import (

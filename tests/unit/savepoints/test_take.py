@@ -10,19 +10,10 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import application_id
+from streamwarden.model.progress import BatchProgress, OperatorProgress, Progress
+from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Origin
-from streamwarden.model.status import (
-    BatchProgress,
-    Desired,
-    DriverState,
-    Exit,
-    Heartbeat,
-    Launch,
-    OperatorProgress,
-    OutputStart,
-    Progress,
-    utc_now,
-)
+from streamwarden.model.status import Desired, DriverState, Exit, Heartbeat, Launch, OutputStart
 from streamwarden.runtime.processes import current_process
 from streamwarden.savepoints.catalog import savepoints
 from streamwarden.savepoints.documents import manifest_document, record_document

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streamwarden.model.status import BatchProgress, SourceProgress, utc_now
+from streamwarden.model.progress import BatchProgress, SourceProgress
+from streamwarden.model.record import utc_now
 from streamwarden.supervision.backlog import has_caught_up
 
 pytestmark = pytest.mark.unit

@@ -11,19 +11,11 @@ import yaml
 from pydantic import ValidationError
 
 from streamwarden.model.health_spec import HealthSpec
+from streamwarden.model.progress import BatchProgress, OperatorProgress, Progress, SourceProgress
+from streamwarden.model.record import utc_now
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import (
-    BatchProgress,
-    Desired,
-    DriverState,
-    HealthRecord,
-    Heartbeat,
-    OperatorProgress,
-    Progress,
-    Restart,
-    SourceProgress,
-    utc_now,
-)
+from streamwarden.model.status import Desired, DriverState, Heartbeat
+from streamwarden.model.supervision import HealthRecord, Restart
 from streamwarden.runtime.processes import current_process
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace

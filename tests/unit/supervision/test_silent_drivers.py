@@ -15,8 +15,9 @@ import pytest
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.record import utc_now
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import Desired, DriverState, Heartbeat, Launch, utc_now
+from streamwarden.model.status import Desired, DriverState, Heartbeat, Launch
 from streamwarden.operations.rescale_rollback import RescaleBack
 from streamwarden.operations.rescale_verify import RescaleVerdict
 from streamwarden.store.documents import JobDocuments

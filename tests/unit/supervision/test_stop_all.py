@@ -11,7 +11,8 @@ import yaml
 from streamwarden.devserver.__main__ import _stop_jobs
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import OperationState
-from streamwarden.model.status import DriverState, Exit, Heartbeat, Launch, Lease, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import DriverState, Exit, Heartbeat, Launch, Lease
 from streamwarden.runtime.operation_lock import begin
 from streamwarden.runtime.processes import current_process
 from streamwarden.store.documents import JobDocuments

@@ -17,22 +17,11 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.health_spec import HealthSpec
 from streamwarden.model.operation import Operation
 from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.progress import BatchProgress, Progress
+from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import (
-    BatchProgress,
-    Desired,
-    DriverState,
-    Ending,
-    ErrorInfo,
-    Exit,
-    Heartbeat,
-    Launch,
-    Lease,
-    Progress,
-    Restart,
-    Supervision,
-    utc_now,
-)
+from streamwarden.model.status import Desired, DriverState, Exit, Heartbeat, Launch, Lease
+from streamwarden.model.supervision import Ending, Restart, Supervision
 from streamwarden.operations.deploy import _stops
 from streamwarden.operations.give_up import put_down
 from streamwarden.operations.status import job_status

@@ -18,7 +18,8 @@ from streamwarden.driver.pipeline.outputs import clear_unborn, start_outputs
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import DeltaLog, application_id
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.status import CheckpointRef, OutputStart, utc_now
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import CheckpointRef, OutputStart
 from streamwarden.runtime.lease import LeaseHolder
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace

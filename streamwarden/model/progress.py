@@ -1,0 +1,100 @@
+"""Models of a job's progress: one batch, the last ones, and the totals."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from streamwarden.model.record import Record
+
+__all__ = ["BatchProgress", "OperatorProgress", "Progress", "SourceProgress", "Totals"]
+
+
+class OperatorProgress(Record):
+    """The state of one stateful operator after a batch."""
+
+    id: int
+    name: str
+    rows: int = Field(description="As Spark counts them: keys of all state variables, timers and indexes left out.")
+    bytes: int = Field(description="Memory in use.")
+    metrics: dict[str, int] = Field(
+        default_factory=dict, description="The state store's metrics, by Spark's own names; see the driver."
+    )
+
+
+class SourceProgress(Record):
+    """The job's position in its input."""
+
+    unit: Literal["files", "versions", "offsets"] = Field(
+        description="Landed files, commits of a Delta table with new rows, or offsets of a Kafka topic."
+    )
+    taken: int = Field(description="Read by the batch.")
+    finished: int | None = Field(
+        default=None,
+        description="For versions: those completely read by it, because large ones are read in parts; None: all taken.",
+    )
+    pending: int | None = Field(
+        description="Left after it, at the time of its report (Kafka: of its planning); None: unknown."
+    )
+    cut: bool = Field(
+        default=False,
+        description="Its limit left some of the source: the next batch starts at once.",
+    )
+    skipped: int = Field(
+        default=0, description="Commits of a Delta table that changed or deleted rows, and that it skipped."
+    )
+    skipped_last: str = Field(default="", description="The newest of them, in words.")
+
+
+class BatchProgress(Record):
+    """Results of one batch."""
+
+    batch: int
+    at: datetime
+    duration_ms: int
+    rows_in: int
+    rows_out: int | None = Field(
+        default=None, description="Rows written to the main table; None: unknown. A batch tried again counts anew."
+    )
+    rows_quarantined: int = 0
+    rows_duplicate: int = 0
+    rows_per_second: float = 0.0
+    watermark: datetime | None = None
+    watermark_lag_s: float | None = Field(default=None, description="Newest event time seen, less the watermark.")
+    late_rows: int = 0
+    state_rows: int = 0
+    state_bytes: int = 0
+    operators: list[OperatorProgress] = Field(default_factory=list)
+    commit_ms: int = Field(default=0, description="Time of the sink's and the offset log's commits.")
+    checkpoint_ms: int = Field(default=0, description="Part of that: the offset log and the commit log.")
+    tries: int = Field(default=1, description="Number of tries.")
+    source: SourceProgress | None = None
+
+
+class Progress(Record):
+    """The newest batch of an incarnation, and earlier ones."""
+
+    incarnation: str
+    at: datetime
+    last: BatchProgress | None = None
+    recent: list[BatchProgress] = Field(default_factory=list)
+
+
+class Totals(Record):
+    """Sums over all incarnations of a generation. A batch is added once, by its id.
+
+    A rescale reads nothing again, so its generation starts with the previous sums; a restore's generation starts at
+    zero. If a driver is killed between a commit and this document, that batch is missing.
+    """
+
+    generation: int
+    through_batch: int = -1
+    batches: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    rows_quarantined: int = 0
+    rows_duplicate: int = 0
+    late_rows: int = 0
+    commits_skipped: int = Field(default=0, description="See :class:`SourceProgress`.")
