@@ -669,7 +669,7 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     "RESCALE_STATE_DIFFERS": ErrorKind(
         "the repartitioned state differs from the original",
         "The job runs on as before, from its untouched checkpoint. If a batch was replayed and the job's results"
-        " depend on random numbers or the clock, rescale it offline (`--way plain`). Otherwise report this with the"
+        " depend on random numbers or the clock, rescale it offline (`--mode offline`). Otherwise report this with the"
         " operation's record: it is a bug in Spark or in Streamwarden.",
     ),
     "RESCALE_FAILED": ErrorKind(

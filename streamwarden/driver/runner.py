@@ -7,6 +7,7 @@ import logging
 import signal
 import threading
 import traceback
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -148,72 +149,24 @@ class Driver:
         if desired is None:
             raise StreamwardenError("NOT_DEPLOYED", self._job)
         spec, self._heart.digest = desired.spec, desired.digest
-        # Waits until the lease of a holder that died on another machine expires; a live holder ends this driver.
-        lease = self._heart.lease.acquire(wait=self._workspace.profile.lease + timedelta(seconds=2))
-        self._epoch = lease.epoch
-        self._open_metrics()
-        self._heart.start()
-        # Only after the lease is acquired: the JVM of a killed driver may still have worked there.
-        for dead in work_dirs.sweep(self._workspace, self._job):
-            _log.info("removed the scratch folder of driver %s", dead)
+        self._claim()
         reference = self._checkpoint_ref()
         self._heart.generation = reference.generation
+        checkpoint = CheckpointReader(self._workspace.storage, reference.path)
         if self._is_suspended():
-            self._heart.batch = CheckpointReader(self._workspace.storage, reference.path).last_commit()
+            self._heart.batch = checkpoint.last_commit()
             return
         if reference.partitions is not None:
             spec = with_parallelism(spec, parallelism_of(spec).model_copy(update={"partitions": reference.partitions}))
         self._open_recorder()
         _log.info("lease taken; generation %d, checkpoint %s", reference.generation, reference.path)
-        module = load_module(spec)
-        self._job_file = getattr(module, "__file__", None)
-        self._places = _places(self._workspace, spec)
-        self._heart.versions = {
-            "spark": pyspark.__version__,
-            "delta": version("delta-spark"),
-            "streamwarden": __version__,
-            "job": str(module.VERSION),
-        }
-        # Validate before Spark starts.
-        settings_for(spec, module)
-        checkpoint = CheckpointReader(self._workspace.storage, reference.path)
-        checkpoint.check()
-        check_described(self._workspace.storage, reference.path)
-        check_tables(self._workspace, spec, reference)
-        check_fixed(spec, checkpoint)
-        self._heart.batch = checkpoint.last_commit()
+        module = self._checked(spec, reference, checkpoint)
         session = self._open_session(spec)
         self._await_source(session, spec)
         if self._heart.stop.is_set():
             return
-        for sink in spec.sinks:
-            clear_unborn(self._workspace, sink.table, guard=self._heart.guard)
-        tables = [sink.table for sink in spec.sinks]
-        changes = changed_by_others(self._workspace, spec, reference)
-        start_outputs(session, self._workspace, reference, tables, guard=self._heart.guard)
-        application = application_id(spec.name, reference.generation)
-        sinks = {
-            sink.output: DeltaSink(
-                session,
-                self._workspace.table(sink.table),
-                sink,
-                module.OUTPUTS[sink.output],
-                application,
-                released=desired.went_back,
-                guard=self._heart.guard,
-            )
-            for sink in spec.sinks
-        }
-        keep_tables(self._workspace, spec.name, tables, guard=self._heart.guard)
-        self._heart.notes = [*changes, *(note for sink in sinks.values() for note in sink.notes)]
-        if isinstance(spec.source, FileSource):
-            self._planner = Planner(self._workspace, spec.name, spec.source, reference, self._heart.guard)
-            self._heart.landing = self._planner.state
-            self._arrivals = Arrivals(self._planner, spec.trigger.interval.total_seconds(), self._wake)
-            self._arrivals.start()
-            backlog: Backlog = self._planner
-        else:
-            backlog = backlog_of(self._workspace, spec.source)
+        sinks = self._open_sinks(session, spec, module, reference, went_back=desired.went_back)
+        backlog = self._open_backlog(spec, reference)
         writer = BatchWriter(
             spec, module, sinks, checkpoint, self._heart.guard, refused=self._planner.refused if self._planner else None
         )
@@ -232,12 +185,96 @@ class Driver:
             files=isinstance(spec.source, FileSource),
         )
         session.streams.addListener(listener)
+
+        def start() -> RunningQuery:
+            return self._query_ahead(reference, writer) or self._start_query(
+                session, spec, module, reference, writer, checkpoint
+            )
+
+        query = self._run_query(spec, start)
+        if query is None:
+            return
+        self._heart.say(DriverState.STOPPING, "finishing the batch in flight")
+        query.stop()
+        # Spark reports the query's end from another thread: a savepoint may be taken before that.
+        listener.catch_up()
+        self._heart.batch = checkpoint.last_commit()
+        self._heart.query_ended = True
+        self._heart.say(
+            DriverState.STOPPING, f"its query has ended after batch {self._heart.batch}, and Spark is ending"
+        )
+
+    def _claim(self) -> None:
+        """Acquire the lease, and begin to beat."""
+        # Waits until the lease of a holder that died on another machine expires; a live holder ends this driver.
+        lease = self._heart.lease.acquire(wait=self._workspace.profile.lease + timedelta(seconds=2))
+        self._epoch = lease.epoch
+        self._open_metrics()
+        self._heart.start()
+        # Only after the lease is acquired: the JVM of a killed driver may still have worked there.
+        for dead in work_dirs.sweep(self._workspace, self._job):
+            _log.info("removed the scratch folder of driver %s", dead)
+
+    def _checked(self, spec: JobSpec, reference: CheckpointRef, checkpoint: CheckpointReader) -> StreamingJob:
+        """Load the job's module, and check what can be checked before Spark starts."""
+        module = load_module(spec)
+        self._job_file = getattr(module, "__file__", None)
+        self._places = _places(self._workspace, spec)
+        self._heart.versions = {
+            "spark": pyspark.__version__,
+            "delta": version("delta-spark"),
+            "streamwarden": __version__,
+            "job": str(module.VERSION),
+        }
+        settings_for(spec, module)
+        checkpoint.check()
+        check_described(self._workspace.storage, reference.path)
+        check_tables(self._workspace, spec, reference)
+        check_fixed(spec, checkpoint)
+        self._heart.batch = checkpoint.last_commit()
+        return module
+
+    def _open_sinks(
+        self, session: SparkSession, spec: JobSpec, module: StreamingJob, reference: CheckpointRef, *, went_back: bool
+    ) -> dict[str, DeltaSink]:
+        """Put the output tables in place, and open them."""
+        for sink in spec.sinks:
+            clear_unborn(self._workspace, sink.table, guard=self._heart.guard)
+        tables = [sink.table for sink in spec.sinks]
+        changes = changed_by_others(self._workspace, spec, reference)
+        start_outputs(session, self._workspace, reference, tables, guard=self._heart.guard)
+        application = application_id(spec.name, reference.generation)
+        sinks = {
+            sink.output: DeltaSink(
+                session,
+                self._workspace.table(sink.table),
+                sink,
+                module.OUTPUTS[sink.output],
+                application,
+                released=went_back,
+                guard=self._heart.guard,
+            )
+            for sink in spec.sinks
+        }
+        keep_tables(self._workspace, spec.name, tables, guard=self._heart.guard)
+        self._heart.notes = [*changes, *(note for sink in sinks.values() for note in sink.notes)]
+        return sinks
+
+    def _open_backlog(self, spec: JobSpec, reference: CheckpointRef) -> Backlog:
+        if not isinstance(spec.source, FileSource):
+            return backlog_of(self._workspace, spec.source)
+        self._planner = Planner(self._workspace, spec.name, spec.source, reference, self._heart.guard)
+        self._heart.landing = self._planner.state
+        self._arrivals = Arrivals(self._planner, spec.trigger.interval.total_seconds(), self._wake)
+        self._arrivals.start()
+        return self._planner
+
+    def _run_query(self, spec: JobSpec, start: Callable[[], RunningQuery]) -> RunningQuery | None:
+        """Run queries, one after the other if one fails, until a stop; return the last one if it still runs."""
         while True:
             failure: Failure | None
             try:
-                query = self._query_ahead(reference, writer) or self._start_query(
-                    session, spec, module, reference, writer, checkpoint
-                )
+                query = start()
             except StreamwardenError as error:
                 if not error.retryable:
                     raise
@@ -251,20 +288,11 @@ class Driver:
                 self._query = query
                 self._heart.say(DriverState.RUNNING, "batches every trigger interval")
                 failure = self._watch(query)
-            if failure is None:
-                self._heart.say(DriverState.STOPPING, "finishing the batch in flight")
-                query.stop()
-                # Spark reports the query's end from another thread: a savepoint may be taken before that.
-                listener.catch_up()
-                self._heart.batch = checkpoint.last_commit()
-                self._heart.query_ended = True
-                self._heart.say(
-                    DriverState.STOPPING, f"its query has ended after batch {self._heart.batch}, and Spark is ending"
-                )
-                return
+                if failure is None:
+                    return query
             self._survive(spec, failure)
             if self._heart.stop.is_set():
-                return
+                return None
 
     def _start_query(
         self,

@@ -51,7 +51,12 @@ class StepName(StrEnum):
     CATCH_UP = "catch up"
     START_AGAIN = "start again"
     ROLL_BACK = "roll back"
-    VERIFY_ROLLBACK = "wait for health after the way back"
+    VERIFY_ROLLBACK = "wait for health after the rollback"
+
+    @classmethod
+    def _missing_(cls, value: object) -> StepName | None:
+        # Records of 0.1 have the old name.
+        return cls.VERIFY_ROLLBACK if value == "wait for health after the way back" else None
 
 
 class _Record(BaseModel):

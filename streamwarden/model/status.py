@@ -43,7 +43,7 @@ class Desired(Decided):
     updated_at: datetime
     updated_by: str
     note: str = ""
-    operation: str | None = Field(default=None, description="The rollout that put the spec in force.")
+    operation: str | None = Field(default=None, description="The operation that put the spec in force.")
     went_back: bool = Field(
         default=False,
         description="A rollout was rolled back to this spec: columns that the other spec added belong to no job.",

@@ -220,7 +220,7 @@ class _Restore(JobOperation):
             # A clone, a job that never ran, or tables without the commits of the old checkpoint: no rollback is
             # possible.
             self._suspend(error)
-            return "there was nothing to go back to"
+            return "there was nothing to roll back to"
         checkpoint = None
         if reference.generation != before.checkpoint.generation:
             # A pending table must still be put back: its version at the switch holds undone rows. This holds whether or

@@ -116,8 +116,8 @@ class Checker:
             The expectations.
         built
             The same suite from :func:`build`.
-        The rows. Read many times, so persist it first.
-            The rows. Read many times over, so best persisted.
+        frame
+            The rows. Read many times, so persist it first.
         rows
             The number of rows.
         """

@@ -56,7 +56,7 @@ def take(
 
     The job may be running: during the copy, batches continue and Spark removes old state files. If Spark removes a file
     before it is copied, the take starts again at the then newest batch. A failed take leaves nothing. A killed take
-    leaves files without a manifest, which :func:`~.catalogue.housekeeping` removes.
+    leaves files without a manifest, which :func:`~.catalog.housekeeping` removes.
 
     Parameters
     ----------

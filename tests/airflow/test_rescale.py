@@ -158,7 +158,7 @@ def test_what_is_unhealthy_goes_back_and_fails_the_run_for_good(place: Place, mo
     assert (summary["was"]["cores"], summary["to"]["cores"]) == (before, before + 1)
     assert summary["savepoint"] and summary["downtime_s"] >= 0
     assert {"stop", "switch", "roll back"} <= {name for name, took in summary["steps"].items() if took is not None}
-    assert found.state == "rolled back" and found.steps[-1].name == "wait for health after the way back"
+    assert found.state == "rolled back" and found.steps[-1].name == "wait for health after the rollback"
     assert cores(place) == before and place.seen().phase is Phase.RUNNING
     assert plan(place.workspace, "lamp").effect is Effect.NONE
 
@@ -484,7 +484,7 @@ def test_tables_that_are_still_to_be_put_back_are_so_on_either_way(
     document = JobDocuments(place.workspace.storage, "lamp").checkpoint
     before = document.read()
     assert before is not None
-    # As after the way back of a rescale of a job that was stopped. The stand-in puts back nothing.
+    # As after the rollback of a rescale of a job that was stopped. The stand-in puts back nothing.
     pending = [OutputStart(table="lamp", version=7)]
     document.write(before.model_copy(update={"outputs": pending}))
     wanted = with_more_partitions(place, monkeypatch)
@@ -924,7 +924,7 @@ def assert_runs_again_as_before(place: Place, before: int, incarnation: str | No
     assert found.state == "failed" and cores(place) == before
     # Nobody supervises it here.
     assert seen.phase is Phase.RUNNING and seen.incarnation != incarnation
-    assert [step.name for step in found.steps][-2:] == ["start again", "wait for health after the way back"]
+    assert [step.name for step in found.steps][-2:] == ["start again", "wait for health after the rollback"]
     assert found.steps[-1].detail.startswith("batch ") and found.plan.downtime_s >= 0
 
 

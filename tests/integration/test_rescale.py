@@ -204,7 +204,7 @@ def test_what_is_unhealthy_goes_back_by_itself(place: Place) -> None:
     assert "seven is too many" in raised.value.what
     (operation,) = [place.documents("counts").past_operation(name).read() for name in past(place)]
     assert operation is not None and operation.state == "rolled back" and operation.error is not None
-    assert [step.name for step in operation.steps][-2:] == ["roll back", "wait for health after the way back"]
+    assert [step.name for step in operation.steps][-2:] == ["roll back", "wait for health after the rollback"]
     assert operation.plan.downtime_s > 0
     after = counts.reference()
     assert (after.path, after.generation) == (before.path, before.generation)

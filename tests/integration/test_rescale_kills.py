@@ -39,7 +39,7 @@ STEPS = {
     "fast": (*BEFORE, *COPY, "follow", "stop", "follow to the end", *AFTER, "digest at the stop", "catch up"),
     "plain": (*BEFORE, "stop", *COPY, *AFTER, "catch up"),
     # With no time to get healthy: every one goes back.
-    BACK: ("roll back", "wait for health after the way back"),
+    BACK: ("roll back", "wait for health after the rollback"),
 }
 STANDBY = (
     *("start Spark", "copy", "digest before", "repartition", "digest after", "follow", "follow to the end"),
@@ -55,7 +55,7 @@ PARALLELISMS = (1, 2, 3, 5, 8)
 FREEZES = {
     "fast": ("start Spark", "follow", "stop", "follow to the end", "first batch", "digest at the stop"),
     "plain": ("start Spark", "stop", "pre-rescale savepoint", "first batch", "catch up"),
-    BACK: ("roll back", "wait for health after the way back"),
+    BACK: ("roll back", "wait for health after the rollback"),
 }
 
 
