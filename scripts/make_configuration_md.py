@@ -94,9 +94,12 @@ def _model(model: type[BaseModel], heading: str = "", seen: set[type] | None = N
     yield inspect.cleandoc(model.__doc__ or "") + "\n"
     rows, inner = [], []
     for name, field in model.model_fields.items():
-        rows.append((f"`{field.alias or name}`", _type(field), _default(field), _meaning(field)))
+        # A list, not a table: a meaning with the reason for its default is too long for a cell.
+        default = _default(field)
+        said = default if default in ("required", "optional") else f"default {default}"
+        rows.append(f"- **`{field.alias or name}`** ({_type(field)}, {said}). {_meaning(field)}".rstrip())
         inner += [(name, held) for held in _models(field.annotation) if held not in seen]
-    yield _table(("field", "type", "default", "meaning"), rows)
+    yield "\n".join(rows) + "\n"
     for name, held in inner:
         if held in seen:
             continue
@@ -147,7 +150,7 @@ def _words(annotation: Any) -> str:
     if origin is dict:
         return f"mapping of {_words(arguments[0])} to {_words(arguments[1])}"
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
-        return "mapping, below"
+        return "mapping"
     return _NAMES.get(annotation, "anything")
 
 
@@ -163,7 +166,7 @@ def _default(field: FieldInfo) -> str:
         return f"`{str(value).lower()}`"
     if isinstance(value, BaseModel):
         own = value.model_dump(mode="json", exclude_unset=True)
-        return f"`{{{', '.join(f'{name}: {said}' for name, said in own.items())}}}`" if own else "its defaults"
+        return f"`{{{', '.join(f'{name}: {said}' for name, said in own.items())}}}`" if own else "optional"
     return f"`{value}`"
 
 
