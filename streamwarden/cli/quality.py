@@ -38,6 +38,7 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Check output tables against their expectations. Exits with status 1 if any fails."""
+    from streamwarden.quality.documents import REPORT
     from streamwarden.quality.runner import check as run_check
 
     workspace = open_workspace(profile, root=root)
@@ -52,7 +53,7 @@ def check(
             settings=workspace.profile.spark if workspace.profile.master.startswith("local") else None,
             s3=workspace.s3,
         )
-    report = workspace.root / QUALITY / run.run_id / "report.html"
+    report = workspace.root / QUALITY / run.run_id / REPORT
     found = {**run.brief(), "report": str(report)}
     if as_json:
         print_json(found)

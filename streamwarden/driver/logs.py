@@ -18,6 +18,7 @@ import structlog
 
 from streamwarden.model.profile import LogSpec
 from streamwarden.spark.java_options import quoted
+from streamwarden.store.layout import CONSOLE_LOG
 
 __all__ = ["RecordContext", "configure_logging", "rotate_console", "write_log4j"]
 
@@ -168,7 +169,7 @@ def rotate_console(folder: Path, spec: LogSpec) -> None:
     The launcher has opened that file for earlier output. Without rotation, a stray print in a job would fill a disk
     within weeks. Output at the very moment of a kill may be lost.
     """
-    handler = _LogFile(folder / "console.log", spec)
+    handler = _LogFile(folder / CONSOLE_LOG, spec)
     handler.setFormatter(logging.Formatter("%(message)s"))
     read_end, write_end = os.pipe()
     for standard in (1, 2):

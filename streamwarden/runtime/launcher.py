@@ -12,6 +12,7 @@ from streamwarden.model.status import Desired, Launch
 from streamwarden.runtime.processes import is_alive, kill, process_of
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.ids import new_id
+from streamwarden.store.layout import CONSOLE_LOG
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["driver_process", "end_orphan", "launch_driver"]
@@ -45,7 +46,7 @@ def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: st
     )
     # Written before the process starts: a driver that dies at once must have a record.
     documents.launch(incarnation).write(launch)
-    with (logs / "console.log").open("ab") as console:
+    with (logs / CONSOLE_LOG).open("ab") as console:
         process = driver_process(
             workspace, desired.job, incarnation, stdin=subprocess.DEVNULL, stdout=console, stderr=console
         )

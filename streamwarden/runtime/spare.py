@@ -21,6 +21,7 @@ from streamwarden.runtime.postmortem import last_words
 from streamwarden.runtime.processes import kill, process_of
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.ids import new_id
+from streamwarden.store.layout import CONSOLE_LOG
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["Standby", "standby"]
@@ -221,7 +222,7 @@ def standby(workspace: Workspace, spec: JobSpec, *, state: bool) -> Iterator[Sta
     incarnation = new_id()
     logs = workspace.log_dir(spec.name, incarnation)
     logs.mkdir(parents=True, exist_ok=True)
-    with (logs / "console.log").open("ab") as stream:
+    with (logs / CONSOLE_LOG).open("ab") as stream:
         process = driver_process(
             workspace,
             spec.name,

@@ -8,7 +8,7 @@ from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Record
 from streamwarden.runtime.processes import is_alive
 from streamwarden.store.documents import Document
-from streamwarden.store.layout import RECORDS, document_key, savepoint_key
+from streamwarden.store.layout import RECORDS, document_key, savepoint_manifest_key
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["is_interrupted", "manifest_document", "record_document"]
@@ -19,7 +19,7 @@ _STALE = timedelta(seconds=60)
 
 def manifest_document(workspace: Workspace, job: str, savepoint: str) -> Document[Manifest]:
     """Return a savepoint's manifest document. The savepoint exists if and only if this document does."""
-    return Document(workspace.storage, f"{savepoint_key(job, savepoint)}/manifest.json", Manifest)
+    return Document(workspace.storage, savepoint_manifest_key(job, savepoint), Manifest)
 
 
 def record_document(workspace: Workspace, job: str, savepoint: str) -> Document[Record]:

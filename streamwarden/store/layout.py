@@ -14,8 +14,8 @@ on the local disk. A generation is six digits. The names inside a checkpoint, a 
         savepoints/ID.json           the records of savepoints, which change
         totals/gNNNNNN.json          sums over a generation
     landing/                         where jobs usually read files; their YAML names the folder
-    logs/JOB/INCARNATION/
-    quality/RUN/                     a check's results and report
+    logs/JOB/INCARNATION/            driver.log, spark.log, console.log; hs_err_PID.log if the JVM died
+    quality/RUN/                     results.json and report.html of a check; index.html beside it
     savepoints/JOB/ID/               manifest.json and checkpoint/, which never change
     scratch/JOB/INCARNATION/         temporary files of a running driver
     tables/TABLE/                    a Delta table
@@ -27,6 +27,8 @@ import re
 
 ARRIVALS, CHECKPOINTS, CONTROL, SAVEPOINTS, TABLES = "arrivals", "checkpoints", "control", "savepoints", "tables"
 LOGS, QUALITY, SCRATCH = "logs", "quality", "scratch"
+CONSOLE_LOG = "console.log"
+"""In an incarnation's folder of logs: what its process prints."""
 # The folders below control/JOB.
 INCARNATIONS, OPERATIONS, RECORDS, REREADS, TOTALS = "incarnations", "operations", "savepoints", "rereads", "totals"
 LAUNCH = f"{INCARNATIONS}/launch"
@@ -61,6 +63,11 @@ def plans_key(job: str, generation: int) -> str:
 def savepoint_key(job: str, savepoint: str) -> str:
     """Return a savepoint's folder."""
     return job_key(SAVEPOINTS, job, savepoint)
+
+
+def savepoint_manifest_key(job: str, savepoint: str) -> str:
+    """Return the key of a savepoint's manifest."""
+    return f"{savepoint_key(job, savepoint)}/manifest.json"
 
 
 def savepoint_checkpoint_key(job: str, savepoint: str) -> str:
