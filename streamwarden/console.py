@@ -5,12 +5,17 @@ Without a terminal rich takes 80 columns, and breaks the lines that a script or 
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
-from typing import TextIO
+from collections.abc import Mapping
+from typing import Any, TextIO
 
 from rich.console import Console
 
-__all__ = ["err", "out"]
+__all__ = ["err", "out", "use_place"]
+
+_COMMAND = re.compile(r"\bstreamwarden (?:(?:landing|operations|savepoints) )?[a-z-]+\b")
 
 _WIDTH = 200
 
@@ -19,5 +24,22 @@ def _width(stream: TextIO) -> int | None:
     return None if stream.isatty() else _WIDTH
 
 
-out = Console(highlight=False, width=_width(sys.stdout))
-err = Console(stderr=True, highlight=False, width=_width(sys.stderr))
+class _Console(Console):
+    place = ""
+    """Options of this command that say where the jobs are, for each command that it prints."""
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """Print; a command of ours gets the options that the reader would have to add."""
+        here = _Console.place
+        placed = [_COMMAND.sub(lambda found: found[0] + here, one) if isinstance(one, str) else one for one in objects]
+        super().print(*(placed if here else objects), **settings)
+
+
+def use_place(given: Mapping[str, Any]) -> None:
+    """Remember a command's own ``--root`` and ``--profile``: without them, a command that it prints acts elsewhere."""
+    named = {name: given.get(name) for name in ("profile", "root")}
+    _Console.place = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in named.items() if value)
+
+
+out = _Console(highlight=False, width=_width(sys.stdout))
+err = _Console(stderr=True, highlight=False, width=_width(sys.stderr))

@@ -110,6 +110,7 @@ ErrorCode = Literal[
     "SAVEPOINT_LABEL_INVALID",
     "SAVEPOINT_VERIFY_FAILED",
     "CHECKPOINT_DAMAGED",
+    "CHECKPOINT_BEHIND",
     "OPERATION_RUNNING",
     "OPERATION_UNFINISHED",
     "OPERATION_ABANDONED",
@@ -429,8 +430,8 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     ),
     "OUTPUT_GONE": ErrorKind(
         "an output table that the job has written to is gone",
-        "Bring its folder back from a copy, then deploy. Or continue with an empty table: `streamwarden restore JOB"
-        " --outputs leave` writes the rows after the savepoint, and no earlier ones.",
+        "Bring its folder back from a copy, then deploy. Or continue with an empty table: `streamwarden savepoint JOB`,"
+        " then `streamwarden restore JOB --outputs leave`. It gets the rows after the savepoint, and no earlier ones.",
     ),
     "OUTPUT_DATA_GONE": ErrorKind(
         "a file of an output table is missing",
@@ -550,6 +551,12 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "a file that the checkpoint needs is missing or damaged",
         "The job cannot continue from it: restore the newest verified savepoint (`streamwarden restore JOB`).",
     ),
+    "CHECKPOINT_BEHIND": ErrorKind(
+        "an output table has batches that the checkpoint does not know; Delta would skip the next ones",
+        "The checkpoint or the control documents of the job were removed, or are an older copy. To go on, restore a"
+        " savepoint: `streamwarden restore JOB`. To begin anew, remove the folders of the job's output tables as well,"
+        " then deploy.",
+    ),
     # Restore
     "OPERATION_RUNNING": ErrorKind(
         "another operation works on this job",
@@ -625,7 +632,8 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     ),
     "RESTORE_UNHEALTHY": ErrorKind(
         "the restored job did not become healthy, and was rolled back",
-        "Its error is above; the job runs on from where it was. `streamwarden logs JOB` shows the driver's log.",
+        "Its error is above. The job is back on the checkpoint that it had before, and in the state that it was in. "
+        "`streamwarden logs JOB` shows the driver's log.",
     ),
     # Rollout
     "ROLLOUT_REFUSED": ErrorKind(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
-from streamwarden.console import err, out
+from streamwarden.console import err, out, use_place
 from streamwarden.errors import StreamwardenError
 
 __all__ = [
@@ -57,6 +57,7 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        use_place(kwargs)
         try:
             command(*args, **kwargs)
         except StreamwardenError as error:

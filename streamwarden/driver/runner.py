@@ -35,7 +35,13 @@ from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.driver.pipeline.source import missing_source, open_source
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.driver.recorder import BatchRecorder
-from streamwarden.driver.start_checks import changed_by_others, check_fixed, check_tables
+from streamwarden.driver.start_checks import (
+    changed_by_others,
+    check_first_start,
+    check_fixed,
+    check_known,
+    check_tables,
+)
 from streamwarden.errors import CATALOGUE, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.checkpoint_files import check_described
@@ -165,7 +171,7 @@ class Driver:
         self._await_source(session, spec)
         if self._heart.stop.is_set():
             return
-        sinks = self._open_sinks(session, spec, module, reference, went_back=desired.went_back)
+        sinks = self._open_sinks(session, spec, module, reference, checkpoint, went_back=desired.went_back)
         backlog = self._open_backlog(spec, reference)
         writer = BatchWriter(
             spec, module, sinks, checkpoint, self._heart.guard, refused=self._planner.refused if self._planner else None
@@ -235,7 +241,14 @@ class Driver:
         return module
 
     def _open_sinks(
-        self, session: SparkSession, spec: JobSpec, module: StreamingJob, reference: CheckpointRef, *, went_back: bool
+        self,
+        session: SparkSession,
+        spec: JobSpec,
+        module: StreamingJob,
+        reference: CheckpointRef,
+        checkpoint: CheckpointReader,
+        *,
+        went_back: bool,
     ) -> dict[str, DeltaSink]:
         """Put the output tables in place, and open them."""
         for sink in spec.sinks:
@@ -243,6 +256,7 @@ class Driver:
         tables = [sink.table for sink in spec.sinks]
         changes = changed_by_others(self._workspace, spec, reference)
         start_outputs(session, self._workspace, reference, tables, guard=self._heart.guard)
+        check_known(self._workspace, spec, reference, checkpoint)
         application = application_id(spec.name, reference.generation)
         sinks = {
             sink.output: DeltaSink(
@@ -446,6 +460,7 @@ class Driver:
         found = self._documents.checkpoint.read()
         if found is not None:
             return found
+        check_first_start(self._workspace, self._job)
         first = CheckpointRef(
             job=self._job,
             generation=1,

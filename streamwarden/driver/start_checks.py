@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
 from streamwarden.driver.job_session import PROVIDERS
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
-from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.formats.delta_fence import SHUT
+from streamwarden.formats.delta_log import DeltaLog, application_id
 from streamwarden.model.spec import DeltaSource, JobSpec
 from streamwarden.model.status import CheckpointRef
 from streamwarden.savepoints.table_damage import check_output, check_source, forget_damaged_checkpoints
+from streamwarden.store.layout import CHECKPOINTS, document_key, job_key
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["changed_by_others", "check_fixed", "check_tables"]
+__all__ = ["changed_by_others", "check_first_start", "check_fixed", "check_known", "check_tables"]
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +30,53 @@ def check_tables(workspace: Workspace, spec: JobSpec, reference: CheckpointRef) 
         check_output(workspace, spec.name, sink.table, known=sink.table in reference.tables)
     if isinstance(spec.source, DeltaSource):
         check_source(workspace, spec.source.table)
+
+
+def check_first_start(workspace: Workspace, job: str) -> None:
+    """Reject the start of a job as a new one if it has a checkpoint that nothing names.
+
+    Raises
+    ------
+    StreamwardenError
+        ``DOCUMENT_INVALID``.
+    """
+    there = workspace.files.folders(job_key(CHECKPOINTS, job))
+    if there:
+        raise StreamwardenError(
+            "DOCUMENT_INVALID",
+            f"{document_key(job, 'checkpoint')}: it is missing, though {CHECKPOINTS}/{job} has {', '.join(there[-3:])}",
+            remedy=f"If it was removed: `streamwarden repair {job}`. If a restore or a clone was cut off: repeat it. To"
+            f" begin anew: remove {CHECKPOINTS}/{job} and the folders of the job's output tables.",
+        )
+
+
+def check_known(workspace: Workspace, spec: JobSpec, reference: CheckpointRef, checkpoint: CheckpointReader) -> None:
+    """Reject a checkpoint that does not know a batch which its generation has written to a table.
+
+    Delta would skip every batch up to that one, and the driver would take it for written. Called when the tables are in
+    place, since this may also admit the generation again.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CHECKPOINT_BEHIND``.
+    """
+    begun = checkpoint.last_offset()
+    for sink in spec.sinks:
+        address, options = workspace.delta_rs(sink.table)
+        try:
+            written = DeltaTable(address, storage_options=options).transaction_version(
+                application_id(spec.name, reference.generation)
+            )
+        except TableNotFoundError:
+            continue
+        if written is not None and written > (-1 if begun is None else begun):
+            told = "is closed to it, since a later generation ran" if written == SHUT else f"has its batch {written}"
+            raise StreamwardenError(
+                "CHECKPOINT_BEHIND",
+                f"{spec.name}: generation {reference.generation} begins with batch {0 if begun is None else begun}, and"
+                f" table {sink.table} {told}",
+            )
 
 
 def changed_by_others(workspace: Workspace, spec: JobSpec, reference: CheckpointRef) -> list[str]:

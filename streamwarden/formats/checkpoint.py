@@ -130,13 +130,7 @@ class CheckpointReader:
         identity = self._storage.read(f"{self._path}/metadata")
         if identity is None or not _is_json(identity.data):
             raise self._damaged("metadata", "it is missing" if identity is None else "it is empty or cut")
-        sources: tuple[str | None, ...] = ()
-        # Spark also reads the offsets of the batch before: they are the start of the newest batch.
-        for batch in range(max(newest - 1, 0), newest + 1):
-            offsets = self.offsets(batch)
-            if offsets is None:
-                raise self._damaged(f"offsets/{batch}", "it is missing")
-            sources = offsets.sources
+        sources = self.check_offsets(newest)
         if newest > 0 and (done is None or done < newest - 1):
             raise self._damaged(f"commits/{newest - 1}", "it is missing")
         if done is not None:
@@ -147,6 +141,23 @@ class CheckpointReader:
             position = json.loads(source) if source and source.startswith("{") else {}
             if "logOffset" in position:
                 self._check_file_log(f"sources/{number}", int(position["logOffset"]))
+
+    def check_offsets(self, newest: int) -> tuple[str | None, ...]:
+        """Check that the offsets exist from which Spark begins after a batch; return those of its sources.
+
+        Raises
+        ------
+        StreamwardenError
+            ``CHECKPOINT_DAMAGED``, naming the file.
+        """
+        sources: tuple[str | None, ...] = ()
+        # Spark also reads the offsets of the batch before: they are the start of the newest batch.
+        for batch in range(max(newest - 1, 0), newest + 1):
+            offsets = self.offsets(batch)
+            if offsets is None:
+                raise self._damaged(f"offsets/{batch}", "it is missing")
+            sources = offsets.sources
+        return sources
 
     def _check_file_log(self, folder: str, position: int) -> None:
         """Check that the files a file source has read are logged, from the newest complete compact entry on."""

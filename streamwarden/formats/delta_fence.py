@@ -31,12 +31,13 @@ from streamwarden.storage import Conflict
 from streamwarden.store.layout import delta_log_key
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["fence"]
+__all__ = ["SHUT", "fence"]
 
 _TRIES = 20
 """Maximum lost races. Each is another commit: by OPTIMIZE, or, once, by the driver that is to be fenced off."""
 
-_SHUT = 2**63 - 1
+SHUT = 2**63 - 1
+"""The transaction version of a generation that is fenced off."""
 
 
 def fence(
@@ -83,9 +84,9 @@ def fence(
         except TableNotFoundError:
             return None
         stand = {app: found.transaction_version(app) for app in (ours, *others)}
-        shut = {app: _SHUT for app in others if stand[app] != _SHUT}
+        shut = {app: SHUT for app in others if stand[app] != SHUT}
         opened = {}
-        if stand[ours] == _SHUT:
+        if stand[ours] == SHUT:
             opened[ours] = _before(DeltaLog(workspace.files, table), ours)
         if not shut and not opened:
             return None

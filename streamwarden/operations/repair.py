@@ -137,6 +137,8 @@ class _Repair:
         damaged = [
             name for name, model in _DECIDES.items() if self._is_damaged(layout.document_key(self._job, name), model)
         ]
+        if "checkpoint" not in damaged and known.checkpoint_is_missing():
+            damaged.append("checkpoint")
         if set(damaged) - {"desired"}:
             self._refuse_while_it_runs(damaged)
         for name in damaged:
@@ -160,6 +162,10 @@ class _Repair:
 
         def write() -> None:
             now = self._storage.read(key)
+            if damaged is None and value is not None:
+                with suppress(Conflict):
+                    self._storage.create(key, value.model_dump_json(indent=1).encode())
+                return
             if damaged is None or now is None or now.etag != damaged.etag:
                 # Another process has written the document since.
                 return

@@ -26,6 +26,7 @@ from streamwarden.savepoints.table_damage import (
     unfit,
 )
 from streamwarden.savepoints.take import Report
+from streamwarden.savepoints.verify import verify
 from streamwarden.store.effective_spec import decide, effective_spec, parallelism_of, with_parallelism
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.observe import observe
@@ -187,17 +188,23 @@ class _Restore(JobOperation):
     def _make_checkpoint(self) -> CheckpointRef:
         manifest = self._found.manifest
         with self.handle.step(StepName.FRESH_CHECKPOINT) as step:
-            made = fresh_checkpoint(
-                self._workspace,
-                self._job,
-                manifest,
-                self._next_generation(),
-                outputs=_starts(manifest, self._spec, self._outputs),
-                operation=self.handle.id,
-                reason=f"restored from {manifest.job} {manifest.id}",
-                check=self.handle.check,
-                report=self._report,
-            )
+            try:
+                made = fresh_checkpoint(
+                    self._workspace,
+                    self._job,
+                    manifest,
+                    self._next_generation(),
+                    outputs=_starts(manifest, self._spec, self._outputs),
+                    operation=self.handle.id,
+                    reason=f"restored from {manifest.job} {manifest.id}",
+                    check=self.handle.check,
+                    report=self._report,
+                )
+            except StreamwardenError as error:
+                if error.code == "SAVEPOINT_DAMAGED":
+                    # Recorded, so that `latest` and the errors of the job name another one from now on.
+                    verify(self._workspace, [self._found], by=self._by, state=False)
+                raise
             step.detail = f"{made.path}: {len(manifest.files)} files, {manifest.bytes} bytes"
         return made
 

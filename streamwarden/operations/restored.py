@@ -22,10 +22,37 @@ from streamwarden.store.effective_spec import parallelism_of
 from streamwarden.store.layout import CHECKPOINTS, CONTROL, TOTALS, checkpoint_key, generation_of, job_key
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["Restored"]
+__all__ = ["Restored", "used_generations"]
 
 _RECENT = 5
 """How many of the newest incarnations are checked for life. 5: each end of a driver starts one new driver."""
+
+_GAP = 8
+"""Numbers without a trace in the tables after which no higher one is looked for. Each operation uses one, and its start
+then leaves a trace of every number below; 8: so many operations in a row that never started a driver."""
+
+
+def used_generations(workspace: Workspace, job: str) -> set[int]:
+    """Return the generations that a job has left traces of: folders, savepoints, and transactions of its tables."""
+    # Not at the top: Airflow's parser of DAG files imports this module, and delta-rs takes half a second.
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    found = {generation_of(name) for name in workspace.files.folders(job_key(CHECKPOINTS, job))}
+    used = {one for one in found if one is not None}
+    used |= {one.manifest.generation for one in catalog.savepoints(workspace, job)}
+    for sink in workspace.job(job).sinks:
+        address, options = workspace.delta_rs(sink.table)
+        try:
+            table = DeltaTable(address, storage_options=options)
+        except TableNotFoundError:
+            continue
+        number, gap = 1, 0
+        while gap < _GAP:
+            seen = table.transaction_version(application_id(job, number)) is not None
+            used |= {number} if seen else set()
+            number, gap = number + 1, 0 if seen else gap + 1
+    return used
 
 
 class Restored:
@@ -202,6 +229,11 @@ class Restored:
             outputs=was.outputs if was is not None and not begun else [],
         )
         return reference, f"restored: generation {generation}, batch {last}, of those up to {reference.highest}"
+
+    def checkpoint_is_missing(self) -> bool:
+        """Return whether the job has a checkpoint, but no document that names it."""
+        there = self._workspace.files.folders(job_key(CHECKPOINTS, self._job))
+        return bool(there) and self._storage.read(self._documents.checkpoint.key) is None
 
     def _totals(self) -> list[str]:
         return self._storage.list(job_key(CONTROL, self._job, TOTALS))

@@ -22,6 +22,7 @@ from streamwarden.model.record import Decided, ErrorInfo, utc_now
 from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef, Desired
+from streamwarden.operations.restored import used_generations
 from streamwarden.runtime.operation_lock import OperationHandle
 from streamwarden.runtime.spare import Standby
 from streamwarden.savepoints import catalog
@@ -558,7 +559,8 @@ class JobOperation(ABC):
             return found.model_copy(update={"highest": max(found.generation, found.highest) + 1})
 
         if self._documents.checkpoint.read() is None:
-            return 1
+            # 1 for a new job. Otherwise the document was removed: tables may have batches of any generation before.
+            return max(used_generations(self._workspace, self._job), default=0) + 1
         return self._documents.checkpoint.update(use_up).highest
 
     def _stop_driver(self, step: Step, *, query_only: bool = False) -> None:

@@ -131,6 +131,7 @@ _FILE_GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\].* reading file (.
 _LOG_GONE = re.compile(
     r"\[(?:DELTA_TRUNCATED_TRANSACTION_LOG|DELTA_VERSIONS_NOT_CONTIGUOUS|DELTA_LOG_FILE_NOT_FOUND)\]"
 )
+_TABLE_GONE = re.compile(r"\[(?:DELTA_MISSING_DELTA_TABLE|DELTA_TABLE_NOT_FOUND|DELTA_PATH_DOES_NOT_EXIST)\]")
 # The messages of a JVM that ends by itself, and of a driver that cannot write its exit. Other log lines may be about an
 # earlier problem.
 _FATAL = (
@@ -187,12 +188,19 @@ def _missing(text: str, places: Places) -> Recognised | None:
         if any(_within(match[1], output) for output in places.outputs):
             return Recognised("OUTPUT_DATA_GONE", _line(text, match.start()))
         return None
+    match = _TABLE_GONE.search(text)
+    if match is not None:
+        line = _line(text, match.start())
+        return Recognised("OUTPUT_GONE", line) if _names_one(line, places.outputs) else None
     match = _LOG_GONE.search(text)
     if match is not None:
         line = _line(text, match.start())
-        mine = any(_plain(output) in _plain(line) for output in places.outputs)
-        return Recognised("OUTPUT_DATA_GONE" if mine else "SOURCE_DATA_GONE", line)
+        return Recognised("OUTPUT_DATA_GONE" if _names_one(line, places.outputs) else "SOURCE_DATA_GONE", line)
     return None
+
+
+def _names_one(line: str, folders: Sequence[str]) -> bool:
+    return any(_plain(folder) in _plain(line) for folder in folders)
 
 
 def _within(path: str, folder: str) -> bool:

@@ -257,6 +257,9 @@ class _Take:
             try:
                 if offsets is None:
                     raise StateFileMissing(f"offsets/{batch}")
+                if batch > 0 and self._reader.offsets(batch - 1) is None:
+                    # A driver needs both, and would not start from a savepoint without them.
+                    raise StateFileMissing(f"offsets/{batch - 1}")
                 needed = closure(self._files, self._reference.path, offsets)
                 self._link(needed)
             except (StateFileMissing, FileNotFoundError) as error:

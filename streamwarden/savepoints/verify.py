@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Record, Verification
 from streamwarden.runtime.state_reader import StateAt, read_state
@@ -130,7 +132,15 @@ def verify(
 
 
 def _files(workspace: Workspace, manifest: Manifest, report: Report | None) -> list[str]:
-    return check_files(workspace, manifest, savepoint_checkpoint_key(manifest.job, manifest.id), report=report)
+    folder = savepoint_checkpoint_key(manifest.job, manifest.id)
+    problems = check_files(workspace, manifest, folder, report=report)
+    if not problems:
+        try:
+            CheckpointReader(workspace.storage, folder).check_offsets(manifest.batch)
+        except StreamwardenError as error:
+            # Taken from a checkpoint that was damaged already.
+            problems = [error.what]
+    return problems
 
 
 def _compare(manifest: Manifest, rows: dict[str, int]) -> list[str]:
