@@ -15,7 +15,7 @@ from rich.console import Console
 
 __all__ = ["err", "out", "use_place"]
 
-_COMMAND = re.compile(r"\bstreamwarden (?:(?:landing|operations|savepoints) )?[a-z-]+\b")
+_COMMAND = re.compile(r"(?<![/\w])streamwarden (?:(?:landing|operations|savepoints) )?[a-z-]+\b")
 
 _WIDTH = 200
 

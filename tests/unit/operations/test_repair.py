@@ -139,6 +139,17 @@ def test_what_decides_is_restored_and_hides_no_other_job(
     assert lease is not None and lease.epoch >= 2, "the next holder's is higher than any that was"
 
 
+def test_a_checkpoint_document_that_is_missing_is_restored(workspace: Workspace, job: JobDocuments) -> None:
+    before = job.checkpoint.read()
+    _path(job, workspace, "checkpoint.json").unlink()
+    (mended,) = repair(workspace, JOB, by="test")
+    assert (mended.document, mended.done) == (f"control/{JOB}/checkpoint.json", True)
+    now = job.checkpoint.read()
+    assert before is not None and now is not None
+    assert (now.generation, now.path) == (before.generation, before.path) and now.highest > before.highest
+    assert repair(workspace, JOB, by="test") == []
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", DERIVED)
 def test_what_is_derived_stands_in_nobodys_way(

@@ -18,7 +18,7 @@ from streamwarden.runtime.processes import current_process
 from streamwarden.savepoints.catalog import savepoints
 from streamwarden.savepoints.documents import manifest_document, record_document
 from streamwarden.savepoints.take import take
-from streamwarden.savepoints.verify import check_files
+from streamwarden.savepoints.verify import check_files, verify
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.store.workspace import Workspace
@@ -81,6 +81,22 @@ def test_a_savepoint_is_the_closure_of_the_newest_batch(
     assert path == f"file:{folder}/state/0/_stateSchema/default/0_schema"
     for entry in taken.files:
         assert entry.sha256 == hashlib.sha256((folder / entry.path).read_bytes()).hexdigest()
+
+
+def test_a_checkpoint_without_the_offsets_before_the_newest_is_not_saved(
+    workspace: Workspace, documents: JobDocuments, made: Made
+) -> None:
+    taken = _take(workspace)
+    made.remove("offsets/1")
+    with pytest.raises(StreamwardenError, match="batch 2 needs offsets/1"):
+        _take(workspace)
+    # One that was taken so before this was checked: its files are as in its manifest.
+    document = manifest_document(workspace, "job", taken.id)
+    files = [one for one in taken.files if one.path != "offsets/1"]
+    document.write(taken.model_copy(update={"files": files}))
+    workspace.files.delete(f"{savepoint_checkpoint_key('job', taken.id)}/offsets/1")
+    found = verify(workspace, savepoints(workspace, "job"), by="test", state=False)[taken.id]
+    assert (found.verdict, len(found.problems)) == ("damaged", 1) and "offsets/1: it is missing" in found.problems[0]
 
 
 def test_a_record_sums_up_its_manifest(workspace: Workspace, documents: JobDocuments) -> None:

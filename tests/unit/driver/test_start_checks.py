@@ -1,0 +1,101 @@
+"""What ends a driver before its first batch: a checkpoint that nothing names, or that is behind its tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, Transaction, write_deltalake
+
+from streamwarden.driver.start_checks import check_first_start, check_known
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.delta_fence import fence
+from streamwarden.formats.delta_log import application_id
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import CheckpointRef
+from streamwarden.operations.restored import used_generations
+from streamwarden.store.workspace import Workspace
+from tests.unit.savepoints import test_catalog
+from tests.unit.supervision.test_supervision import JOB, desired
+
+pytestmark = pytest.mark.unit
+
+PATH = f"checkpoints/{JOB}/g000001"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return test_catalog.opened(tmp_path)
+
+
+def table() -> str:
+    return desired().spec.sinks[0].table
+
+
+def wrote(workspace: Workspace, batch: int, generation: int = 1) -> None:
+    write_deltalake(
+        workspace.table(table()),
+        pa.table({"batch": [batch]}),
+        mode="append",
+        commit_properties=CommitProperties(app_transactions=[Transaction(application_id(JOB, generation), batch)]),
+    )
+
+
+def begun(workspace: Workspace, batch: int) -> None:
+    workspace.files.write(f"{PATH}/offsets/{batch}", b"v1\n{}\n-")
+
+
+def of(generation: int, highest: int = 0) -> CheckpointRef:
+    return CheckpointRef(job=JOB, generation=generation, path=PATH, since=utc_now(), reason="test", highest=highest)
+
+
+def check(workspace: Workspace, generation: int = 1) -> None:
+    check_known(workspace, desired().spec, of(generation), CheckpointReader(workspace.storage, PATH))
+
+
+def test_a_batch_in_flight_may_be_in_the_table_and_no_later_one(workspace: Workspace) -> None:
+    check(workspace)
+    wrote(workspace, 0)
+    with pytest.raises(StreamwardenError, match=f"begins with batch 0, and table {table()} has its batch 0") as raised:
+        check(workspace)
+    assert raised.value.code == "CHECKPOINT_BEHIND" and not raised.value.retryable
+    begun(workspace, 0)
+    check(workspace)
+    wrote(workspace, 1)
+    with pytest.raises(StreamwardenError, match="CHECKPOINT_BEHIND"):
+        check(workspace)
+    begun(workspace, 1)
+    check(workspace)
+    check(workspace, generation=2)
+
+
+def test_a_generation_that_was_fenced_off_does_not_begin_again(workspace: Workspace) -> None:
+    wrote(workspace, 0)
+    begun(workspace, 0)
+    begun(workspace, 1)
+    fence(workspace, table(), of(2, highest=2))
+    with pytest.raises(StreamwardenError, match="is closed to it, since a later generation ran"):
+        check(workspace)
+    check(workspace, generation=2)
+
+
+def test_a_checkpoint_without_its_document_is_no_new_job(workspace: Workspace) -> None:
+    check_first_start(workspace, JOB)
+    begun(workspace, 0)
+    with pytest.raises(StreamwardenError, match=f"control/{JOB}/checkpoint.json: it is missing, .* has g000001"):
+        check_first_start(workspace, JOB)
+
+
+def test_no_generation_that_left_a_trace_is_used_again(workspace: Workspace) -> None:
+    spec = desired().spec
+    (workspace.config / "jobs").mkdir(exist_ok=True)
+    (workspace.config / "jobs" / f"{JOB}.yaml").write_text(spec.model_dump_json())
+    assert used_generations(workspace, JOB) == set()
+    wrote(workspace, 4, generation=2)
+    fence(workspace, table(), of(5, highest=6))
+    assert used_generations(workspace, JOB) == {1, 2, 3, 4, 6}
+    begun(workspace, 0)
+    workspace.files.write(f"checkpoints/{JOB}/g000009/offsets/0", b"v1")
+    assert max(used_generations(workspace, JOB)) == 9
