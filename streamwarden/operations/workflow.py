@@ -556,11 +556,12 @@ class JobOperation(ABC):
         def use_up(found: CheckpointRef | None) -> CheckpointRef:
             self.handle.check()
             assert found is not None
-            return found.model_copy(update={"highest": max(found.generation, found.highest) + 1})
+            return found.model_copy(update={"highest": max(found.generation, found.highest, *used) + 1})
 
+        # The document knows them all, unless it was removed and the job deployed as a new one.
+        used = used_generations(self._workspace, self._job)
         if self._documents.checkpoint.read() is None:
-            # 1 for a new job. Otherwise the document was removed: tables may have batches of any generation before.
-            return max(used_generations(self._workspace, self._job), default=0) + 1
+            return max(used, default=0) + 1
         return self._documents.checkpoint.update(use_up).highest
 
     def _stop_driver(self, step: Step, *, query_only: bool = False) -> None:

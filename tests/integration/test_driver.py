@@ -246,6 +246,7 @@ def test_logs_are_rotated_also_what_a_job_prints(place: Place) -> None:
         assert path.stat().st_size <= 11_000, path
 
 
+@pytest.mark.long
 def test_what_a_checkpoint_has_fixed_cannot_be_changed_by_a_restart(place: Place) -> None:
     place.job("zone_windows", state={"backend": "memory"})
     place.job("ingest_trips")

@@ -194,7 +194,8 @@ def test_a_column_that_is_added_is_followed_and_one_of_another_type_is_not(again
     assert "DELTA_SCHEMA_CHANGED" in found.evidence
 
 
-@pytest.mark.parametrize("what", ["data", pytest.param("log", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("what", ["data", "log"])
 def test_source_data_that_is_gone(again: Place, what: str) -> None:
     table = Path(again.workspace.table("facts"))
     newest = max(table.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)

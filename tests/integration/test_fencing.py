@@ -120,7 +120,8 @@ class Unfenced(CheckpointRef):
         super().__init__(**{**fields, "fenced": True})
 
 
-@pytest.mark.parametrize("fenced", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("fenced", [False, True])
 def test_paused_before_a_commit_of_an_earlier_generation(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fenced: bool
 ) -> None:

@@ -43,6 +43,7 @@ def _minutes(place: Place) -> list[int]:
     return sorted(row["lpep_pickup_datetime"].minute for row in place.rows("trips"))
 
 
+@pytest.mark.long
 def test_a_planned_file_that_is_gone_ends_the_job_by_its_name(place: Place) -> None:
     landing = place.workspace.root / "landing"
 

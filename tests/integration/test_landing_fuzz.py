@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(720
 _KILLED = ("DRIVER_KILLED", "DRIVER_DIED", "DRIVER_DID_NOT_START")
 """What a driver that this test has killed ends with, the last before its first heartbeat."""
 
-SEQUENCES = int(os.environ.get("STREAMWARDEN_TEST_SEQUENCES", "2"))
+SEQUENCES = int(os.environ.get("STREAMWARDEN_TEST_SEQUENCES", "5"))
 START = datetime(2024, 1, 1, tzinfo=UTC)
 # A sequence has 240 trips at the most, 80 minutes: a file that is read again at its end is not late for a watermark of
 # two hours. A hundred sequences are half a day, so that most windows are final at the end.
@@ -328,6 +328,7 @@ def landings(place: Place) -> Iterator[Landings]:
     yield Landings(place)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sequences", [pytest.param(SEQUENCES, id=f"{SEQUENCES}")])
 def test_nothing_is_lost_or_doubled(landings: Landings, sequences: int) -> None:
     done = 0

@@ -190,6 +190,7 @@ def test_behind_a_batch_that_was_begun_cores_change_and_partitions_do_not(place:
     counts.check()
 
 
+@pytest.mark.long
 def test_what_is_unhealthy_goes_back_by_itself(place: Place) -> None:
     fragile = {"failures": {"tolerable_consecutive": 0}, "state": {"partitions": 1}}
     counts = Counts(place, module="tests.integration.jobs.fragile", **fragile)

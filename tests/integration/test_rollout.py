@@ -98,6 +98,7 @@ def test_what_changes_decides_what_becomes_of_the_driver(place: Place) -> None:
     assert files(place, "numbers") == ["a.txt", "b.txt", "c.txt", "d.txt", "e.txt"]
 
 
+@pytest.mark.long
 def test_a_batch_that_a_broken_spec_wrote_in_part_is_undone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proof of need: under the old transaction id, the rows that the new spec made of that batch would stay."""
     place.job(

@@ -110,6 +110,7 @@ def test_under_the_old_transaction_id_a_rewound_job_loses_rows(running: Place) -
     assert _files(place) == ["a.txt", "b.txt", "e.txt"], "batches 2 and 3 were passed over as known"
 
 
+@pytest.mark.long
 def test_a_savepoint_with_a_stop_in_mid_batch_leaves_no_row_behind_it(place: Place) -> None:
     place.numbers(options={"slow": 10.0})
     place.land("a.txt")

@@ -114,6 +114,7 @@ def test_what_is_left_of_files_in_a_bucket_is_counted(place: Place, s3: S3Place)
     assert files(place) == ["0.txt", "2.txt", "empty.txt", "with blank.txt"]
 
 
+@pytest.mark.long
 def test_credentials_that_are_taken_away_are_named(place: Place, server: S3Server) -> None:
     place.numbers(failures={"tolerable_consecutive": 0})
     place.land("0.txt")
@@ -143,6 +144,7 @@ def test_credentials_that_are_taken_away_are_named(place: Place, server: S3Serve
     place.wait("numbers", lambda _: len(files(place)) == 2, "both files")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_state_on_s3_outlives_its_driver_and_is_saved_and_restored(place: Place, make_trips: TripMaker) -> None:
     place.job("zone_windows", source={"kind": "delta", "table": "trips", "max_files_per_batch": 1})

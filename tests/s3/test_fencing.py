@@ -36,12 +36,13 @@ def test_paused_before_a_commit_of_an_earlier_generation(
     wakes_in_another_generation(place, tmp_path / "paused", monkeypatch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "entry",
     [
         "tables/numbers/_delta_log/{:020}.json",
-        pytest.param("checkpoints/numbers/g000001/offsets/2", marks=pytest.mark.long),
-        pytest.param("checkpoints/numbers/g000001/sources/0/2", marks=pytest.mark.long),
+        "checkpoints/numbers/g000001/offsets/2",
+        "checkpoints/numbers/g000001/sources/0/2",
     ],
 )
 def test_paused_in_a_request_it_writes_over_nothing(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
-from streamwarden.driver.start_checks import check_first_start, check_known
+from streamwarden.driver.job_session import PROVIDERS
+from streamwarden.driver.start_checks import check_first_start, check_fixed, check_known
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_fence import fence
@@ -99,3 +101,34 @@ def test_no_generation_that_left_a_trace_is_used_again(workspace: Workspace) -> 
     begun(workspace, 0)
     workspace.files.write(f"checkpoints/{JOB}/g000009/offsets/0", b"v1")
     assert max(used_generations(workspace, JOB)) == 9
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "code"),
+    [
+        ("spark.sql.shuffle.partitions", "7", "STATE_PARTITIONS_FIXED"),
+        ("spark.sql.streaming.stateStore.providerClass", PROVIDERS["memory"], "STATE_BACKEND_FIXED"),
+    ],
+)
+def test_what_a_checkpoint_has_fixed_cannot_be_changed(
+    workspace: Workspace, setting: str, value: str, code: str
+) -> None:
+    spec = desired().spec
+    conf = {
+        "spark.sql.shuffle.partitions": str(spec.state.partitions),
+        "spark.sql.streaming.stateStore.providerClass": PROVIDERS[spec.state.backend],
+    }
+
+    def recorded(conf: dict[str, str]) -> None:
+        workspace.files.write(f"{PATH}/offsets/0", f"v1\n{json.dumps({'conf': conf})}\n-".encode())
+
+    recorded({**conf, setting: value})
+    reader = CheckpointReader(workspace.storage, PATH)
+    # Without state nothing is fixed.
+    check_fixed(spec, reader)
+    workspace.files.write(f"{PATH}/state/0/_metadata/metadata", b"v1")
+    with pytest.raises(StreamwardenError) as raised:
+        check_fixed(spec, reader)
+    assert raised.value.code == code and value.rpartition(".")[2] in raised.value.what
+    recorded(conf)
+    check_fixed(spec, reader)
