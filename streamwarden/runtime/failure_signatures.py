@@ -131,7 +131,9 @@ _FILE_GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\].* reading file (.
 _LOG_GONE = re.compile(
     r"\[(?:DELTA_TRUNCATED_TRANSACTION_LOG|DELTA_VERSIONS_NOT_CONTIGUOUS|DELTA_LOG_FILE_NOT_FOUND)\]"
 )
-_TABLE_GONE = re.compile(r"\[(?:DELTA_MISSING_DELTA_TABLE|DELTA_TABLE_NOT_FOUND|DELTA_PATH_DOES_NOT_EXIST)\]")
+_TABLE_GONE = re.compile(
+    r"\[(?:DELTA_MISSING_DELTA_TABLE|DELTA_TABLE_NOT_FOUND|DELTA_PATH_DOES_NOT_EXIST|PATH_NOT_FOUND)\]"
+)
 # The messages of a JVM that ends by itself, and of a driver that cannot write its exit. Other log lines may be about an
 # earlier problem.
 _FATAL = (

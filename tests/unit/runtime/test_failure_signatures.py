@@ -85,6 +85,9 @@ to table delta.`file:/data/tables/counted` committed at version 115."""
 TABLE_GONE = """pyspark.errors.exceptions.captured.AnalysisException: [DELTA_MISSING_DELTA_TABLE] \
 `file:/data/tables/counted` is not a Delta table. SQLSTATE: 42P01"""
 
+PATH_GONE = """pyspark.errors.exceptions.captured.AnalysisException: [PATH_NOT_FOUND] Path does not exist: \
+/data/tables/counted. SQLSTATE: 42K03"""
+
 # As Spark's list of conditions has it.
 SAME_CHECKPOINT = """[STREAM_FAILED] Query [id = 9e, runId = 21] terminated with exception: \
 [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs detected for 12.
@@ -111,6 +114,7 @@ Please make sure only one streaming job runs on a specific checkpoint location a
         (DATA_GONE, "SOURCE_DATA_GONE", "part-00000-1a3e"),
         (DATA_GONE.replace("facts", "counted"), "OUTPUT_DATA_GONE", "tables/counted/part-00000-1a3e"),
         (TABLE_GONE, "OUTPUT_GONE", "tables/counted` is not a Delta table."),
+        (PATH_GONE, "OUTPUT_GONE", "Path does not exist: /data/tables/counted"),
         (HEAP, "OUT_OF_MEMORY", "java.lang.OutOfMemoryError: Java heap space"),
         ("OSError: [Errno 28] No space left on device: 'x'", "DISK_FULL", "No space left on device"),
         (FORBIDDEN, "S3_REFUSED", "Forbidden (Service: S3, Status Code: 403"),
