@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
@@ -92,7 +93,14 @@ def build_session(
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName(name).master(master)
-    merged = {**BASE, **(s3_settings(s3) if s3 is not None else {}), **(settings or {})}
+    # Spark makes this folder, and puts nothing into it: no job has a table by name. Its default is the current folder.
+    warehouse = f"{tempfile.gettempdir()}/streamwarden-warehouse-{os.getuid()}"
+    merged = {
+        "spark.sql.warehouse.dir": warehouse,
+        **BASE,
+        **(s3_settings(s3) if s3 is not None else {}),
+        **(settings or {}),
+    }
     if master.startswith("local"):
         # Directly on the class path: spark.jars would copy the jars at every start.
         merged["spark.driver.extraClassPath"] = os.pathsep.join(str(path) for path in jars)

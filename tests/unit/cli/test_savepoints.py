@@ -14,7 +14,9 @@ from streamwarden.cli.app import app
 from streamwarden.model.operation import Operation, Step
 from streamwarden.model.record import utc_now
 from streamwarden.model.status import CheckpointRef, Desired
+from streamwarden.savepoints import catalog
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
@@ -89,6 +91,19 @@ def test_a_savepoint_is_taken_listed_shown_labelled_and_deleted(workspace: Works
     assert "SAVEPOINT_IN_USE" in run("savepoints", "delete", JOB, first["id"], code=2), "the newest verified one"
     run("savepoints", "delete", JOB, first["id"], "--force")
     assert json.loads(run("savepoints", "list", "--json")) == []
+
+
+def test_a_savepoint_that_a_restore_finds_damaged_is_marked(workspace: Workspace) -> None:
+    first, second = taken()["id"], taken()["id"]
+    run("savepoints", "verify", JOB, "all", "--no-state")
+    damaged = workspace.root / savepoint_checkpoint_key(JOB, second) / "offsets" / "2"
+    # Not in place: the two savepoints share the file.
+    damaged.unlink()
+    damaged.write_bytes(b"")
+    assert f"{second}: offsets/2: 0 bytes" in run("restore", JOB, "--savepoint", second, code=2)
+    verdicts = {one.id: one.verdict for one in catalog.savepoints(workspace, JOB)}
+    assert (verdicts[first], verdicts[second]) == ("verified", "damaged")
+    assert catalog.find(workspace, JOB, "latest").id == first
 
 
 def test_a_damaged_savepoint_is_named_and_is_not_well(workspace: Workspace) -> None:
