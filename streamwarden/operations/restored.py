@@ -36,7 +36,7 @@ def used_generations(workspace: Workspace, job: str) -> set[int]:
     """Return the generations that a job has left traces of: folders, savepoints, and transactions of its tables."""
     # Not at the top: Airflow's parser of DAG files imports this module, and delta-rs takes half a second.
     from deltalake import DeltaTable
-    from deltalake.exceptions import TableNotFoundError
+    from deltalake.exceptions import DeltaError
 
     found = {generation_of(name) for name in workspace.files.folders(job_key(CHECKPOINTS, job))}
     used = {one for one in found if one is not None}
@@ -45,7 +45,8 @@ def used_generations(workspace: Workspace, job: str) -> set[int]:
         address, options = workspace.delta_rs(sink.table)
         try:
             table = DeltaTable(address, storage_options=options)
-        except TableNotFoundError:
+        except DeltaError:
+            # Missing, or its log is damaged, and the restore in progress may mend it.
             continue
         number, gap = 1, 0
         while gap < _GAP:

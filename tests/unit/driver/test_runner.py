@@ -19,7 +19,7 @@ from streamwarden.driver.runner import Driver
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.progress import BatchProgress, SourceProgress
 from streamwarden.model.record import ErrorInfo, utc_now
-from streamwarden.model.status import DriverState
+from streamwarden.model.status import CheckpointRef, DriverState
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 from tests.unit.savepoints import test_catalog
@@ -70,6 +70,7 @@ def test_a_driver_that_gets_the_lease_of_a_suspended_job_ends_in_order(driver: D
     workspace.files.write(f"{path}/offsets/7", begun)
     workspace.files.write(f"{path}/commits/7", b"v1\n{}")
     documents.desired.write(desired("suspended"))
+    documents.checkpoint.write(CheckpointRef(job=JOB, generation=1, path=path, since=utc_now(), reason="first start"))
     # It goes no further: the module of this job can't be loaded.
     assert driver.run() == 0
     ended, lease = documents.exit("i1").read(), documents.lease.read()
