@@ -78,6 +78,16 @@ def test_a_driver_that_gets_the_lease_of_a_suspended_job_ends_in_order(driver: D
     assert lease is not None and lease.released
 
 
+def test_a_job_whose_checkpoint_nothing_names_is_not_begun_anew(driver: Driver, workspace: Workspace) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    workspace.files.write(f"checkpoints/{JOB}/g000002/offsets/0", b"v1")
+    assert driver.run() == 1
+    ended = documents.exit("i1").read()
+    assert ended is not None and ended.error is not None
+    assert (ended.error.code, ended.error.retryable) == ("DOCUMENT_INVALID", False)
+    assert f"streamwarden repair {JOB}" in ended.error.remedy and documents.checkpoint.read() is None
+
+
 def test_what_is_wanted_counts_when_the_lease_is_there(
     driver: Driver, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
