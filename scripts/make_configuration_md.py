@@ -55,7 +55,7 @@ ENVIRONMENT = {
     "STREAMWARDEN_ADVISE_SCHEDULE": ("none", "Schedule of DAG `advise`."),
     "STREAMWARDEN_KAFKA_SECURITY_PROTOCOL": (
         "none",
-        "`security.protocol` of Kafka's clients. Every client property can be set so, with `_` for a dot; it"
+        "`security.protocol` of Kafka's clients. Set every client property so, with `_` for a dot; it"
         " overrides the job's YAML.",
     ),
     "STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG": ("none", "`sasl.jaas.config` of Kafka's clients: the login."),
