@@ -40,7 +40,7 @@ def used_generations(workspace: Workspace, job: str) -> set[int]:
 
     found = {generation_of(name) for name in workspace.files.folders(job_key(CHECKPOINTS, job))}
     used = {one for one in found if one is not None}
-    used |= {one.manifest.generation for one in catalog.savepoints(workspace, job)}
+    used |= {one.summary.generation for one in catalog.savepoints(workspace, job)}
     for sink in workspace.job(job).sinks:
         address, options = workspace.delta_rs(sink.table)
         try:
@@ -48,11 +48,12 @@ def used_generations(workspace: Workspace, job: str) -> set[int]:
         except DeltaError:
             # Missing, or its log is damaged, and the restore in progress may mend it.
             continue
-        number, gap = 1, 0
-        while gap < _GAP:
-            seen = table.transaction_version(application_id(job, number)) is not None
-            used |= {number} if seen else set()
-            number, gap = number + 1, 0 if seen else gap + 1
+        number = highest = 0
+        while number < highest + _GAP:
+            number += 1
+            if table.transaction_version(application_id(job, number)) is not None:
+                highest = number
+                used.add(number)
     return used
 
 

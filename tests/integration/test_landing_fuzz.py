@@ -1,8 +1,8 @@
 """Files of any name, age, size, format and order, and drivers that are killed at any moment: nothing lost or doubled.
 
 Each sequence lands files drawn by hypothesis and sometimes kills a driver. Then it compares three tables with the
-files: each good row once in `trips`, each bad row or file once in the quarantine, and each trip once in its window of
-`zone_windows`, which reads `trips` with a watermark. STREAMWARDEN_TEST_SEQUENCES is the number of sequences; they
+files. Each good row is once in `trips`. Each bad row or file is once in the quarantine. Each trip is once in its window
+of `zone_windows`, which reads `trips` with a watermark. STREAMWARDEN_TEST_SEQUENCES is the number of sequences; they
 follow each other in one place, as in a week of operation.
 """
 
@@ -44,7 +44,7 @@ _KILLED = ("DRIVER_KILLED", "DRIVER_DIED", "DRIVER_DID_NOT_START")
 
 SEQUENCES = int(os.environ.get("STREAMWARDEN_TEST_SEQUENCES", "5"))
 START = datetime(2024, 1, 1, tzinfo=UTC)
-# A sequence has 240 trips at the most, 80 minutes: a file that is read again at its end is not late for a watermark of
+# A sequence has at most 240 trips, which are 80 minutes. So a file that is read again is not late for a watermark of
 # two hours. A hundred sequences are half a day, so that most windows are final at the end.
 APART = timedelta(seconds=20)
 WATERMARK = "2h"
