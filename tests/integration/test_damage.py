@@ -150,6 +150,7 @@ def _comes_back(place: Place, savepoint: str) -> None:
     assert files == ["a.txt", "b.txt", "c.txt", "d.txt", "e.txt"]
 
 
+@pytest.mark.long
 def test_a_restore_brings_a_job_back_over_a_damaged_checkpoint_and_a_damaged_table(
     stopped: Place, ran: tuple[Place, str]
 ) -> None:

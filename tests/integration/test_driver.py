@@ -40,7 +40,7 @@ def _checkpoint(place: Place, job: str) -> CheckpointReader:
 
 
 def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None:
-    files = 18
+    files = 12
     place.numbers(options={"slow": 0.3})
     for number in range(files):
         place.land(f"{number:03d}.txt", b"x")
@@ -127,6 +127,7 @@ def test_of_two_drivers_started_at_once_one_runs(place: Place) -> None:
     assert [row["file"] for row in place.rows("numbers")] == ["a.txt"]
 
 
+@pytest.mark.long
 def test_a_failing_batch_is_tried_again_then_reported(place: Place) -> None:
     marker = place.config / "fail"
     marker.touch()
@@ -151,6 +152,7 @@ def test_a_failing_batch_is_tried_again_then_reported(place: Place) -> None:
     assert [row["file"] for row in place.rows("numbers")] == ["a.txt"]
 
 
+@pytest.mark.long
 def test_a_driver_that_lost_its_lease_stops_before_its_next_commit(place: Place) -> None:
     place.numbers(options={"slow": 15.0})
     place.land("a.txt")
@@ -220,6 +222,7 @@ def test_a_driver_whose_jvm_is_killed_says_so_and_is_started_again(place: Place)
     assert sorted(row["file"] for row in place.rows("numbers")) == ["a.txt", "b.txt"]
 
 
+@pytest.mark.long
 def test_a_table_whose_making_was_killed_is_made_anew(place: Place) -> None:
     place.numbers()
     place.land("a.txt")
@@ -231,6 +234,7 @@ def test_a_table_whose_making_was_killed_is_made_anew(place: Place) -> None:
     assert [row["file"] for row in place.rows("numbers")] == ["a.txt"]
 
 
+@pytest.mark.long
 def test_logs_are_rotated_also_what_a_job_prints(place: Place) -> None:
     place.profile(logs={"max_bytes": 10_000, "backups": 2}, jobs={"interval": "200ms"})
     place.numbers(options={"chatter": 200})

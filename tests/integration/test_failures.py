@@ -152,7 +152,8 @@ def _cut(path: Path) -> None:
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("damage", [_cut, *(pytest.param(one, marks=pytest.mark.long) for one in (_remove, _garble))])
+@pytest.mark.long
+@pytest.mark.parametrize("damage", [_cut, _remove, _garble])
 def test_damaged_state_is_named_with_the_savepoint_to_go_back_to(again: Place, damage: Callable[[Path], None]) -> None:
     for path in _state_files(again):
         damage(path)
@@ -222,6 +223,7 @@ def test_source_data_that_is_gone(again: Place, what: str) -> None:
         _counted(again, {1: 5, 2: 5, 3: 5}, job="anew", table="anew")
 
 
+@pytest.mark.long
 def test_output_data_that_is_gone(again: Place) -> None:
     for path in Path(again.workspace.table("counted")).glob("*.parquet"):
         path.unlink()

@@ -93,6 +93,7 @@ def assert_equal(place: Place, *, generation: int = 1) -> None:
         assert (row["job"], row["generation"]) == ("numbers", generation)
 
 
+@pytest.mark.long
 def test_metrics_logs_and_the_table_of_batches(place: Place) -> None:
     with Collector() as collector:
         metrics = {"prometheus": {}, "otlp": {"endpoint": collector.endpoint, "interval": "300ms"}}

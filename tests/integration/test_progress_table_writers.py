@@ -74,6 +74,7 @@ def start(
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
 
 
+@pytest.mark.long
 def test_many_drivers_at_once_lose_nothing_and_add_nothing_twice(workspace: Workspace) -> None:
     # One of each job, and a second one that says that it is the same: as one that lost its lease and goes on.
     running = [start(workspace, job, "i1", 0, 60) for job in ("one", "two", "three", "one")]

@@ -106,7 +106,7 @@ def running(place: Place) -> None:
     )
 
 
-def test_two_to_eight_to_three_partitions_and_more_cores(place: Place) -> None:
+def test_two_to_eight_partitions_while_rows_land(place: Place) -> None:
     counts = Counts(place)
     counts.add([*range(200), 1, 1])
     deploy_job(place.workspace, "counts", by=BY)
@@ -137,8 +137,18 @@ def test_two_to_eight_to_three_partitions_and_more_cores(place: Place) -> None:
     assert verify(place.workspace, [made], by=BY)[made.manifest.id].verdict == "verified"
     assert catalog.find(place.workspace, "counts", made.manifest.id).record.in_use_by == []
 
+
+@pytest.mark.long
+def test_partitions_and_cores_offline_then_cores_alone_then_back_over_both(place: Place) -> None:
+    counts = Counts(place)
+    counts.add([*range(200), 1, 1])
+    deploy_job(place.workspace, "counts", by=BY)
+    running(place)
+    counts.check()
+
     done = counts.rescale(partitions=3, cores=2, mode="offline")
     assert done.state == "done" and counts.partitions() == 3
+    (made,) = catalog.savepoints(place.workspace, "counts")
     assert [step.name for step in done.steps] == [
         *("precheck", "start Spark", "stop", "pre-rescale savepoint", "copy", "digest before", "repartition"),
         *("digest after", "switch", "start", "first batch", "catch up"),

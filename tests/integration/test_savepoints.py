@@ -170,6 +170,7 @@ def test_an_unhealthy_restore_goes_back_by_itself(place: Place, tmp_path: Path) 
     assert reference is not None and reference.generation == 3, "the number of the failed one does not return"
 
 
+@pytest.mark.long
 def test_a_clone_starts_with_a_copy_of_the_outputs(running: Place) -> None:
     place = running
     made = _take(place)

@@ -79,7 +79,7 @@ def trips(make_trips: TripMaker) -> list[tuple[int, float]]:
     return list(zip(rows["PULocationID"].to_pylist(), rows["fare_amount"].to_pylist(), strict=True))
 
 
-def test_a_topic_is_waited_for_and_counted_through_kills_a_restore_and_a_rescale(
+def test_a_topic_is_waited_for_and_counted_through_a_kill(
     place: Place, kafka: KafkaServer, trips: list[tuple[int, float]]
 ) -> None:
     records = Records(place, kafka)
@@ -101,11 +101,32 @@ def test_a_topic_is_waited_for_and_counted_through_kills_a_restore_and_a_rescale
     for log in place.workspace.log_dir("records", seen.incarnation or "").glob("*"):
         assert kafka.password not in log.read_text()
 
-    made = take(place.workspace, "records", origin=Origin.MANUAL, by=BY)
     records.send(trips[900:1100])
     assert seen.heartbeat is not None and kill(seen.heartbeat.process)
     records.send(trips[1100:1200])
     driver_control.start(place.workspace, "records", by=BY)
+    records.check()
+
+    # Another topic is another source; the same by another address is not.
+    address = kafka.address.replace("127.0.0.1", "localhost")
+    source = {"kind": "kafka", "bootstrap_servers": address, "max_offsets_per_batch": BATCH}
+    place.job("records", source={**source, "topic": records.topic})
+    assert plan(place.workspace, "records").effect is Effect.RESTART
+    place.job("records", source={**source, "topic": "another"})
+    assert plan(place.workspace, "records").effect is Effect.REFUSED
+
+
+@pytest.mark.long
+def test_a_topic_is_counted_through_a_restore_and_a_rescale(
+    place: Place, kafka: KafkaServer, trips: list[tuple[int, float]]
+) -> None:
+    records = Records(place, kafka)
+    kafka.create(records.topic, 2)
+    records.send(trips[:900])
+    deploy_job(place.workspace, "records", by=BY)
+    records.caught_up(900)
+    made = take(place.workspace, "records", origin=Origin.MANUAL, by=BY)
+    records.send(trips[900:1200])
     records.check()
 
     # Read again from where the savepoint stands.
@@ -117,14 +138,6 @@ def test_a_topic_is_waited_for_and_counted_through_kills_a_restore_and_a_rescale
     assert done.state == "done"
     records.send(trips[1300:])
     records.check()
-
-    # Another topic is another source; the same by another address is not.
-    address = kafka.address.replace("127.0.0.1", "localhost")
-    source = {"kind": "kafka", "bootstrap_servers": address, "max_offsets_per_batch": BATCH}
-    place.job("records", source={**source, "topic": records.topic})
-    assert plan(place.workspace, "records").effect is Effect.RESTART
-    place.job("records", source={**source, "topic": "another"})
-    assert plan(place.workspace, "records").effect is Effect.REFUSED
 
 
 @pytest.mark.long

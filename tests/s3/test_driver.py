@@ -91,6 +91,7 @@ def test_a_driver_on_s3_survives_its_own_death_and_the_servers(place: Place, ser
     assert read_table(place.workspace, "numbers").num_rows == 4
 
 
+@pytest.mark.long
 def test_what_is_left_of_files_in_a_bucket_is_counted(place: Place, s3: S3Place) -> None:
     client, bucket = s3.client(), s3.location.bucket
     place.numbers()

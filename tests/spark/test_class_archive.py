@@ -41,6 +41,7 @@ def test_a_session_maps_the_archive_of_its_class_path(use: str) -> None:
     assert str(archive_path(use)) in archives
 
 
+@pytest.mark.long
 def test_an_archive_of_another_class_path_is_passed_over_without_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

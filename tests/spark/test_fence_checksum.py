@@ -49,6 +49,7 @@ def shut_out(workspace: Workspace, generation: int, highest: int) -> int | None:
     return fence(workspace, "t", reference)
 
 
+@pytest.mark.long
 def test_delta_goes_on_from_it_and_would_have_written_the_same(spark: SparkSession, workspace: Workspace) -> None:
     write(spark, workspace, 1, 0)
     write(spark, workspace, 1, 1)

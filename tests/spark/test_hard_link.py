@@ -108,6 +108,7 @@ def test_a_commit_that_came_while_another_was_written_stays(classes: Classes, tm
     assert [path.name for path in tmp_path.iterdir()] == [version.name], "nothing is left beside it"
 
 
+@pytest.mark.long
 def test_of_many_who_commit_a_version_one_does(classes: Classes, tmp_path: Path) -> None:
     def commit(writer: int, version: Path) -> None:
         begin.wait()
@@ -173,6 +174,7 @@ def test_an_entry_is_there_whole_or_not_at_all(classes: Classes, tmp_path: Path)
     assert classes.read(entry) == b"third"
 
 
+@pytest.mark.long
 def test_a_querys_logs_and_its_tables_are_written_by_them(spark: SparkSession, tmp_path: Path) -> None:
     rows, out, checkpoint = (str(tmp_path / name) for name in ("rows", "out", "checkpoint"))
     spark.range(3).write.format("delta").save(rows)

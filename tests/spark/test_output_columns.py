@@ -85,7 +85,9 @@ def table(spark: SparkSession, workspace: Workspace) -> Table:
     return Table(spark, workspace)
 
 
-@pytest.mark.parametrize("mode", ["append", "append with keys", "upsert"])
+@pytest.mark.parametrize(
+    "mode", [*(pytest.param(mode, marks=pytest.mark.long) for mode in ("append", "append with keys")), "upsert"]
+)
 def test_a_column_that_somebody_added_stays_theirs(spark: SparkSession, workspace: Workspace, mode: str) -> None:
     keys = [] if mode == "append" else ["id"]
     table = Table(spark, workspace, mode=mode.split()[0], keys=keys)
@@ -127,6 +129,7 @@ def test_a_column_that_takes_no_nulls_is_refused_until_it_does(table: Table) -> 
     assert [row["id"] for row in table.rows()] == [1]
 
 
+@pytest.mark.long
 def test_a_constraint_on_a_column_of_somebody_else_is_refused_until_it_is_gone(table: Table) -> None:
     table.write(0, (1, 10))
     table.sql("ALTER TABLE {} ADD COLUMNS (note STRING)")
@@ -166,7 +169,9 @@ def test_a_removed_column_is_left_alone_once_a_person_says_so(table: Table) -> N
     assert table.record == ["id"]
 
 
-@pytest.mark.parametrize("how", ["DROP COLUMN total", "RENAME COLUMN total TO sum"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("DROP COLUMN total", marks=pytest.mark.long), "RENAME COLUMN total TO sum"]
+)
 def test_a_column_of_the_job_s_that_somebody_took_away_is_not_added_anew(table: Table, how: str) -> None:
     table.write(0, (1, 10))
     table.sql("ALTER TABLE {} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
@@ -240,6 +245,7 @@ def test_who_died_between_the_columns_and_the_record_goes_on(table: Table) -> No
     assert table.record == ["id", "total", "more"] and [row["more"] for row in table.rows()] == [None, 2]
 
 
+@pytest.mark.long
 def test_the_version_before_goes_on_beside_a_column_that_was_added_in_vain(table: Table) -> None:
     table.write(0, (1, 10))
     table.write(1, (2, 20, 2), columns="id long, total long, more long")
@@ -268,7 +274,7 @@ def test_rows_that_are_older_than_is_final_become_final(spark: SparkSession, wor
     assert [(row["id"], row["is_final"]) for row in final.rows()] == [(1, True), (2, False)]
 
 
-@pytest.mark.parametrize("source", [None, "other"], ids=["put back", "clone"])
+@pytest.mark.parametrize("source", [None, pytest.param("other", marks=pytest.mark.long)], ids=["put back", "clone"])
 def test_a_table_that_is_put_back_to_fewer_columns_gets_them_again(
     spark: SparkSession, workspace: Workspace, source: str | None
 ) -> None:
@@ -292,6 +298,7 @@ def test_a_table_that_is_put_back_to_fewer_columns_gets_them_again(
     assert [(row["id"], row["more"], row["note"]) for row in table.rows()] == [(1, None, None), (3, 3, None)]
 
 
+@pytest.mark.long
 def test_a_reader_of_the_table_goes_on_with_nothing_lost_or_doubled(
     spark: SparkSession, workspace: Workspace, tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def begun(workspace: Workspace, parts: list[pa.Table], stopped: list[int]) -> li
     return stopped
 
 
+@pytest.mark.long
 def test_what_was_begun_is_finished_unwritten_and_the_next_batch_waits_for_its_writer(
     spark: SparkSession, workspace: Workspace, spec: JobSpec, begun: list[int]
 ) -> None:
@@ -114,6 +115,7 @@ def test_what_was_begun_is_finished_unwritten_and_the_next_batch_waits_for_its_w
     assert found[0].num_rows > 0 and found[0].equals(found[1].select(found[0].column_names))
 
 
+@pytest.mark.long
 def test_what_comes_only_after_the_release_names_its_author_too(
     spark: SparkSession, workspace: Workspace, spec: JobSpec, parts: list[pa.Table], stopped: list[int]
 ) -> None:
@@ -135,6 +137,7 @@ def test_what_comes_only_after_the_release_names_its_author_too(
     assert written and {one.get("userMetadata") for one in written} == {"who writes"}
 
 
+@pytest.mark.long
 def test_one_that_is_dropped_leaves_its_batch_to_the_next_query(
     spark: SparkSession, workspace: Workspace, spec: JobSpec, begun: list[int]
 ) -> None:

@@ -68,7 +68,9 @@ def complaints(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [one.getMessage() for one in caplog.records if one.name == "streamwarden.driver.rehearsal"]
 
 
-@pytest.mark.parametrize("job", ["ingest_trips", "zone_windows", "card_sessions"])
+@pytest.mark.parametrize(
+    "job", [*(pytest.param(job, marks=pytest.mark.long) for job in ("ingest_trips", "zone_windows")), "card_sessions"]
+)
 def test_it_runs_the_job_leaves_nothing_and_complains_of_nothing(
     spark: SparkSession,
     workspace: Workspace,

@@ -245,7 +245,8 @@ KINDS: dict[str, Kind] = {
 
 ALIKE = (
     *("windows, snapshots", "sessions, memory", "a sum of all", "distinct for ever"),
-    *("inner join", "left join, memory", "aggregates of aggregates"),
+    *("inner join", "left join, memory", "aggregates of aggregates", "windows, no changelog", "windows, memory"),
+    *("sums without a watermark", "distinct for a while", "full join, no changelog", "applyInPandasWithState"),
 )
 """Kinds that others are much like."""
 

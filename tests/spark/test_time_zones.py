@@ -84,6 +84,7 @@ def in_zone(spark: SparkSession, name: str) -> Iterator[None]:
         switch(before, of_jvm, of_workers)
 
 
+@pytest.mark.long
 def test_equal_to_batch_over_the_hour_that_clocks_show_twice(
     spark: SparkSession, tmp_path: Path, make_trips: TripMaker
 ) -> None:
