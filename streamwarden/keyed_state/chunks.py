@@ -1,0 +1,187 @@
+"""The state of one bucket of keys, as Arrow chunks. Without Spark.
+
+A chunk is a record batch of state rows, sorted by the hash of their key. The first chunk is the base, later ones are
+appended by batches. A chunk replaces all rows of the keys that it has: for each hash, only the newest chunk that has
+it counts. A key whose last row was removed leaves a tombstone in the chunk, until the chunks are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from streamwarden.keyed_state.layout import EXPIRES, HASH, TIMER, StateLayout
+
+__all__ = [
+    "NEVER",
+    "BucketState",
+    "StoredChunk",
+    "alive",
+    "decoded",
+    "encoded",
+    "integers",
+    "next_timer",
+    "number_of_keys",
+    "replaced",
+    "within",
+]
+
+NEVER: int = int(np.iinfo(np.int64).max)
+"""The time, in milliseconds, of a timer that is not set and of state that does not expire."""
+
+_LEAST_BASE = 4096
+"""Bytes. Chunks are not merged for a base smaller than this: rewriting it costs less than a chunk's own row."""
+
+_MAX_CHUNKS = 24
+"""Appended chunks at most: each is searched for every touched key. 24: where appending and merging cost about the
+same at 1,000 keys a bucket (../shared/lab: 20 to 30 made no difference)."""
+
+
+class StoredChunk(NamedTuple):
+    """A chunk as the state store has it."""
+
+    version: int
+    blob: bytes
+
+
+@dataclass
+class BucketState:
+    """What a bucket's chunks hold.
+
+    Parameters
+    ----------
+    layout
+        The columns of the state.
+    chunks
+        Oldest first, all in the newest version of the layout.
+    sizes
+        Bytes of each chunk in the store.
+    """
+
+    layout: StateLayout
+    chunks: Sequence[pa.RecordBatch]
+    sizes: Sequence[int]
+
+    @classmethod
+    def read(cls, layout: StateLayout, stored: Sequence[StoredChunk]) -> BucketState:
+        """Decode chunks as the state store has them, oldest first."""
+        return cls(layout, [decoded(layout, one) for one in stored], [len(one.blob) for one in stored])
+
+    def rows_of(self, hashes: NDArray[np.int64]) -> pa.RecordBatch:
+        """Return the rows of the keys with these hashes, tombstones included, sorted by hash.
+
+        Parameters
+        ----------
+        hashes
+            Sorted, without repetition.
+        """
+        left, found = hashes, []
+        for chunk in reversed(self.chunks):
+            if not len(left):
+                break
+            own = integers(chunk, HASH)
+            first = np.searchsorted(own, left, "left")
+            number = np.searchsorted(own, left, "right") - first
+            hit = number > 0
+            if hit.any():
+                found.append(chunk.take(pa.array(within(first[hit], number[hit]))))
+                left = left[~hit]
+        if len(found) == 1:
+            return found[0]
+        return self.layout.sorted_by_hash(found)
+
+    def whole(self) -> pa.RecordBatch:
+        """Return the newest rows of every key, sorted by hash, without tombstones; expired rows are still there."""
+        if not self.chunks:
+            return self.layout.empty()
+        if len(self.chunks) == 1:
+            rows = self.chunks[0]
+        else:
+            rows = pa.concat_batches(self.chunks)
+            hashes = integers(rows, HASH)
+            age = np.repeat(np.arange(len(self.chunks)), [chunk.num_rows for chunk in self.chunks])
+            order = np.lexsort((age, hashes))
+            hashes, age = hashes[order], age[order]
+            # The last row of each hash is of the newest chunk that has it.
+            last = np.flatnonzero(np.append(hashes[1:] != hashes[:-1], True))
+            newest = np.repeat(age[last], np.diff(last, prepend=-1))
+            rows = rows.take(pa.array(order[age == newest]))
+        return alive(rows, 1)
+
+    def appended(self, fresh: pa.RecordBatch, *, bucket: int, now: int) -> tuple[StoredChunk, pa.RecordBatch | None]:
+        """Return the chunk to store for new rows; if it replaces all others, also its rows.
+
+        Chunks are merged when the appended ones outgrow the base, or are too many. The limits depend on the bucket's
+        number, so that buckets that grow alike are not all merged in the same batch.
+
+        Parameters
+        ----------
+        fresh
+            All rows of the touched keys, tombstones included, sorted by hash.
+        bucket
+            The bucket's number.
+        now
+            The time, in milliseconds, by which state expires.
+        """
+        chunk = encoded(self.layout, fresh)
+        spread = bucket % 8
+        limit = max(self.sizes[0], _LEAST_BASE) * (0.75 + spread / 14) if self.sizes else 0
+        if self.sizes and len(self.sizes) < _MAX_CHUNKS - spread and sum(self.sizes[1:]) + len(chunk.blob) <= limit:
+            return chunk, None
+        merged = alive(BucketState(self.layout, [*self.chunks, fresh], []).whole(), now)
+        return encoded(self.layout, merged), merged
+
+
+def alive(rows: pa.RecordBatch, now: int) -> pa.RecordBatch:
+    """Return the rows that have not expired at a time, in milliseconds. A tombstone expires at 0."""
+    keep = integers(rows, EXPIRES) > now
+    return rows if keep.all() else rows.filter(pa.array(keep))
+
+
+def replaced(rows: pa.RecordBatch, fresh: pa.RecordBatch, layout: StateLayout) -> pa.RecordBatch:
+    """Return rows after a chunk was appended: its keys have only the rows in it."""
+    kept = rows.filter(pa.array(~np.isin(integers(rows, HASH), integers(fresh, HASH))))
+    return layout.sorted_by_hash([kept, fresh])
+
+
+def next_timer(rows: pa.RecordBatch) -> int:
+    """Return when the bucket must be looked at again: its earliest timer, or else when its last row expires."""
+    if not rows.num_rows:
+        return NEVER
+    earliest = int(integers(rows, TIMER).min())
+    if earliest != NEVER:
+        return earliest
+    return int(integers(rows, EXPIRES).max())
+
+
+def number_of_keys(rows: pa.RecordBatch) -> int:
+    """Return how many keys have rows, which are sorted by hash and have no tombstones; keys with one hash are one."""
+    hashes = integers(rows, HASH)
+    return int(np.count_nonzero(hashes[1:] != hashes[:-1])) + 1 if len(hashes) else 0
+
+
+def encoded(layout: StateLayout, rows: pa.RecordBatch) -> StoredChunk:
+    """Return rows as the state store has them: without their schema, which the version tells."""
+    return StoredChunk(layout.version, rows.serialize().to_pybytes())
+
+
+def decoded(layout: StateLayout, chunk: StoredChunk) -> pa.RecordBatch:
+    """Return a stored chunk's rows in the newest version: fields added since have their defaults."""
+    rows = pa.ipc.read_record_batch(pa.py_buffer(chunk.blob), layout.schema_of(chunk.version))
+    return layout.upgraded(rows, chunk.version)
+
+
+def integers(rows: pa.RecordBatch, column: str) -> NDArray[np.int64]:
+    """Return a column of integers without nulls as an array."""
+    values: NDArray[np.int64] = rows.column(column).to_numpy(zero_copy_only=False)
+    return values
+
+
+def within(first: NDArray[np.int64], number: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the indices ``first[i], first[i] + 1, … `` of `number[i]` each, one range after the other."""
+    return np.repeat(first - (np.cumsum(number) - number), number) + np.arange(number.sum())

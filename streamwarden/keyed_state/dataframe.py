@@ -1,0 +1,86 @@
+"""Keyed state as an operation on a streaming DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Literal
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
+from pyspark.sql.types import StructField, StructType
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.keyed_state.calls import Caller
+from streamwarden.keyed_state.job import KeyedJob
+from streamwarden.keyed_state.layout import HASH, StateLayout
+from streamwarden.keyed_state.processor import PACKED_OUTPUT, BucketProcessor, packed, unpacked
+
+__all__ = ["KEYED_STATE", "with_keyed_state"]
+
+KEYED_STATE = "keyed_state"
+"""Name of the observed metric of a batch: the number of keys that it ``added``, and of its ``late`` events."""
+
+
+def with_keyed_state(
+    rows: DataFrame,
+    key: Sequence[str],
+    job: KeyedJob,
+    *,
+    buckets: int | None,
+    ttl: timedelta | None,
+    time: Literal["processing", "event"] = "processing",
+    event_time: str | None = None,
+) -> DataFrame:
+    """Run a job with state by key over a stream.
+
+    Parameters
+    ----------
+    rows
+        The key's columns, and the columns that the job gets as events.
+    key
+        Names of the key's columns.
+    job
+        The logic.
+    buckets
+        The spec's ``state.buckets``: groups of keys, by hash.
+    ttl
+        Time to live of state after its last write; None for ever.
+    time
+        What `now`, timers and `ttl` mean: processing time, or the watermark, which `rows` must then have.
+    event_time
+        A column of `rows` with timestamps. Events at or before the watermark are dropped and counted as late. None
+        drops none. Spark's own operators compare with the watermark of the batch before, and so drop a batch later.
+
+    Returns
+    -------
+    DataFrame
+        The key's columns and the job's output.
+
+    Raises
+    ------
+    StreamwardenError
+        ``CONFIG_INVALID`` if the spec does not give the number of buckets.
+    """
+    if buckets is None:
+        raise StreamwardenError("CONFIG_INVALID", "state.buckets: is required by a job with keyed state")
+    types = {one.name: to_arrow_type(one.dataType) for one in rows.schema}
+    layout = StateLayout({name: types[name] for name in key}, job.fields)
+    events = [name for name in rows.columns if name not in key]
+    event_schema = pa.schema([(HASH, pa.int64()), *((name, types[name]) for name in (*key, *events))])
+    hashed = F.xxhash64(*key)
+    flat = rows.select(F.pmod(hashed, F.lit(buckets)).cast("int").alias("bucket"), hashed.alias(HASH), *key, *events)
+    blobs = flat.mapInArrow(packed(event_schema), "bucket int, blob binary")
+    ttl_ms = None if ttl is None else ttl // timedelta(milliseconds=1)
+    done = blobs.groupBy("bucket").transformWithState(
+        statefulProcessor=BucketProcessor(Caller(job, layout, ttl_ms), event_schema, time=time, event_time=event_time),
+        outputStructType=PACKED_OUTPUT,
+        outputMode="Update",
+        timeMode="ProcessingTime" if time == "processing" else "EventTime",
+    )
+    counted = done.observe(KEYED_STATE, F.sum("keys_added").alias("added"), F.sum("late").alias("late"))
+    output = pa.schema([*layout.key.items(), *job.output.items()])
+    spark_schema = StructType([StructField(one.name, from_arrow_type(one.type)) for one in output])
+    return counted.mapInArrow(unpacked(output), spark_schema)
