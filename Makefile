@@ -13,7 +13,7 @@ export STREAMWARDEN_TEST_DATA := $(abspath $(dir $(TRIPS)))
 endif
 
 .PHONY: help setup s3-server kafka-server demo chaos test test-fast test-long check format up down docs docs-site \
-	bench-overhead bench-start bench-settings bench-savepoint bench-rescale bench-fleet record-load \
+	bench-overhead bench-start bench-settings bench-savepoint bench-state-python bench-rescale bench-fleet record-load \
 	clean
 
 help: ## Say what there is
@@ -98,6 +98,9 @@ bench-overhead: setup ## Our driver against a bare PySpark script
 
 bench-settings: setup ## Small batches under our sessions' settings, beside Spark's and Delta's defaults
 	@$(BIN)/python -m benchmarks.settings
+
+bench-state-python: setup ## Keyed state for Python against plain transformWithState and session_window
+	@$(BIN)/python -m benchmarks.state_python
 
 bench-savepoint: setup ## Savepoints against cp, sha256sum and reprocessing
 	@$(BIN)/python -m benchmarks.savepoint

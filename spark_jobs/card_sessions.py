@@ -1,30 +1,25 @@
-"""Sessions of trips paid by the same card: Python transformWithState with a time to live and timers.
+"""Sessions of trips paid by the same card: keyed state with a time to live and timers.
 
 A session is a set of a card's trips whose consecutive pickups are at most ``gap`` apart. Trips may arrive in any order:
 a late trip extends a session at either end, or joins two. The state of a session is its interval, sums and zones. A
 trip belongs to it if its pickup is at most ``gap`` outside the interval, since the interval has no larger hole.
+
+:mod:`spark_jobs.card_sessions_plain` does the same with Spark's own interface, a call for each card.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import ClassVar
 
+import polars as pl
+import pyarrow as pa
 from pydantic import Field, field_validator
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.stateful_processor import (
-    ExpiredTimerInfo,
-    MapState,
-    StatefulProcessor,
-    StatefulProcessorHandle,
-    TimerValues,
-)
 from pyspark.sql.types import (
     ArrayType,
-    BooleanType,
     DecimalType,
     IntegerType,
     LongType,
@@ -37,11 +32,22 @@ from pyspark.sql.types import (
 from spark_jobs.schemas import DROPOFF_ZONE, PICKUP, PICKUP_ZONE, cents
 from streamwarden.driver.job_api import DELETED, JobOptions, JobSettings
 from streamwarden.errors import StreamwardenError
+from streamwarden.keyed_state import (
+    KEY_ID,
+    KeyedBatch,
+    KeyedJob,
+    KeyedResult,
+    StateField,
+    session_ids,
+    union_of_lists,
+    with_keyed_state,
+)
 from streamwarden.model.durations import Duration, format_duration
 
-__all__ = ["OUTPUTS", "VERSION", "CardSessionProcessor", "Options", "Session", "sessionize", "transform"]
+__all__ = ["OUTPUTS", "VERSION", "CardSessions", "Options", "sessions", "transform", "trips_by_card"]
 
-VERSION = 1
+VERSION = 2
+"""2: the state is kept in buckets of cards. 1: an entry for each session, as card_sessions_plain has it."""
 
 OUTPUTS: Mapping[str, StructType] = {
     "main": StructType(
@@ -59,31 +65,6 @@ OUTPUTS: Mapping[str, StructType] = {
 
 OPEN = "open"
 CLOSED = "closed"
-
-_SESSION_KEY = StructType([StructField("start", LongType())])
-_SESSION = StructType(
-    [
-        StructField("end", LongType()),
-        StructField("trips", LongType()),
-        StructField("cents", LongType()),
-        StructField("closes_at", LongType()),
-    ]
-)
-_ZONES = StructType([StructField("zones", ArrayType(IntegerType()))])
-
-# The processor's rows for Spark. Numbers, since Python converts timestamps and decimals slowly, row by row.
-_EMITTED = StructType(
-    [
-        StructField("card_id", StringType()),
-        StructField("start", LongType()),
-        StructField("end", LongType()),
-        StructField("trips", LongType()),
-        StructField("cents", LongType()),
-        StructField("zones", ArrayType(IntegerType())),
-        StructField("status", StringType()),
-        StructField(DELETED, BooleanType()),
-    ]
-)
 
 
 class Options(JobOptions):
@@ -107,50 +88,8 @@ class Options(JobOptions):
         return value
 
 
-@dataclass
-class Session:
-    """Trips of one session. Times are microseconds since the epoch."""
-
-    start: int
-    end: int
-    trips: int
-    cents: int
-    zones: set[int] = field(default_factory=set)
-
-    def absorb(self, other: Session) -> None:
-        """Merge another session into this one."""
-        self.start = min(self.start, other.start)
-        self.end = max(self.end, other.end)
-        self.trips += other.trips
-        self.cents += other.cents
-        self.zones |= other.zones
-
-
-def sessionize(pieces: Iterable[Session], gap: int) -> list[Session]:
-    """Join pieces (sessions, or single trips as sessions) that are at most `gap` microseconds apart.
-
-    The result does not depend on the order of the pieces. Does not change the pieces.
-    """
-    result: list[Session] = []
-    for piece in sorted(pieces, key=lambda p: (p.start, p.end)):
-        if result and piece.start - result[-1].end <= gap:
-            result[-1].absorb(piece)
-        else:
-            result.append(Session(piece.start, piece.end, piece.trips, piece.cents, set(piece.zones)))
-    return result
-
-
-class CardSessionProcessor(StatefulProcessor):
-    """Holds the sessions of each card.
-
-    Every state call is a round trip to the JVM, which takes most of this operator's time. So one call reads all
-    sessions, zones are read only for sessions that a trip touches, and untouched sessions are not written.
-
-    Both map states are keyed by session start and always written together. So a session's two entries expire together,
-    a time to live after the last trip that reached it.
-
-    A session closes by the timer of its ``closes_at``. Closing writes no state, so that it does not prolong the
-    session's life: a session is closed once ``closes_at`` is not in the future.
+class CardSessions(KeyedJob):
+    """A row of state for each session of a card. Starts and ends are microseconds since the epoch.
 
     Parameters
     ----------
@@ -158,89 +97,63 @@ class CardSessionProcessor(StatefulProcessor):
         Maximum distance between consecutive pickups of a session.
     close_after
         Processing time without a trip after which a session closes.
-    ttl
-        Time to live of state after its last write.
     """
 
-    def __init__(self, *, gap: timedelta, close_after: timedelta, ttl: timedelta) -> None:
+    fields: ClassVar = {
+        "start": StateField(pa.int64()),
+        "end": StateField(pa.int64()),
+        "trips": StateField(pa.int64()),
+        "cents": StateField(pa.int64()),
+        "zones": StateField(pa.list_(pa.int32())),
+    }
+    output: ClassVar = {
+        **{name: field.type for name, field in fields.items()},
+        "status": pa.string(),
+        DELETED: pa.bool_(),
+    }
+
+    def __init__(self, *, gap: timedelta, close_after: timedelta) -> None:
         self._gap = gap // timedelta(microseconds=1)
         self._close_after = close_after // timedelta(milliseconds=1)
-        self._ttl = ttl // timedelta(milliseconds=1)
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state."""
-        self._handle = handle
-        self._sessions: MapState = handle.getMapState("sessions", _SESSION_KEY, _SESSION, self._ttl)
-        self._zones: MapState = handle.getMapState("zones", _SESSION_KEY, _ZONES, self._ttl)
+    def update(self, batch: KeyedBatch) -> KeyedResult:
+        """Join the trips of a batch to their cards' sessions."""
+        trips = batch.events.select(
+            KEY_ID,
+            start="pickup",
+            end="pickup",
+            trips=pl.lit(1, pl.Int64),
+            cents="cents",
+            zones=pl.concat_list("pickup_zone", "dropoff_zone"),
+            known=pl.lit(False),
+        )
+        pieces = pl.concat([batch.state.with_columns(known=pl.lit(True)), trips], how="diagonal")
+        pieces = pieces.with_columns(session_ids(pieces, start="start", end="end", gap=self._gap))
+        merged = pieces.group_by("session").agg(
+            pl.col(KEY_ID, "expires_at", "timer_at").first(),
+            pl.col("start").min(),
+            pl.col("end").max(),
+            pl.col("trips", "cents").sum(),
+            changed=~pl.col("known").all(),
+        )
+        merged = merged.sort("session").with_columns(
+            union_of_lists(pieces["session"], pieces["zones"], len(merged)).alias("zones"),
+            # A session that no trip has reached lives no longer than before. The others are open, with a new timer.
+            expires_at=pl.when(~pl.col("changed")).then("expires_at"),
+            timer_at=pl.when("changed").then(batch.now + self._close_after).otherwise("timer_at"),
+        )
+        # Joined to a session with an earlier start: its row goes.
+        starts = merged["start"].gather(pieces["session"])
+        gone = pieces.filter(pl.col("known") & (pl.col("start") != starts))
+        output = [self._rows(merged.filter("changed"), OPEN), gone.select(KEY_ID, "start", pl.lit(True).alias(DELETED))]
+        return KeyedResult(merged, pl.concat(output, how="diagonal"))
 
-    def handleInputRows(  # noqa: N802
-        self,
-        key: Any,
-        rows: Iterator[Row],
-        timerValues: TimerValues,  # noqa: N803
-    ) -> Iterator[Row]:
-        """Process a card's trips of one batch; emits at most one row for each session start, deleted or upserted."""
-        (card,) = key
-        now = timerValues.getCurrentProcessingTimeInMs()
-        known = {start: value for (start,), value in self._sessions.iterator()}
-        fresh = sessionize((_trip(row) for row in rows), self._gap)
-        # A known session is touched if joining pieces change it. Fresh pieces are more than a gap apart, so one pass
-        # over the intervals (without zones, whose reads cost time) finds all joins.
-        reached = [
-            start
-            for start, (end, *_) in known.items()
-            if any(piece.start - end <= self._gap and start - piece.end <= self._gap for piece in fresh)
-        ]
-        old = [self._read(start, known[start]) for start in reached]
-        result = sessionize([*old, *fresh], self._gap)
+    def on_timer(self, batch: KeyedBatch) -> KeyedResult:
+        """Close the sessions that are due."""
+        return KeyedResult(batch.state.drop("timer_at"), self._rows(batch.state, CLOSED))
 
-        gone = set(reached) - {session.start for session in result}
-        closes_at = now + self._close_after
-        for start in sorted(gone):
-            self._sessions.removeKey((start,))
-            self._zones.removeKey((start,))
-            yield _deleted(card, start)
-        for session in result:
-            zones = sorted(session.zones)
-            self._sessions.updateValue((session.start,), (session.end, session.trips, session.cents, closes_at))
-            self._zones.updateValue((session.start,), (zones,))
-            yield _row(card, session, zones, OPEN)
-        self._move_timers(known, reached, closes_at, now)
-
-    def handleExpiredTimer(  # noqa: N802
-        self,
-        key: Any,
-        timerValues: TimerValues,  # noqa: ARG002, N803
-        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
-    ) -> Iterator[Row]:
-        """Close the sessions that are due; a session that a trip has reached since has a later timer."""
-        (card,) = key
-        expiry = expiredTimerInfo.getExpiryTimeInMs()
-        due = [(start, value) for (start,), value in self._sessions.iterator() if value[3] == expiry]
-        for start, value in sorted(due):
-            session = self._read(start, value)
-            yield _row(card, session, sorted(session.zones), CLOSED)
-
-    def close(self) -> None:
-        """Do nothing: there are no open resources."""
-
-    def _read(self, start: int, value: tuple[int, int, int, int]) -> Session:
-        end, trips, cents_, _ = value
-        zones = self._zones.getValue((start,))
-        return Session(start, end, trips, cents_, set(zones[0]) if zones else set())
-
-    def _move_timers(
-        self, known: Mapping[int, tuple[int, int, int, int]], reached: list[int], closes_at: int, now: int
-    ) -> None:
-        # All sessions touched in this batch share one timer. Their old timers are deleted unless other sessions need
-        # them. Timers already due fire in this batch and close nothing, which is cheaper than deleting them.
-        before = {known[start][3] for start in reached}
-        needed = {value[3] for start, value in known.items() if start not in set(reached)}
-        for timer in sorted(before - needed - {closes_at}):
-            if timer > now:
-                self._handle.deleteTimer(timer)
-        if closes_at not in before | needed:
-            self._handle.registerTimer(closes_at)
+    def _rows(self, sessions: pl.DataFrame, status: str) -> pl.DataFrame:
+        return sessions.select(KEY_ID, *self.fields, pl.lit(False).alias(DELETED), status=pl.lit(status))
 
 
 def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
@@ -258,6 +171,13 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
     StreamwardenError
         ``CONFIG_INVALID`` if the ttl is missing or too short.
     """
+    options, ttl = checked(settings)
+    job = CardSessions(gap=options.gap, close_after=options.close_after)
+    return sessions(with_keyed_state(trips_by_card(source), ["card_id"], job, buckets=settings.buckets, ttl=ttl))
+
+
+def checked(settings: JobSettings) -> tuple[Options, timedelta]:
+    """Return the options and the time to live, which must be there."""
     options = settings.options if isinstance(settings.options, Options) else Options()
     if settings.ttl is None:
         raise StreamwardenError("CONFIG_INVALID", "card_sessions: state.ttl: is required, or state grows for ever")
@@ -267,17 +187,22 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
             f"card_sessions: state.ttl: {format_duration(settings.ttl)} must be longer than options.close_after,"
             f" {format_duration(options.close_after)}: a session whose state expires first would stay open for ever",
         )
-    processor = CardSessionProcessor(gap=options.gap, close_after=options.close_after, ttl=settings.ttl)
-    trips = source.where(F.col("card_id").isNotNull() & F.col(PICKUP).isNotNull()).select(
+    return options, settings.ttl
+
+
+def trips_by_card(source: DataFrame) -> DataFrame:
+    """Return what sessions need of the trips that have a card."""
+    return source.where(F.col("card_id").isNotNull() & F.col(PICKUP).isNotNull()).select(
         "card_id",
         F.unix_micros(PICKUP).alias("pickup"),
         cents("total_amount").alias("cents"),
         F.col(PICKUP_ZONE).alias("pickup_zone"),
         F.col(DROPOFF_ZONE).alias("dropoff_zone"),
     )
-    emitted = trips.groupBy("card_id").transformWithState(
-        statefulProcessor=processor, outputStructType=_EMITTED, outputMode="Update", timeMode="ProcessingTime"
-    )
+
+
+def sessions(emitted: DataFrame) -> DataFrame:
+    """Turn the rows of the state into those of the table."""
     return emitted.select(
         "card_id",
         F.timestamp_micros("start").alias("session_start"),
@@ -288,25 +213,3 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
         "status",
         DELETED,
     )
-
-
-def _trip(row: Row) -> Session:
-    zones = {zone for zone in (row.pickup_zone, row.dropoff_zone) if zone is not None}
-    return Session(row.pickup, row.pickup, 1, row.cents, zones)
-
-
-def _row(card: str, session: Session, zones: list[int], status: str) -> Row:
-    return Row(
-        card_id=card,
-        start=session.start,
-        end=session.end,
-        trips=session.trips,
-        cents=session.cents,
-        zones=zones,
-        status=status,
-        _deleted=False,
-    )
-
-
-def _deleted(card: str, start: int) -> Row:
-    return Row(card_id=card, start=start, end=None, trips=None, cents=None, zones=None, status=None, _deleted=True)

@@ -121,6 +121,7 @@ ErrorCode = Literal[
     "RESTORE_STATE_SCHEMA",
     "RESTORE_PARTITIONS",
     "RESTORE_BACKEND",
+    "RESTORE_BUCKETS",
     "RESTORE_SPARK_VERSION",
     "RESTORE_SOURCE_CHANGED",
     "RESTORE_SOURCE_GONE",
@@ -603,6 +604,10 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     "RESTORE_BACKEND": ErrorKind(
         "the savepoint uses another state backend",
         "Set state.backend to the savepoint's: state of one backend cannot be read by the other.",
+    ),
+    "RESTORE_BUCKETS": ErrorKind(
+        "the keys of the savepoint's state are divided into another number of buckets",
+        "Set state.buckets to the savepoint's number: it can't change while the state is kept.",
     ),
     "RESTORE_SPARK_VERSION": ErrorKind(
         "the savepoint was written by a Spark version that this one may not be able to read",

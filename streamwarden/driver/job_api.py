@@ -75,11 +75,14 @@ class JobSettings:
         The spec's ``state.ttl``.
     options
         The validated ``Options`` of the module, or None if it has none.
+    buckets
+        The spec's ``state.buckets``, for :func:`~streamwarden.keyed_state.with_keyed_state`.
     """
 
     watermark: timedelta | None
     ttl: timedelta | None
     options: BaseModel | None
+    buckets: int | None = None
 
 
 @runtime_checkable

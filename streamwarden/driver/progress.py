@@ -28,6 +28,7 @@ from streamwarden.driver.job_api import EVENT_ENDS
 from streamwarden.driver.pipeline.batches import BatchCounts
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.keyed_state.dataframe import KEYED_STATE
 from streamwarden.model.progress import BatchProgress, OperatorProgress, Progress, SourceProgress, Totals
 from streamwarden.model.record import utc_now
 from streamwarden.store.documents import JobDocuments
@@ -61,10 +62,12 @@ def late_rows(progress: StreamingQueryProgress, checkpoint: CheckpointReader) ->
     Exact if the job observes its events' ends. Otherwise it is Spark's own count, which is exact for operators that
     receive input rows and not partial aggregates.
     """
-    observed = (progress.observedMetrics or {}).get(EVENT_ENDS)
+    metrics = progress.observedMetrics or {}
+    observed = metrics.get(EVENT_ENDS)
     if observed is None:
         dropped: int = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
-        return dropped
+        keyed = metrics.get(KEYED_STATE)
+        return dropped + (keyed["late"] or 0) if keyed else dropped
     histogram = observed["histogram"] or []
     # A batch drops rows by the watermark of the batch before it: its own only evicts state afterwards.
     before = checkpoint.offsets(progress.batchId - 1) if progress.batchId > 0 else None
@@ -79,13 +82,15 @@ def batch_progress(
     checkpoint: CheckpointReader,
     *,
     files: bool,
+    keys: int | None = None,
     tries: int = 1,
     at: datetime | None = None,
     backlog: Backlog | None = None,
 ) -> BatchProgress:
     """Translate a progress event.
 
-    For a `files` source, Spark counts files; the input rows are then the rows that the job found in them. `at` is the
+    `keys` are those of keyed state. For a `files` source, Spark counts files; the input rows are then the rows
+    that the job found in them. `at` is the
     time when the batch was done, by default now.
     """
     watermark = _time(progress.eventTime.get("watermark"))
@@ -99,6 +104,18 @@ def batch_progress(
         rows_in = counts.computed
         rate = rows_in * 1000 / duration_ms if duration_ms else 0.0
     checkpoint_ms = took.get("walCommit", 0) + took.get("commitOffsets", 0)
+    operators = [
+        OperatorProgress(
+            id=number,
+            name=operator.operatorName,
+            rows=operator.numRowsTotal,
+            keys=keys if operator.operatorName.startswith("transformWithState") else None,
+            bytes=operator.memoryUsedBytes,
+            metrics={name: value for name in _STORE_METRICS if (value := operator.customMetrics.get(name))},
+        )
+        # Spark reports them in the order of their ids, which start at 0.
+        for number, operator in enumerate(progress.stateOperators)
+    ]
     return BatchProgress(
         batch=progress.batchId,
         at=at or utc_now(),
@@ -111,19 +128,9 @@ def batch_progress(
         watermark=watermark,
         watermark_lag_s=(newest - watermark).total_seconds() if newest and watermark else None,
         late_rows=late_rows(progress, checkpoint),
-        state_rows=sum(operator.numRowsTotal for operator in progress.stateOperators),
+        state_rows=sum(one.rows if one.keys is None else one.keys for one in operators),
         state_bytes=sum(operator.memoryUsedBytes for operator in progress.stateOperators),
-        # Spark reports them in the order of their ids, which start at 0.
-        operators=[
-            OperatorProgress(
-                id=number,
-                name=operator.operatorName,
-                rows=operator.numRowsTotal,
-                bytes=operator.memoryUsedBytes,
-                metrics={name: value for name in _STORE_METRICS if (value := operator.customMetrics.get(name))},
-            )
-            for number, operator in enumerate(progress.stateOperators)
-        ],
+        operators=operators,
         commit_ms=checkpoint_ms + (counts.sink_ms if counts else 0),
         checkpoint_ms=checkpoint_ms,
         tries=tries,
@@ -186,6 +193,8 @@ class ProgressListener(StreamingQueryListener):
         batches for which `committed` was not yet called.
     backlog
         Measures the source.
+    keys
+        Counts the keys of keyed state after a batch.
     after
         Batches up to this one belong to an earlier generation: a query that was started ahead has replayed the last.
     files
@@ -204,6 +213,7 @@ class ProgressListener(StreamingQueryListener):
         tries: Callable[[], int],
         backlog: Backlog,
         *,
+        keys: Callable[[StreamingQueryProgress], int | None] = lambda _: None,
         after: int | None = None,
         files: bool,
     ) -> None:
@@ -216,6 +226,7 @@ class ProgressListener(StreamingQueryListener):
         self._idle = idle
         self._tries = tries
         self._backlog = backlog
+        self._keys = keys
         self._after = -1 if after is None else after
         self._files = files
         self._recent: list[BatchProgress] = []
@@ -293,6 +304,7 @@ class ProgressListener(StreamingQueryListener):
             self._counts(event.batchId),
             self._checkpoint,
             files=self._files,
+            keys=self._keys(event),
             tries=told.tries,
             at=told.at,
             backlog=self._backlog,

@@ -24,6 +24,7 @@ from streamwarden.driver.heart import Heart
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.job_session import start_session
 from streamwarden.driver.jvm import end_jvm, is_unanswered, jvm_end, jvm_of
+from streamwarden.driver.key_counts import KeyCounts
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.metrics import DriverMetrics, DriverView
 from streamwarden.driver.pipeline.arrivals import Arrivals
@@ -187,6 +188,7 @@ class Driver:
             self._idled,
             lambda: self._heart.failures + 1,
             backlog,
+            keys=KeyCounts(session, self._workspace.uri(reference.path)).after,
             after=reference.base_batch,
             files=isinstance(spec.source, FileSource),
         )

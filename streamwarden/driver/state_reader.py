@@ -1,6 +1,6 @@
 """``python -m streamwarden.driver.state_reader``: read the state of checkpoints back, with Spark's state data source.
 
-It prints one JSON line per argument: for ``NAME=KEY@BATCH`` ``{"name": NAME, "rows": {"0": 12}}``; for
+It prints one JSON line per argument: for ``NAME=KEY@BATCH`` ``{"name": NAME, "rows": {"0": 12}, "keys": {}}``; for
 ``NAME=KEY@BATCH/PARTITIONS`` ``{"name": NAME, "digests": {"0/default": "c:…"}}``; for unreadable state
 ``{"name": NAME, "error": "…"}``. Called by :mod:`streamwarden.runtime.state_reader`.
 """
@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from streamwarden.driver.causes import headline
 from streamwarden.driver.job_session import temporary
 from streamwarden.driver.jvm import is_unanswered
+from streamwarden.driver.key_counts import count_keys
 from streamwarden.driver.state_digest import state_digests
 from streamwarden.driver.state_rows import count_state_rows
 from streamwarden.runtime import work_dirs
@@ -79,7 +80,7 @@ def _read(session: SparkSession, workspace: Workspace, what: str) -> dict[str, A
     uri = workspace.uri(key)
     if partitions:
         return {"digests": state_digests(session, uri, int(batch), int(partitions))}
-    return {"rows": count_state_rows(session, uri, int(batch))}
+    return {"rows": count_state_rows(session, uri, int(batch)), "keys": count_keys(session, uri, int(batch))}
 
 
 if __name__ == "__main__":

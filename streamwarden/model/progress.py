@@ -18,6 +18,7 @@ class OperatorProgress(Record):
     id: int
     name: str
     rows: int = Field(description="As Spark counts them: keys of all state variables, timers and indexes left out.")
+    keys: int | None = Field(default=None, description="Keys of keyed state; None for other state, or if unknown.")
     bytes: int = Field(description="Memory in use.")
     metrics: dict[str, int] = Field(
         default_factory=dict, description="The state store's metrics, by Spark's own names; see the driver."
@@ -64,7 +65,7 @@ class BatchProgress(Record):
     watermark: datetime | None = None
     watermark_lag_s: float | None = Field(default=None, description="Newest event time seen, less the watermark.")
     late_rows: int = 0
-    state_rows: int = 0
+    state_rows: int = Field(default=0, description="Over all operators; of keyed state, its keys.")
     state_bytes: int = 0
     operators: list[OperatorProgress] = Field(default_factory=list)
     commit_ms: int = Field(default=0, description="Time of the sink's and the offset log's commits.")

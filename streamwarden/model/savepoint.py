@@ -58,6 +58,7 @@ class OperatorState(Part):
     partitions: int
     stores: list[str]
     rows: int | None = Field(description="As Spark reported them for this batch; None where no report is left.")
+    keys: int | None = Field(default=None, description="Keys of keyed state; None for other state, or if unknown.")
     bytes: int = Field(description="Size of its files.")
     schema_sha256: str = Field(description="Of its state schema files, in order of their paths.")
 
@@ -118,8 +119,8 @@ class Manifest(Part):
 
     @property
     def state_rows(self) -> int | None:
-        """The rows of all operators, or None if unknown."""
-        rows = [operator.rows for operator in self.operators]
+        """The rows of all operators, of keyed state its keys; None if unknown."""
+        rows = [one.rows if one.keys is None else one.keys for one in self.operators]
         return None if None in rows else sum(row for row in rows if row is not None)
 
     @property

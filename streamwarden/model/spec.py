@@ -341,6 +341,14 @@ class StateSpec(_Strict):
         " store in every batch.",
     )
     ttl: Duration | None = Field(default=None, description="Time to live of a state entry from its last write.")
+    buckets: int | None = Field(
+        default=None,
+        ge=8,
+        le=65536,
+        description="Groups of keys, by hash, of a job with keyed state (docs/keyed-state.md), which needs it. Each is"
+        " read as a whole: about a thousand keys in each are quick. At least 8 for each state partition, so that the"
+        " partitions are about equal. It can't change while the state is kept.",
+    )
     min_batches_to_retain: int = Field(
         default=100, ge=2, description="Batches whose state files are kept; Spark's own default."
     )
@@ -354,6 +362,8 @@ class StateSpec(_Strict):
                 raise ValueError("changelog needs backend rocksdb: the memory backend has none to switch on")
         if self.ttl is not None and self.ttl < timedelta(seconds=1):
             raise ValueError("ttl must be at least 1s")
+        if self.buckets is not None and self.buckets < 8 * self.partitions:
+            raise ValueError(f"buckets must be at least 8 for each of {self.partitions} partitions")
         return self
 
     @property

@@ -98,6 +98,7 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "restarts": (Effect.LIVE, _SUPERVISOR),
     "state.backend": (Effect.RESTART, "there is no state yet that would fix it"),
     "state.partitions": (Effect.RESTART, "there is no state yet that would fix it"),
+    "state.buckets": (Effect.RESTART, "there is no state yet that would fix it"),
     "state.changelog": (Effect.RESTART, "changes how state is written; both formats are read"),
     "state.ttl": (Effect.SAVEPOINT, "changes how long state is kept, and so the results"),
     "state.min_batches_to_retain": (Effect.RESTART, "Spark reads it when it starts"),
@@ -412,6 +413,10 @@ def _misfit(error: StreamwardenError, found: Mapping[str, Change], written: Writ
         )
         why = "a checkpoint keeps its number of state partitions"
         return [Change("state.partitions", written.partitions, wanted.state.partitions, Effect.REFUSED, why, remedy)]
+    if error.code == "RESTORE_BUCKETS":
+        had, buckets = written.spec.state.buckets, wanted.state.buckets
+        why = "the keys of the existing state are divided into this number of buckets"
+        return [Change("state.buckets", had, buckets, Effect.REFUSED, why, _ELSEWHERE)]
     if error.code == "RESTORE_BACKEND":
         before = stored_backend(written.settings)
         why = "one backend can't read another's state"

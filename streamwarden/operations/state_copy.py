@@ -241,7 +241,7 @@ class StateCopy:
         with self._step(StepName.DIGEST_BEFORE) as step:
             before = self._digests(self._made.batch, self._was)
             self._compare_rows(before)
-            self.rows = sum(map(_count, before.values()))
+            self.rows = self._made.state_rows or sum(map(_count, before.values()))
             step.detail = _rows(before)
         with self._step(StepName.REPARTITION) as step:
             self._spare.repartition(self._fresh.path, self._partitions, timeout=_WORK_S, say=self._heed)

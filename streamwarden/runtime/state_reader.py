@@ -67,7 +67,7 @@ def read_state(
     Returns
     -------
     dict
-        By name, a dict with ``rows`` by operator id; or ``digests`` by store
+        By name, a dict with ``rows`` by operator id, and ``keys`` of those with keyed state; or ``digests`` by store
         (:func:`streamwarden.driver.state_digest.state_digests`); or ``error``, the reason why the read failed.
 
     Raises

@@ -250,6 +250,10 @@ def _settings(written: Written, spec: JobSpec) -> Iterator[StreamwardenError]:
         yield StreamwardenError(
             "RESTORE_PARTITIONS", f"{spec.name}: {spec.state.partitions}, the savepoint has {written.partitions}"
         )
+    if written.spec.state.buckets not in (None, spec.state.buckets):
+        yield StreamwardenError(
+            "RESTORE_BUCKETS", f"{spec.name}: {spec.state.buckets}, the savepoint has {written.spec.state.buckets}"
+        )
     provider = written.settings.get(_PROVIDER, "")
     if provider and not provider.endswith(_BACKENDS[spec.state.backend]):
         yield StreamwardenError("RESTORE_BACKEND", f"{spec.name}: {spec.state.backend}, the savepoint has {provider}")

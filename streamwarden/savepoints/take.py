@@ -209,7 +209,7 @@ class _Take:
             for path in needed.files
         ]
         progress = self._progress(offsets.batch) if needed.operators and self._tracked() else None
-        rows = {operator.id: operator.rows for operator in progress.operators} if progress else {}
+        reported = {operator.id: operator for operator in progress.operators} if progress else {}
         manifest = Manifest(
             id=self._record.id,
             job=self._job,
@@ -231,7 +231,8 @@ class _Take:
                     name=one.name,
                     partitions=one.partitions,
                     stores=one.stores,
-                    rows=rows.get(one.id),
+                    rows=reported[one.id].rows if one.id in reported else None,
+                    keys=reported[one.id].keys if one.id in reported else None,
                     bytes=one.bytes,
                     schema_sha256=one.schema_sha256,
                 )

@@ -116,7 +116,7 @@ def verify(
             problems[manifest.id].append(f"state: {answer['error']}")
         elif answer is not None:
             rows = answer["rows"]
-            problems[manifest.id] += _compare(manifest, rows)
+            problems[manifest.id] += _compare(manifest, rows, answer["keys"])
         verification = Verification(
             verdict="damaged" if problems[manifest.id] else "verified",
             at=utc_now(),
@@ -143,12 +143,17 @@ def _files(workspace: Workspace, manifest: Manifest, report: Report | None) -> l
     return problems
 
 
-def _compare(manifest: Manifest, rows: dict[str, int]) -> list[str]:
+def _compare(manifest: Manifest, rows: dict[str, int], keys: dict[str, int]) -> list[str]:
     problems = []
     for operator in manifest.operators:
         counted = rows.get(str(operator.id))
         if counted is None:
             problems.append(f"state: operator {operator.id} ({operator.name}) is missing")
+        elif operator.keys is not None and operator.keys != keys.get(str(operator.id)):
+            counted = keys.get(str(operator.id), 0)
+            problems.append(
+                f"state: operator {operator.id} ({operator.name}) has {counted} keys, the manifest says {operator.keys}"
+            )
         elif operator.rows is not None and counted != operator.rows:
             problems.append(
                 f"state: operator {operator.id} ({operator.name}) has {counted} rows, the manifest says {operator.rows}"

@@ -111,7 +111,8 @@ def test_equal_to_batch_from_files_to_sessions(
     sink = delta_tables(spark, tables, spec, card_sessions, checkpoint)
     close = card_sessions.Options.model_validate({**spec.options, "close_after": "2s"})
     job = card_sessions.transform(
-        stream_delta(spark, source), JobSettings(watermark=spec.watermark, ttl=spec.state.ttl, options=close)
+        stream_delta(spark, source),
+        JobSettings(watermark=spec.watermark, ttl=spec.state.ttl, options=close, buckets=16),
     )
 
     def all_closed(query: object) -> bool:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from nyc_taxi.demo.batch import compare_card_sessions, expected_card_sessions
 from pyspark.sql import SparkSession
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession
 from spark_jobs import card_sessions
 from spark_jobs.card_sessions import Options
 from streamwarden.driver.job_api import DELETED, JobSettings
+from streamwarden.driver.key_counts import count_keys
 from tests.conftest import DAY, TripMaker
 from tests.spark.job_runs import (
     Table,
@@ -35,7 +37,7 @@ KEYS = ("card_id", "session_start")
 
 
 def settings(ttl: timedelta = timedelta(hours=24), **options: str) -> JobSettings:
-    return JobSettings(watermark=None, ttl=ttl, options=Options.model_validate(options))
+    return JobSettings(watermark=None, ttl=ttl, options=Options.model_validate(options), buckets=16)
 
 
 def trip(card: str | None, minutes: float, *, total: float | None = 1.0, zones: tuple[int, int] = (7, 8)) -> pa.Table:
@@ -81,6 +83,9 @@ def _equal_to_batch(spark: SparkSession, tmp_path: Path, trips: pa.Table) -> Non
     assert difference.equal, str(difference)
     assert max(row["trips"] for row in table.rows.values()) > 1
     assert any(DELETED + "=True" in row for _, rows in table.tries for row in rows), "sessions did join"
+    last = max(batch for batch, _ in table.tries)
+    cards = pc.count_distinct(trips["card_id"]).as_py()
+    assert count_keys(spark, str(checkpoint), last) == {0: cards}
 
 
 def test_expired_state_is_never_returned(spark: SparkSession, tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def _run_jobs(spark: SparkSession, landing: Path, tables: Path, checkpoints: Pat
 
     spec = load_job("card_sessions", config=CONFIG)
     options = card_sessions.Options.model_validate(spec.options)
-    settings = JobSettings(watermark=None, ttl=spec.state.ttl, options=options)
+    settings = JobSettings(watermark=None, ttl=spec.state.ttl, options=options, buckets=16)
     sessions = card_sessions.transform(stream_delta(spark, source, files=2), settings)
     sink = delta_tables(spark, tables, spec, card_sessions, checkpoints / "sessions")
     all_rows = read_table(tables / "trips").num_rows

@@ -65,12 +65,12 @@ def settings_for(spec: JobSpec, job: StreamingJob) -> JobSettings:
     if model is None:
         if spec.options:
             raise StreamwardenError("CONFIG_INVALID", f"{spec.name}: options: {spec.module} takes none")
-        return JobSettings(spec.watermark, spec.state.ttl, None)
+        return JobSettings(spec.watermark, spec.state.ttl, None, spec.state.buckets)
     try:
         options = model.model_validate(spec.options)
     except ValidationError as error:
         raise StreamwardenError("CONFIG_INVALID", f"{spec.name}: options: {describe_validation(error)}") from error
-    return JobSettings(spec.watermark, spec.state.ttl, options)
+    return JobSettings(spec.watermark, spec.state.ttl, options, spec.state.buckets)
 
 
 def split_outputs(job: StreamingJob, batch: DataFrame) -> Mapping[str, DataFrame]:
