@@ -45,7 +45,8 @@ def test_a_row_says_what_the_batch_says(table: ProgressTable) -> None:
     first, second = table.read("lamp")
     assert list(first) == list(COLUMNS)
     for row, batch in ((first, full), (second, bare)):
-        fields = batch.model_dump(exclude={"source"})
+        # state_rows has an operator's keys: the table's older struct of operators stays as it is.
+        fields = batch.model_dump(exclude={"source": True, "operators": {"__all__": {"keys"}}})
         assert {name: row[name] for name in fields} == fields
         assert (row["job"], row["generation"], row["incarnation"]) == ("lamp", 3, "i1")
     assert (first["source_unit"], first["source_taken"], first["source_pending"]) == ("files", 2, 4)
