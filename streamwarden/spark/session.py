@@ -92,6 +92,8 @@ def build_session(
     # PySpark starts Python workers with these; otherwise transformWithState's driver-side worker uses any `python3`.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # A task has one core, and polars starts a thread for each of the machine's: keyed state took a fifth more time.
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
     builder = SparkSession.builder.appName(name).master(master)
     # Spark makes this folder, and puts nothing into it: no job has a table by name. Its default is the current folder.
     warehouse = f"{tempfile.gettempdir()}/streamwarden-warehouse-{os.getuid()}"
@@ -99,6 +101,7 @@ def build_session(
         "spark.sql.warehouse.dir": warehouse,
         **BASE,
         **(s3_settings(s3) if s3 is not None else {}),
+        "spark.executorEnv.POLARS_MAX_THREADS": os.environ["POLARS_MAX_THREADS"],
         **(settings or {}),
     }
     if master.startswith("local"):
