@@ -66,7 +66,9 @@ def with_keyed_state(
     """
     if buckets is None:
         raise StreamwardenError("CONFIG_INVALID", "state.buckets: is required by a job with keyed state")
-    types = {one.name: to_arrow_type(one.dataType) for one in rows.schema}
+    # Arrow batches have timestamps in the session's time zone.
+    zone = rows.sparkSession.conf.get("spark.sql.session.timeZone")
+    types = {one.name: to_arrow_type(one.dataType, timezone=zone) for one in rows.schema}
     layout = StateLayout({name: types[name] for name in key}, job.fields)
     events = [name for name in rows.columns if name not in key]
     event_schema = pa.schema([(HASH, pa.int64()), *((name, types[name]) for name in (*key, *events))])
