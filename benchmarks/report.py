@@ -22,7 +22,8 @@ def print_machine(runs: int) -> None:
     print(f"machine: {platform.machine()}, {psutil.cpu_count()} cores, {memory:.0f} GiB; {runs} runs of each")
 
 
-def goal_met(name: str, value: float, goal: float) -> bool:
-    """Print a goal's line; return whether the value is at most the goal."""
-    print(f"{name} {value:.3f} {goal} {'ok' if value <= goal else 'short'}")
-    return value <= goal
+def goal_met(name: str, value: float, goal: float, *, at_least: bool = False) -> bool:
+    """Print a goal's line; return whether the value is at most the goal, or else at least."""
+    met = value >= goal if at_least else value <= goal
+    print(f"{name} {value:.3f} {goal} {'ok' if met else 'short'}")
+    return met

@@ -44,7 +44,16 @@ from streamwarden.keyed_state import (
 )
 from streamwarden.model.durations import Duration, format_duration
 
-__all__ = ["OUTPUTS", "VERSION", "CardSessions", "Options", "sessions", "transform", "trips_by_card"]
+__all__ = [
+    "OUTPUTS",
+    "VERSION",
+    "CardSessions",
+    "Options",
+    "checked_options",
+    "table_rows",
+    "transform",
+    "trips_by_card",
+]
 
 VERSION = 2
 """2: the state is kept in buckets of cards. 1: an entry for each session, as card_sessions_plain has it."""
@@ -171,12 +180,12 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
     StreamwardenError
         ``CONFIG_INVALID`` if the ttl is missing or too short.
     """
-    options, ttl = checked(settings)
+    options, ttl = checked_options(settings)
     job = CardSessions(gap=options.gap, close_after=options.close_after)
-    return sessions(with_keyed_state(trips_by_card(source), ["card_id"], job, buckets=settings.buckets, ttl=ttl))
+    return table_rows(with_keyed_state(trips_by_card(source), ["card_id"], job, buckets=settings.buckets, ttl=ttl))
 
 
-def checked(settings: JobSettings) -> tuple[Options, timedelta]:
+def checked_options(settings: JobSettings) -> tuple[Options, timedelta]:
     """Return the options and the time to live, which must be there."""
     options = settings.options if isinstance(settings.options, Options) else Options()
     if settings.ttl is None:
@@ -201,7 +210,7 @@ def trips_by_card(source: DataFrame) -> DataFrame:
     )
 
 
-def sessions(emitted: DataFrame) -> DataFrame:
+def table_rows(emitted: DataFrame) -> DataFrame:
     """Turn the rows of the state into those of the table."""
     return emitted.select(
         "card_id",

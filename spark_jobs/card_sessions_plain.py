@@ -21,7 +21,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import ArrayType, BooleanType, IntegerType, LongType, StringType, StructField, StructType
 
-from spark_jobs.card_sessions import CLOSED, OPEN, OUTPUTS, Options, checked, sessions, trips_by_card
+from spark_jobs.card_sessions import CLOSED, OPEN, OUTPUTS, Options, checked_options, table_rows, trips_by_card
 from streamwarden.driver.job_api import DELETED, JobSettings
 
 __all__ = ["OUTPUTS", "VERSION", "CardSessionProcessor", "Options", "Session", "sessionize", "transform"]
@@ -191,21 +191,8 @@ class CardSessionProcessor(StatefulProcessor):
 
 
 def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
-    """Return the changed sessions of each batch.
-
-    Parameters
-    ----------
-    source
-        Rows of the ``trips`` table. Trips without a card (TLC's own files have none) belong to no session.
-    settings
-        Needs a ttl longer than the option ``close_after``: state that expires first can't be closed.
-
-    Raises
-    ------
-    StreamwardenError
-        ``CONFIG_INVALID`` if the ttl is missing or too short.
-    """
-    options, ttl = checked(settings)
+    """Return what :func:`spark_jobs.card_sessions.transform` returns, from the same input."""
+    options, ttl = checked_options(settings)
     processor = CardSessionProcessor(gap=options.gap, close_after=options.close_after, ttl=ttl)
     emitted = (
         trips_by_card(source)
@@ -214,7 +201,7 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
             statefulProcessor=processor, outputStructType=_EMITTED, outputMode="Update", timeMode="ProcessingTime"
         )
     )
-    return sessions(emitted)
+    return table_rows(emitted)
 
 
 def _trip(row: Row) -> Session:

@@ -89,9 +89,8 @@ def batch_progress(
 ) -> BatchProgress:
     """Translate a progress event.
 
-    `keys` are those of keyed state. For a `files` source, Spark counts files; the input rows are then the rows
-    that the job found in them. `at` is the
-    time when the batch was done, by default now.
+    For a `files` source, Spark counts files; the input rows are then the rows that the job found in them. `keys` are
+    those of keyed state. `at` is the time when the batch was done, by default now.
     """
     watermark = _time(progress.eventTime.get("watermark"))
     newest = _time(progress.eventTime.get("max"))

@@ -19,9 +19,8 @@ from pyspark.sql import SparkSession
 from streamwarden.driver.causes import headline
 from streamwarden.driver.job_session import temporary
 from streamwarden.driver.jvm import is_unanswered
-from streamwarden.driver.key_counts import count_keys
 from streamwarden.driver.state_digest import state_digests
-from streamwarden.driver.state_rows import count_state_rows
+from streamwarden.driver.state_rows import count_keys, count_state_rows
 from streamwarden.runtime import work_dirs
 from streamwarden.runtime.state_reader import SCRATCH
 from streamwarden.spark.java_options import SHORT_LIVED

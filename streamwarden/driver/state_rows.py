@@ -1,4 +1,4 @@
-"""Count the rows of a checkpoint's state with Spark's state data source."""
+"""Count the rows and the keys of a checkpoint's state with Spark's state data source."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from tempfile import TemporaryDirectory, gettempdir
 from urllib.parse import quote
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
-__all__ = ["count_state_rows", "plain_path"]
+from streamwarden.keyed_state.processor import STATE_NAME
+
+__all__ = ["count_keys", "count_state_rows", "plain_path"]
 
 _JOIN = "symmetricHashJoin"
 _JOIN_STORES = ("left-", "right-")
@@ -38,6 +41,34 @@ def count_state_rows(session: SparkSession, checkpoint: str, batch: int) -> dict
     _ = session.streams.active
     with plain_path(checkpoint) as path:
         return _count(session, path, batch)
+
+
+def count_keys(session: SparkSession, checkpoint: str, batch: int) -> dict[int, int]:
+    """Return the number of keys of keyed state by operator; operators with other state are left out.
+
+    Parameters
+    ----------
+    session, checkpoint, batch
+        As for :func:`count_state_rows`.
+    """
+    _ = session.streams.active
+    with plain_path(checkpoint) as path:
+        return _count_keys(session, path, batch)
+
+
+def _count_keys(session: SparkSession, checkpoint: str, batch: int) -> dict[int, int]:
+    keys = {}
+    for described in session.read.format("state-metadata").load(checkpoint).collect():
+        variables = json.loads(described.operatorProperties or "{}").get("stateVariables", [])
+        if STATE_NAME not in [variable["stateName"] for variable in variables]:
+            continue
+        stored = session.read.format("statestore").option("batchId", batch).option("operatorId", described.operatorId)
+        buckets = stored.option("stateVarName", STATE_NAME).option("flattenCollectionTypes", "false").load(checkpoint)
+        # A bucket's newest chunk has the number of its keys.
+        found = buckets.agg(F.sum(F.element_at("list_value", -1)["keys"])).first()
+        assert found is not None
+        keys[described.operatorId] = int(found[0] or 0)
+    return keys
 
 
 def _count(session: SparkSession, checkpoint: str, batch: int) -> dict[int, int]:

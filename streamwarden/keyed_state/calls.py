@@ -16,11 +16,11 @@ from streamwarden.keyed_state.chunks import NEVER, BucketState, alive, integers,
 from streamwarden.keyed_state.job import KEY_ID, KeyedBatch, KeyedJob, KeyedResult
 from streamwarden.keyed_state.layout import EXPIRES, HASH, TIMER, StateLayout
 
-__all__ = ["Caller", "Done"]
+__all__ = ["CallResult", "Caller"]
 
 
 @dataclass(frozen=True)
-class Done:
+class CallResult:
     """What one batch of a bucket comes to.
 
     Parameters
@@ -56,7 +56,7 @@ class Caller:
     layout: StateLayout
     ttl: int | None
 
-    def update(self, state: BucketState, events: pa.RecordBatch, now: int) -> Done:
+    def update(self, state: BucketState, events: pa.RecordBatch, now: int) -> CallResult:
         """Call the job for the keys that have events.
 
         Parameters
@@ -89,9 +89,9 @@ class Caller:
         fresh = self._rows(result.state, keys, now)
         rows = fresh if others is None else self.layout.sorted_by_hash([fresh, others])
         added = number_of_keys(rows) - number_of_keys(alive(had, 1))
-        return Done(self._with_tombstones(rows, integers(had, HASH)), self._output(result, keys), added)
+        return CallResult(self._with_tombstones(rows, integers(had, HASH)), self._output(result, keys), added)
 
-    def fire(self, whole: pa.RecordBatch, now: int) -> Done:
+    def fire(self, whole: pa.RecordBatch, now: int) -> CallResult:
         """Call the job for the rows whose timer is due.
 
         Parameters
@@ -103,7 +103,7 @@ class Caller:
         """
         is_due = integers(whole, TIMER) <= now
         if not is_due.any():
-            return Done(self.layout.empty(), None)
+            return CallResult(self.layout.empty(), None)
         due = whole.filter(pa.array(is_due))
         hashes = integers(due, HASH)
         touched = _distinct(hashes)
@@ -115,7 +115,7 @@ class Caller:
         # A chunk replaces all rows of its keys: also those whose timer is not due are in it.
         kept = whole.filter(pa.array(~is_due & np.isin(integers(whole, HASH), touched)))
         rows = self.layout.sorted_by_hash([kept, self._rows(result.state, keys, now)])
-        return Done(self._with_tombstones(rows, touched), self._output(result, keys))
+        return CallResult(self._with_tombstones(rows, touched), self._output(result, keys))
 
     def _call(self, function: Callable[[KeyedBatch], KeyedResult], batch: KeyedBatch) -> KeyedResult:
         try:

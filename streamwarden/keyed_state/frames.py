@@ -1,9 +1,10 @@
-"""What is hard to say with a frame's own expressions: sessions, and what lies in a window before each row."""
+"""Functions over the rows of many keys that are hard to write with expressions of polars."""
 
 from __future__ import annotations
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from streamwarden.keyed_state.job import KEY_ID
 
@@ -72,8 +73,6 @@ def union_of_lists(ids: pl.Series, values: pl.Series, number: int) -> pl.Series:
 
 
 def _lists(values: np.ndarray, ends: np.ndarray, dtype: pl.DataType) -> pl.Series:
-    import pyarrow as pa
-
     offsets = np.concatenate([[0], ends]).astype(np.int64)
     made = pl.from_arrow(pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)))
     assert isinstance(made, pl.Series)

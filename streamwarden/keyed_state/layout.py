@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -51,7 +51,6 @@ class StateLayout:
 
     key: Mapping[str, pa.DataType]
     fields: Mapping[str, StateField]
-    _upgrades: dict[int, list[pa.Scalar]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check what would make old chunks unreadable."""

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from spark_jobs import card_sessions
 from spark_jobs.card_sessions import Options
 from streamwarden.driver.job_api import DELETED, JobSettings
-from streamwarden.driver.key_counts import count_keys
+from streamwarden.driver.state_rows import count_keys
 from tests.conftest import DAY, TripMaker
 from tests.spark.job_runs import (
     Table,

@@ -17,6 +17,7 @@ from streamwarden.keyed_state.chunks import BucketState, StoredChunk, number_of_
 from streamwarden.keyed_state.job import KEY_ID, KeyedBatch, KeyedJob, KeyedResult
 from streamwarden.keyed_state.layout import HASH, StateField, StateLayout
 from streamwarden.keyed_state.processor import BucketProcessor
+from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.unit
 
@@ -259,3 +260,24 @@ def test_older_state_has_the_default_of_a_newer_field() -> None:
     bucket.handle.rows = newer.handle.rows
     with pytest.raises(ValueError, match="the state has version 2, the job only knows 1"):
         bucket.batch(events_of([("a", 1)], hashes), 4)
+
+
+def test_the_example_of_the_docs_runs() -> None:
+    page = (REPOSITORY / "docs" / "keyed-state.md").read_text()
+    code = page.split("```python\n", 1)[1].split("```", 1)[0]
+    names = {"ClassVar": ClassVar, "KEY_ID": KEY_ID, "KeyedBatch": KeyedBatch, "KeyedJob": KeyedJob}
+    names |= {"KeyedResult": KeyedResult, "StateField": StateField, "pa": pa, "pl": pl}
+    exec(code, names)
+    job = names["Visits"]()  # type: ignore[operator]
+    caller = Caller(job, StateLayout({"card_id": pa.string()}, job.fields), ttl=None)
+    schema = pa.schema([(HASH, pa.int64()), ("card_id", pa.string()), ("pickup", pa.int64())])
+    rows = [{HASH: 1, "card_id": "a", "pickup": 5}, {HASH: 2, "card_id": "b", "pickup": 6}] * 2
+    done = caller.update(BucketState(caller.layout, [], []), pa.RecordBatch.from_pylist(rows[:3], schema), 1)
+    assert done.output is not None
+    assert sorted((row["card_id"], row["trips"], row["quiet"]) for row in done.output.to_pylist()) == [
+        ("a", 2, False),
+        ("b", 1, False),
+    ]
+    assert caller.fire(done.fresh, 3_600_000).output is None
+    quiet = caller.fire(done.fresh, 3_600_001).output
+    assert quiet is not None and {row["quiet"] for row in quiet.to_pylist()} == {True}
