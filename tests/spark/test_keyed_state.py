@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from streamwarden.keyed_state import with_keyed_state
 from streamwarden.keyed_state.dataframe import KEYED_STATE
