@@ -188,6 +188,19 @@ def test_values_are_told_as_the_yaml_has_them() -> None:
     assert (found.before, found.after) == (["k"], ["k", "l"])
 
 
+def test_the_number_of_buckets_is_fixed_by_the_checkpoint_alone() -> None:
+    was, now = (spec(state={"partitions": 4, "buckets": buckets}) for buckets in (32, 64))
+    (found,) = changes_between(was, now, with_state(spec=was))
+    assert (found.field, found.before, found.after, found.effect) == ("state.buckets", 32, 64, Effect.REFUSED)
+    (found,) = changes_between(was, now, None)
+    assert found.effect is Effect.RESTART
+
+
+def test_buckets_are_at_least_eight_a_partition() -> None:
+    with pytest.raises(ValueError, match="buckets must be at least 8 for each of 4 partitions"):
+        spec(state={"partitions": 4, "buckets": 31})
+
+
 @pytest.mark.parametrize("change", [{"state": {"partitions": 8}}, {"state": {"partitions": 4, "backend": "memory"}}])
 def test_without_state_nothing_stands_against_the_state_section(change: dict[str, Any]) -> None:
     for facts in (STATELESS, None):

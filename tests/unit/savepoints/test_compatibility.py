@@ -182,6 +182,13 @@ def test_another_number_of_partitions_does_not_fit(workspace: Workspace, made: M
     assert codes(workspace, of(made), spec(state={"partitions": 4})) == ["RESTORE_PARTITIONS"]
 
 
+def test_another_number_of_buckets_does_not_fit(workspace: Workspace, made: Made) -> None:
+    kept = of(made, spec=spec(state={"partitions": 2, "buckets": 16}))
+    assert codes(workspace, kept, spec(state={"partitions": 2, "buckets": 16})) == []
+    assert codes(workspace, kept, spec(state={"partitions": 2, "buckets": 32})) == ["RESTORE_BUCKETS"]
+    assert codes(workspace, kept, spec(state={"partitions": 2})) == ["RESTORE_BUCKETS"]
+
+
 @pytest.mark.parametrize(("provider", "backend"), [(MEMORY, "rocksdb"), (ROCKSDB, "memory")])
 def test_another_backend_does_not_fit(workspace: Workspace, made: Made, provider: str, backend: str) -> None:
     now = spec(state={"partitions": 2, "backend": backend})
