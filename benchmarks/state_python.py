@@ -35,7 +35,7 @@ HOUR_US = 3_600_000_000
 BATCH_US = 2 * HOUR_US
 LATE_S = 4 * 3600
 GAP, CLOSE_AFTER, TTL = timedelta(minutes=30), timedelta(minutes=45), timedelta(hours=24)
-BUCKETS = 256
+BUCKETS = 64
 
 
 @dataclass(frozen=True)

@@ -133,29 +133,32 @@ class CardSessions(KeyedJob):
             end="pickup",
             trips=pl.lit(1, pl.Int64),
             cents="cents",
-            zones=pl.concat_list("pickup_zone", "dropoff_zone"),
-            known=pl.lit(False),
+            zones="zones",
+            is_trip=pl.lit(True),
         )
-        pieces = pl.concat([batch.state.with_columns(known=pl.lit(True)), trips], how="diagonal")
+        pieces = pl.concat([batch.state, trips], how="diagonal")
         pieces = pieces.with_columns(session_ids(pieces, start="start", end="end", gap=self._gap))
+        reached = pl.col("session").is_in(pieces["session"].tail(len(trips)).implode())
+        others = pieces.filter(~reached).drop("session")
+        pieces = pieces.filter(reached).with_columns(pl.col("session").rank("dense") - 1)
         merged = pieces.group_by("session").agg(
-            pl.col(KEY_ID, "expires_at", "timer_at").first(),
+            pl.col(KEY_ID).first(),
             pl.col("start").min(),
             pl.col("end").max(),
             pl.col("trips", "cents").sum(),
-            changed=~pl.col("known").all(),
         )
         merged = merged.sort("session").with_columns(
             union_of_lists(pieces["session"], pieces["zones"], len(merged)).alias("zones"),
-            # A session that no trip has reached lives no longer than before. The others are open, with a new timer.
-            expires_at=pl.when(~pl.col("changed")).then("expires_at"),
-            timer_at=pl.when("changed").then(batch.now + self._close_after).otherwise("timer_at"),
+            timer_at=pl.lit(batch.now + self._close_after, pl.Int64),
         )
         # Joined to a session with an earlier start: its row goes.
-        starts = merged["start"].gather(pieces["session"])
-        gone = pieces.filter(pl.col("known") & (pl.col("start") != starts))
-        output = [self._rows(merged.filter("changed"), OPEN), gone.select(KEY_ID, "start", pl.lit(True).alias(DELETED))]
-        return KeyedResult(merged, pl.concat(output, how="diagonal"))
+        is_gone = pl.col("is_trip").is_null() & (pl.col("start") != merged["start"].gather(pieces["session"]))
+        gone = pieces.filter(is_gone).select(KEY_ID, "start", pl.lit(True).alias(DELETED))
+        return KeyedResult(
+            # A session that no trip has reached lives no longer than before.
+            state=pl.concat([others, merged], how="diagonal"),
+            output=pl.concat([self._rows(merged, OPEN), gone], how="diagonal"),
+        )
 
     def on_timer(self, batch: KeyedBatch) -> KeyedResult:
         """Close the sessions that are due."""
@@ -205,8 +208,7 @@ def trips_by_card(source: DataFrame) -> DataFrame:
         "card_id",
         F.unix_micros(PICKUP).alias("pickup"),
         cents("total_amount").alias("cents"),
-        F.col(PICKUP_ZONE).alias("pickup_zone"),
-        F.col(DROPOFF_ZONE).alias("dropoff_zone"),
+        F.array(PICKUP_ZONE, DROPOFF_ZONE).alias("zones"),
     )
 
 

@@ -205,7 +205,7 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
 
 
 def _trip(row: Row) -> Session:
-    zones = {zone for zone in (row.pickup_zone, row.dropoff_zone) if zone is not None}
+    zones = {zone for zone in row.zones if zone is not None}
     return Session(row.pickup, row.pickup, 1, row.cents, zones)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from streamwarden.keyed_state.job import KEY_ID
 
 __all__ = ["session_ids", "union_of_lists"]
 
 _LIFT = 2**31
+_MAX_INT64 = 2**63 - 1
 
 
 def session_ids(rows: pl.DataFrame, *, start: str, end: str, gap: int) -> pl.Series:
@@ -32,19 +34,35 @@ def session_ids(rows: pl.DataFrame, *, start: str, end: str, gap: int) -> pl.Ser
     polars.Series
         For each row its session's number, counted over all keys in the order of ``key_id`` and start.
     """
-    if not len(rows):
-        return pl.Series("session", [], dtype=pl.Int64)
-    keys, begin, until = (rows[name].to_numpy() for name in (KEY_ID, start, end))
-    order = np.lexsort((begin, keys))
-    keys, begin, until = keys[order], begin[order], until[order]
-    # The furthest end so far within the key: one running maximum over all keys, each lifted above the one before.
-    lift = (keys - keys[0]) * (int(until.max() - begin.min()) + gap + 2)
-    furthest = np.maximum.accumulate(until - begin.min() + lift)
-    is_first = np.ones(len(rows), bool)
-    np.greater(begin[1:] - begin.min() + lift[1:] - furthest[:-1], gap, out=is_first[1:])
-    ids = np.empty(len(rows), np.int64)
-    ids[order] = np.cumsum(is_first) - 1
+    ids = _session_ids(rows[KEY_ID].to_numpy(), rows[start].to_numpy(), rows[end].to_numpy(), gap)
     return pl.Series("session", ids)
+
+
+def _session_ids(
+    keys: NDArray[np.int64], begin: NDArray[np.int64], until: NDArray[np.int64], gap: int
+) -> NDArray[np.int64]:
+    if not len(keys):
+        return np.empty(0, np.int64)
+    # Python's integers do not overflow.
+    least, key, last_key = int(begin.min()), int(keys.min()), int(keys.max())
+    width = int(until.max()) - least + gap + 2
+    if (last_key - key + 1) * width > _MAX_INT64 and key < last_key:
+        # Times too far apart for so many keys: each half by itself.
+        ids = np.empty(len(keys), np.int64)
+        low = keys <= (key + last_key) // 2
+        ids[low] = _session_ids(keys[low], begin[low], until[low], gap)
+        ids[~low] = _session_ids(keys[~low], begin[~low], until[~low], gap) + ids[low].max() + 1
+        return ids
+    # One line of time for all keys, each lifted above the one before: one sort, and one running maximum of the ends.
+    lift = (keys - key) * width - least
+    begin, until = begin + lift, until + lift
+    # Stable: quick for the state, which is in order already.
+    order = np.argsort(begin, kind="stable")
+    is_first = np.ones(len(keys), bool)
+    np.greater(begin[order][1:] - np.maximum.accumulate(until[order])[:-1], gap, out=is_first[1:])
+    ids = np.empty(len(keys), np.int64)
+    ids[order] = np.cumsum(is_first) - 1
+    return ids
 
 
 def union_of_lists(ids: pl.Series, values: pl.Series, number: int) -> pl.Series:
@@ -63,7 +81,7 @@ def union_of_lists(ids: pl.Series, values: pl.Series, number: int) -> pl.Series:
     """
     lengths = values.list.len().fill_null(0).to_numpy()
     flat = values.list.explode(keep_nulls=False, empty_as_null=False)
-    pairs = pl.DataFrame({"id": np.repeat(ids.to_numpy(), lengths), "value": flat}).drop_nulls()
+    pairs = pl.DataFrame({"id": np.repeat(ids.cast(pl.Int64).to_numpy(), lengths), "value": flat}).drop_nulls()
     # The id above 32 bits, and below it the value, lifted so that it is not negative.
     codes = np.sort((pairs["id"].to_numpy() << 32) | (pairs["value"].cast(pl.Int64).to_numpy() + _LIFT))
     codes = codes[np.concatenate([[True], codes[1:] != codes[:-1]])] if len(codes) else codes

@@ -38,8 +38,7 @@ EVENTS = pa.schema(
         ("card_id", pa.string()),
         ("pickup", pa.int64()),
         ("cents", pa.int64()),
-        ("pickup_zone", pa.int32()),
-        ("dropoff_zone", pa.int32()),
+        ("zones", pa.list_(pa.int32())),
     ]
 )
 LAYOUT = StateLayout({"card_id": pa.string()}, CardSessions.fields)

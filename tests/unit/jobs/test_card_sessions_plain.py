@@ -35,8 +35,7 @@ class Trip:
             card_id=card,
             pickup=self.pickup,
             cents=self.cents,
-            pickup_zone=self.zones[0],
-            dropoff_zone=self.zones[1],
+            zones=list(self.zones),
         )
 
 

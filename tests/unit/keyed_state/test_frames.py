@@ -14,8 +14,10 @@ pytestmark = pytest.mark.unit
 INTERVALS = st.lists(st.tuples(st.integers(0, 3), st.integers(-50, 50), st.integers(0, 10)), max_size=30)
 
 
-@given(rows=INTERVALS, gap=st.integers(0, 12))
-def test_session_ids(rows: list[tuple[int, int, int]], gap: int) -> None:
+# The second unit: times of all keys beside each other do not fit into 64 bits.
+@given(rows=INTERVALS, gap=st.integers(0, 12), unit=st.sampled_from([1, 2**56]))
+def test_session_ids(rows: list[tuple[int, int, int]], gap: int, unit: int) -> None:
+    gap, rows = gap * unit, [(key, a * unit, b * unit) for key, a, b in rows]
     frame = pl.DataFrame(
         {KEY_ID: [key for key, _, _ in rows], "a": [a for _, a, _ in rows], "b": [a + b for _, a, b in rows]},
         schema={KEY_ID: pl.Int64, "a": pl.Int64, "b": pl.Int64},
