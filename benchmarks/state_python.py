@@ -1,10 +1,11 @@
 """Keyed state for Python against plain transformWithState and against native session_window.
 
-Run by ``make bench-state-python``. The job is ``card_sessions``, without its table: batches go to Spark's noop sink.
+Run by ``make bench-state-python``. The job is ``card_sessions``, and for one rate ``card_velocity``, without their
+tables: batches go to Spark's noop sink.
 The input is files of trips in the order of their arrival. A batch has two hours of event time, and a tenth of its trips
 are up to four hours late. Each measurement is a session of its own, one after the other, with two cores and two state
 partitions. A rate is input rows by the time of a batch, the median of the later half of the batches. Before, each form
-computes a small input, and its sessions are compared with a batch computation.
+computes a small input, and its result is compared with a batch computation.
 
 Options: ``--runs``; ``--scale`` (share of the rows and cards, for a trial); ``--only`` (names of measurements).
 """
@@ -64,6 +65,7 @@ MEASUREMENTS = {
     "window_50k": Measurement("window", _50K),
     "keyed_1m": Measurement("keyed", _1M),
     "window_1m": Measurement("window", _1M),
+    "velocity_50k": Measurement("velocity", _50K),
     "keyed_sparse": Measurement("keyed", Load(1_000_000, 2_000, 10, primed=True)),
     # Not primed: its time depends on the touched keys only, and a million cards would take it a quarter of an hour.
     "plain_sparse": Measurement("plain", Load(1_000_000, 2_000, 6)),
@@ -88,7 +90,7 @@ def main() -> int:
     found: dict[str, list[list[float]]] = {}
     with tempfile.TemporaryDirectory(prefix="state-python-") as folder:
         small = write_input(Path(folder) / "small", Load(2_000, 6_000, 4))
-        for form in ("keyed", "plain", "window"):
+        for form in _FORMS:
             print(f"{form}: {_apart(form, small, BUCKETS, check=True)}", flush=True)
         for run in range(given.runs):
             for name in given.only:
@@ -128,6 +130,8 @@ def goals(found: dict[str, list[list[float]]]) -> list[bool]:
     ):
         if {above, below} <= found.keys():
             met.append(goal_met(name, rate(above) / rate(below), goal, at_least=True))
+    if "velocity_50k" in found:
+        met.append(goal_met("velocity_rows_per_s", rate("velocity_50k"), 150_000, at_least=True))
     if {"keyed_sparse", "plain_sparse"} <= found.keys():
         met.append(goal_met("keyed_time_to_plain_sparse", rate("plain_sparse") / rate("keyed_sparse"), 1.0))
     if {"keyed_touched_50k", "keyed_touched_5m"} <= found.keys():
@@ -144,6 +148,11 @@ def write_input(folder: Path, load: Load) -> Path:
         cards = random.permutation(load.cards) if first else random.integers(0, load.cards, load.rows)
         rows = len(cards)
         pickup = BASE_US + batch * BATCH_US + random.integers(0, BATCH_US // 1_000_000, rows) * 1_000_000
+        # One trip in a hundred is followed by four more of its card within three minutes.
+        burst = np.flatnonzero(random.random(rows - 4) < (0 if first else 0.01))
+        for trip in range(1, 5):
+            cards[burst + trip] = cards[burst]
+            pickup[burst + trip] = pickup[burst] + 40_000_000 * trip
         late = random.random(rows) < 0.1
         pickup = np.where(late, pickup - random.integers(0, LATE_S, rows) * 1_000_000, pickup)
         order = np.argsort(pickup + random.integers(0, 600, rows) * 1_000_000, kind="stable")
@@ -175,7 +184,39 @@ def measure(form: str, source: Path, buckets: int) -> list[float]:
 
 
 def check(form: str, source: Path) -> str:
-    """Run a form over an input, and compare its sessions with a batch computation in DuckDB."""
+    """Run a form over an input, and compare its result with a batch computation in DuckDB."""
+    return _check_velocity(source) if form == "velocity" else _check_sessions(form, source)
+
+
+def _check_velocity(source: Path) -> str:
+    from spark_jobs import card_velocity
+
+    windows: dict[tuple[str, Any], Any] = {}
+    alerts: list[pa.Table] = []
+
+    def keep(batch: Any, _: int) -> None:
+        split = card_velocity.outputs(batch)
+        alerts.append(split["main"].toArrow())
+        windows.update({(row["card_id"], row["window_start"]): row for row in split["windows"].toArrow().to_pylist()})
+
+    with tempfile.TemporaryDirectory(prefix="state-python-check-") as work:
+        spark = _session(Path(work))
+        _writer("velocity", spark, source, 32, Path(work)).foreachBatch(keep).start().awaitTermination()
+        spark.stop()
+    from nyc_taxi.demo.velocity import compare_card_alerts, compare_card_velocity, expected_card_velocity
+
+    trips = pq.read_table(source)
+    found = pa.Table.from_pylist(list(windows.values()))
+    compared = (
+        compare_card_velocity(expected_card_velocity(trips), found),
+        compare_card_alerts(trips, pa.concat_tables(alerts)),
+    )
+    if not all(one.equal for one in compared):
+        raise SystemExit("\n".join(map(str, compared)))
+    return "; ".join(map(str, compared))
+
+
+def _check_sessions(form: str, source: Path) -> str:
     found: dict[tuple[str, Any], tuple[Any, ...]] = {}
 
     def keep(batch: Any, _: int) -> None:
@@ -254,6 +295,16 @@ def _plain(trips: Any, buckets: int) -> Any:
     return card_sessions_plain.transform(trips, _settings(buckets))
 
 
+def _velocity(trips: Any, buckets: int) -> Any:
+    from spark_jobs import card_velocity
+    from streamwarden.driver.job_api import JobSettings
+
+    # Ten minutes more than the latest trip: none is dropped, so that a batch computation has the same trips.
+    watermark = timedelta(seconds=LATE_S, minutes=10) + timedelta(microseconds=BATCH_US)
+    settings = JobSettings(watermark=watermark, ttl=None, options=card_velocity.Options(), buckets=buckets)
+    return card_velocity.transform(trips, settings)
+
+
 def _window(trips: Any, _: int) -> Any:
     """Spark's own session window, with the same sums and zones; it emits closed sessions only."""
     from pyspark.sql import functions as F
@@ -282,7 +333,12 @@ def _window(trips: Any, _: int) -> Any:
     )
 
 
-_FORMS: dict[str, Callable[[Any, int], Any]] = {"keyed": _keyed, "plain": _plain, "window": _window}
+_FORMS: dict[str, Callable[[Any, int], Any]] = {
+    "keyed": _keyed,
+    "plain": _plain,
+    "window": _window,
+    "velocity": _velocity,
+}
 
 
 def _settings(buckets: int) -> Any:

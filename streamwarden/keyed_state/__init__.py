@@ -8,7 +8,7 @@ and writes in three or four round trips.
 from __future__ import annotations
 
 from streamwarden.keyed_state.dataframe import with_keyed_state
-from streamwarden.keyed_state.frames import session_ids, union_of_lists
+from streamwarden.keyed_state.frames import session_ids, sliding_windows, union_of_lists
 from streamwarden.keyed_state.job import KEY_ID, KeyedBatch, KeyedJob, KeyedResult
 from streamwarden.keyed_state.layout import StateField
 
@@ -19,6 +19,7 @@ __all__ = [
     "KeyedResult",
     "StateField",
     "session_ids",
+    "sliding_windows",
     "union_of_lists",
     "with_keyed_state",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -9,10 +11,16 @@ from numpy.typing import NDArray
 
 from streamwarden.keyed_state.job import KEY_ID
 
-__all__ = ["session_ids", "union_of_lists"]
+__all__ = [
+    "session_ids",
+    "sliding_windows",
+    "union_of_lists",
+]
 
 _LIFT = 2**31
 _MAX_INT64 = 2**63 - 1
+
+_Integers = NDArray[np.int64]
 
 
 def session_ids(rows: pl.DataFrame, *, start: str, end: str, gap: int) -> pl.Series:
@@ -34,35 +42,52 @@ def session_ids(rows: pl.DataFrame, *, start: str, end: str, gap: int) -> pl.Ser
     polars.Series
         For each row its session's number, counted over all keys in the order of ``key_id`` and start.
     """
-    ids = _session_ids(rows[KEY_ID].to_numpy(), rows[start].to_numpy(), rows[end].to_numpy(), gap)
+    keys, begin, until = (_integers(rows[name]) for name in (KEY_ID, start, end))
+    ids, sessions = np.empty(len(rows), np.int64), 0
+    for part, lifts in _lines([keys], begin, until + gap):
+        starts, ends = begin[part[0]] + lifts[0], until[part[0]] + lifts[0]
+        # Stable: quick for the state, which is in order already.
+        order = np.argsort(starts, kind="stable")
+        is_first = np.ones(len(order), bool)
+        np.greater(starts[order][1:] - np.maximum.accumulate(ends[order])[:-1], gap, out=is_first[1:])
+        of_part = np.empty(len(order), np.int64)
+        of_part[order] = np.cumsum(is_first) - 1 + sessions
+        ids[part[0]] = of_part
+        sessions += int(is_first.sum())
     return pl.Series("session", ids)
 
 
-def _session_ids(
-    keys: NDArray[np.int64], begin: NDArray[np.int64], until: NDArray[np.int64], gap: int
-) -> NDArray[np.int64]:
-    if not len(keys):
-        return np.empty(0, np.int64)
-    # Python's integers do not overflow.
-    least, key, last_key = int(begin.min()), int(keys.min()), int(keys.max())
-    width = int(until.max()) - least + gap + 2
-    if (last_key - key + 1) * width > _MAX_INT64 and key < last_key:
-        # Times too far apart for so many keys: each half by itself.
-        ids = np.empty(len(keys), np.int64)
-        low = keys <= (key + last_key) // 2
-        ids[low] = _session_ids(keys[low], begin[low], until[low], gap)
-        ids[~low] = _session_ids(keys[~low], begin[~low], until[~low], gap) + ids[low].max() + 1
-        return ids
-    # One line of time for all keys, each lifted above the one before: one sort, and one running maximum of the ends.
-    lift = (keys - key) * width - least
-    begin, until = begin + lift, until + lift
-    # Stable: quick for the state, which is in order already.
-    order = np.argsort(begin, kind="stable")
-    is_first = np.ones(len(keys), bool)
-    np.greater(begin[order][1:] - np.maximum.accumulate(until[order])[:-1], gap, out=is_first[1:])
-    ids = np.empty(len(keys), np.int64)
-    ids[order] = np.cumsum(is_first) - 1
-    return ids
+def sliding_windows(
+    changed: pl.DataFrame, rows: pl.DataFrame, *, at: str, size: int, every: int, sums: Sequence[str] = ()
+) -> pl.DataFrame:
+    """Return the sliding windows that some rows lie in, and what all rows of the key add up to in each.
+
+    Parameters
+    ----------
+    changed
+        ``key_id`` and `at`, without nulls: the rows whose windows are wanted.
+    rows
+        ``key_id``, `at` and `sums`, without nulls: the rows that count, the changed ones among them.
+    at
+        The column of times: integers.
+    size, every
+        Length of a window and distance of two, in the same unit. Windows begin at multiples of `every`.
+    sums
+        Columns of integers to add up.
+
+    Returns
+    -------
+    polars.DataFrame
+        ``key_id``, ``window_start``, ``rows`` and the sums: each window once, by key and start.
+    """
+    times = _integers(changed[at])
+    # All that may hold a row; if `every` does not divide `size`, the earliest may end before it.
+    starts = (times // every * every)[:, None] - every * np.arange(-(-size // every))
+    holds = starts + size > times[:, None]
+    keys = np.broadcast_to(_integers(changed[KEY_ID])[:, None], starts.shape)
+    windows = pl.DataFrame({KEY_ID: keys[holds], "window_start": starts[holds]}).unique().sort(KEY_ID, "window_start")
+    begin = _integers(windows["window_start"])
+    return windows.hstack(_totals(_integers(windows[KEY_ID]), begin, begin + size, rows, at, sums))
 
 
 def union_of_lists(ids: pl.Series, values: pl.Series, number: int) -> pl.Series:
@@ -81,7 +106,7 @@ def union_of_lists(ids: pl.Series, values: pl.Series, number: int) -> pl.Series:
     """
     lengths = values.list.len().fill_null(0).to_numpy()
     flat = values.list.explode(keep_nulls=False, empty_as_null=False)
-    pairs = pl.DataFrame({"id": np.repeat(ids.cast(pl.Int64).to_numpy(), lengths), "value": flat}).drop_nulls()
+    pairs = pl.DataFrame({"id": np.repeat(_integers(ids), lengths), "value": flat}).drop_nulls()
     # The id above 32 bits, and below it the value, lifted so that it is not negative.
     codes = np.sort((pairs["id"].to_numpy() << 32) | (pairs["value"].cast(pl.Int64).to_numpy() + _LIFT))
     codes = codes[np.concatenate([[True], codes[1:] != codes[:-1]])] if len(codes) else codes
@@ -95,3 +120,62 @@ def _lists(values: np.ndarray, ends: np.ndarray, dtype: pl.DataType) -> pl.Serie
     made = pl.from_arrow(pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)))
     assert isinstance(made, pl.Series)
     return made.cast(dtype)
+
+
+def _integers(column: pl.Series) -> _Integers:
+    return column.cast(pl.Int64).to_numpy()
+
+
+def _totals(
+    keys: _Integers, begin: _Integers, end: _Integers, rows: pl.DataFrame, at: str, sums: Sequence[str]
+) -> pl.DataFrame:
+    """Count and add up, for each range of a key, the rows of that key with ``begin <= at < end``."""
+    times = _integers(rows[at])
+    found = np.zeros((len(sums) + 1, len(keys)), np.int64)
+    for parts, lifts in _lines([_integers(rows[KEY_ID]), keys], np.append(times, begin), np.append(times, end)):
+        line = times[parts[0]] + lifts[0]
+        order = np.argsort(line, kind="stable")
+        line = line[order]
+        first = np.searchsorted(line, begin[parts[1]] + lifts[1])
+        last = np.searchsorted(line, end[parts[1]] + lifts[1])
+        found[0, parts[1]] = last - first
+        for number, name in enumerate(sums, 1):
+            until = np.concatenate([[0], np.cumsum(_integers(rows[name])[parts[0]][order])])
+            found[number, parts[1]] = until[last] - until[first]
+    return pl.DataFrame(dict(zip(("rows", *sums), found, strict=True)))
+
+
+_Part = slice | NDArray[np.bool_]
+
+
+def _lines(
+    keys: Sequence[_Integers], begin: _Integers, end: _Integers
+) -> Iterator[tuple[list[_Part], list[_Integers]]]:
+    """Put the times of all keys on one line, each key's times above those of the key before.
+
+    So one sort or search serves all keys. Where a line of 64 bits is too short, there are several of some keys each.
+
+    Parameters
+    ----------
+    keys
+        The keys of some arrays of rows.
+    begin, end
+        Times, of which the earliest and the latest count.
+
+    Yields
+    ------
+    tuple
+        For each array: its rows on this line, and what to add to their times.
+    """
+    every = np.concatenate(keys)
+    if not len(every):
+        return
+    # Python's integers do not overflow.
+    least, low, high = int(begin.min()), int(every.min()), int(every.max())
+    width = int(end.max()) - least + 1
+    together = max(_MAX_INT64 // width, 1)
+    for first in range(low, high + 1, together):
+        parts: list[_Part] = [slice(None)] * len(keys)
+        if high - low >= together:
+            parts = [(some >= first) & (some - first < together) for some in keys]
+        yield parts, [(some[part] - first) * width - least for some, part in zip(keys, parts, strict=True)]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,9 +18,18 @@ import duckdb
 import pyarrow as pa
 from pyarrow import csv
 
+from nyc_taxi.demo.compare import (
+    EXAMPLES,
+    Difference,
+    compare_rows,
+    duckdb_memory,
+    in_cents,
+    sum_in_dollars,
+    without_zones,
+)
+
 __all__ = [
     "TRIP_KEY",
-    "Difference",
     "Landed",
     "Reasons",
     "compare_card_sessions",
@@ -85,7 +93,6 @@ _MAY_MISS: Final = {
     "cbd_congestion_fee",
     "card_id",
 }
-_EXAMPLES: Final = 5
 
 
 @dataclass(frozen=True)
@@ -107,49 +114,6 @@ class Landed:
     duplicates: int
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Differences of a table from the expected one.
-
-    Parameters
-    ----------
-    table
-        The table's name.
-    expected, actual
-        Numbers of rows.
-    missing
-        Expected keys that are missing.
-    extra
-        Keys that are not expected, including second rows of one key.
-    different
-        Keys with different values.
-    examples
-        Up to five differences of all kinds, as text.
-    """
-
-    table: str
-    expected: int
-    actual: int
-    missing: int
-    extra: int
-    different: int
-    examples: tuple[str, ...]
-
-    @property
-    def equal(self) -> bool:
-        """Whether the tables are equal."""
-        return not (self.missing or self.extra or self.different)
-
-    def __str__(self) -> str:
-        if self.equal:
-            return f"{self.table}: equal, {self.expected:,} rows"
-        head = (
-            f"{self.table}: {self.missing:,} missing, {self.extra:,} extra, {self.different:,} different"
-            f" ({self.expected:,} rows expected, {self.actual:,} found)"
-        )
-        return "\n  ".join([head, *self.examples])
-
-
 def read_landed(files: Iterable[Path], *, earliest: datetime, latest: datetime) -> Landed:
     """Read landed files and check their rows.
 
@@ -163,7 +127,7 @@ def read_landed(files: Iterable[Path], *, earliest: datetime, latest: datetime) 
     """
     seen = sorted(path for path in files if not path.name.startswith((".", "_")))
     quarantine: Counter[Reasons] = Counter()
-    with _duckdb() as db:
+    with duckdb_memory() as db:
         columns = ", ".join(f'"{name}" {kind}' for name, kind in _COLUMNS.items())
         db.execute(f"CREATE TABLE landed ({columns}, source_file VARCHAR, source_row BIGINT, reasons VARCHAR[])")
         for path in seen:
@@ -204,8 +168,8 @@ def expected_zone_windows(trips: pa.Table, *, window: timedelta = timedelta(hour
     window
         The job's option.
     """
-    with _duckdb() as db:
-        db.register("trips", _plain(trips))
+    with duckdb_memory() as db:
+        db.register("trips", without_zones(trips))
         length = window // timedelta(microseconds=1)
         return _table(
             db,
@@ -217,8 +181,8 @@ def expected_zone_windows(trips: pa.Table, *, window: timedelta = timedelta(hour
             )
             SELECT make_timestamp(start) AS window_start, make_timestamp(start + {length}) AS window_end,
                    PULocationID AS zone_id, count(*) AS trips,
-                   {_dollars("total_amount")} AS revenue,
-                   CAST(sum({_cents("fare_amount")}) AS DOUBLE) / (nullif(count(fare_amount), 0) * 100.0)
+                   {sum_in_dollars("total_amount")} AS revenue,
+                   CAST(sum({in_cents("fare_amount")}) AS DOUBLE) / (nullif(count(fare_amount), 0) * 100.0)
                        AS average_fare
             FROM placed GROUP BY start, PULocationID ORDER BY start, PULocationID
             """,
@@ -235,8 +199,8 @@ def expected_card_sessions(trips: pa.Table, *, gap: timedelta = timedelta(minute
     gap
         The job's option.
     """
-    with _duckdb() as db:
-        db.register("trips", _plain(trips))
+    with duckdb_memory() as db:
+        db.register("trips", without_zones(trips))
         micros = gap // timedelta(microseconds=1)
         return _table(
             db,
@@ -254,7 +218,7 @@ def expected_card_sessions(trips: pa.Table, *, gap: timedelta = timedelta(minute
                 FROM ordered
             )
             SELECT card_id, min(lpep_pickup_datetime) AS session_start, max(lpep_pickup_datetime) AS session_end,
-                   count(*) AS trips, {_dollars("total_amount")} AS total_amount,
+                   count(*) AS trips, {sum_in_dollars("total_amount")} AS total_amount,
                    list_sort(list_distinct(list_concat(
                        list(PULocationID) FILTER (PULocationID IS NOT NULL),
                        list(DOLocationID) FILTER (DOLocationID IS NOT NULL)
@@ -266,19 +230,19 @@ def expected_card_sessions(trips: pa.Table, *, gap: timedelta = timedelta(minute
 
 def compare_trips(expected: pa.Table, actual: pa.Table) -> Difference:
     """Compare trips, except their origin (``source_…``), which may differ between deliveries of one trip."""
-    return _compare("trips", expected, actual, TRIP_KEY, list(_COLUMNS))
+    return compare_rows("trips", expected, actual, TRIP_KEY, list(_COLUMNS))
 
 
 def compare_zone_windows(expected: pa.Table, actual: pa.Table) -> Difference:
     """Compare windows, except ``is_final``, which depends on the time of the read."""
     columns = ["window_start", "window_end", "zone_id", "trips", "revenue", "average_fare"]
-    return _compare("zone_windows", expected, actual, ("window_start", "zone_id"), columns)
+    return compare_rows("zone_windows", expected, actual, ("window_start", "zone_id"), columns)
 
 
 def compare_card_sessions(expected: pa.Table, actual: pa.Table) -> Difference:
     """Compare sessions, except ``status``, which depends on the time of the read."""
     columns = ["card_id", "session_start", "session_end", "trips", "total_amount", "zones"]
-    return _compare("card_sessions", expected, actual, ("card_id", "session_start"), columns)
+    return compare_rows("card_sessions", expected, actual, ("card_id", "session_start"), columns)
 
 
 def compare_quarantine(expected: Mapping[Reasons, int], actual: pa.Table) -> Difference:
@@ -298,7 +262,7 @@ def compare_quarantine(expected: Mapping[Reasons, int], actual: pa.Table) -> Dif
         different=0,
         examples=tuple(
             f"{' + '.join(reasons)}: {want} expected, {have} found" for reasons, want, have in off if want != have
-        )[:_EXAMPLES],
+        )[:EXAMPLES],
     )
 
 
@@ -451,74 +415,6 @@ def _typed(column: str, found: str, wanted: str) -> str:
     return f"CAST({column} AS VARCHAR)" if text or integer else null
 
 
-def _compare(
-    name: str, expected: pa.Table, actual: pa.Table, keys: Sequence[str], columns: Sequence[str]
-) -> Difference:
-    with _duckdb() as db:
-        # Second rows of one key pair with each other, so that they are neither hidden nor multiplied.
-        key = ", ".join(f'"{column}"' for column in keys)
-        for side, table in (("expected", expected), ("actual", actual)):
-            db.register(f"{side}_rows", _plain(table.select(list(columns))))
-            order = ", ".join(f'"{column}"' for column in columns)
-            db.execute(
-                f"CREATE TABLE {side} AS SELECT *, row_number() OVER (PARTITION BY {key} ORDER BY {order}) AS nth"
-                f" FROM {side}_rows"
-            )
-        same = " AND ".join(f'e."{column}" IS NOT DISTINCT FROM a."{column}"' for column in (*keys, "nth"))
-        values = [column for column in columns if column not in keys]
-        differs = " OR ".join(f'e."{column}" IS DISTINCT FROM a."{column}"' for column in values) or "false"
-        described = {
-            side: "concat_ws(' ', "
-            + ", ".join(f"""'{column}=' || coalesce({side}."{column}"::VARCHAR, 'null')""" for column in columns)
-            + ")"
-            for side in ("e", "a")
-        }
-        db.execute(
-            f"""
-            CREATE TABLE found AS
-            SELECT CASE WHEN a.nth IS NULL THEN 'missing' WHEN e.nth IS NULL THEN 'extra' ELSE 'different' END AS kind,
-                   {described["e"]} AS wanted, {described["a"]} AS had
-            FROM expected e FULL JOIN actual a ON {same}
-            WHERE a.nth IS NULL OR e.nth IS NULL OR {differs}
-            """
-        )
-        counts = dict(db.execute("SELECT kind, count(*) FROM found GROUP BY kind").fetchall())
-        examples = db.execute(f"SELECT * FROM found ORDER BY kind, wanted, had LIMIT {_EXAMPLES}").fetchall()
-    return Difference(
-        table=name,
-        expected=expected.num_rows,
-        actual=actual.num_rows,
-        missing=counts.get("missing", 0),
-        extra=counts.get("extra", 0),
-        different=counts.get("different", 0),
-        examples=tuple(_example(*found) for found in examples),
-    )
-
-
-def _example(kind: str, wanted: str, had: str) -> str:
-    if kind == "different":
-        return f"different: expected {wanted}; found {had}"
-    return f"{kind}: {wanted if kind == 'missing' else had}"
-
-
-def _cents(amount: str) -> str:
-    return f"coalesce(CAST(round({amount} * 100) AS BIGINT), 0)"
-
-
-def _dollars(amount: str) -> str:
-    # DuckDB divides decimals as doubles; multiplication keeps decimals.
-    return f"CAST(CAST(sum({_cents(amount)}) AS DECIMAL(18, 0)) * CAST(0.01 AS DECIMAL(3, 2)) AS DECIMAL(18, 2))"
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    """Convert times to UTC without a zone, which DuckDB handles more simply."""
-    fields = [
-        pa.field(field.name, pa.timestamp("us")) if pa.types.is_timestamp(field.type) else field
-        for field in table.schema
-    ]
-    return table.cast(pa.schema(fields))
-
-
 def _naive(moment: datetime) -> datetime:
     return moment if moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)
 
@@ -529,9 +425,3 @@ def _text(value: str) -> str:
 
 def _table(db: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
     return db.sql(query).to_arrow_table()
-
-
-@contextmanager
-def _duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
-    with duckdb.connect(":memory:", config={"threads": 2}) as db:
-        yield db

@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from nyc_taxi.demo.batch import (
-    Difference,
     compare_card_sessions,
     compare_quarantine,
     compare_trips,
@@ -19,6 +18,7 @@ from nyc_taxi.demo.batch import (
     expected_zone_windows,
     read_landed,
 )
+from nyc_taxi.demo.compare import Difference
 from streamwarden.model.durations import parse_duration
 from streamwarden.store.workspace import Workspace
 
