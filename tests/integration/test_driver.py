@@ -198,6 +198,7 @@ def test_what_cannot_run_says_so_and_why(place: Place, fields: dict[str, object]
     assert words in ended.error.what
 
 
+@pytest.mark.long
 def test_a_driver_whose_jvm_is_killed_says_so_and_is_started_again(place: Place) -> None:
     place.numbers()
     place.land("a.txt")

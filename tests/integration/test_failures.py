@@ -297,6 +297,7 @@ def test_an_exception_of_the_jobs_own_code_shows_its_traceback_first(again: Plac
     assert text.index("Diagnosis: ") < text.index("Traceback (most recent") < text.index("--- the end of")
 
 
+@pytest.mark.long
 def test_a_worker_of_the_jobs_python_that_dies(again: Place) -> None:
     _configure(again, "gone worker", failures={"tolerable_consecutive": 0})
     _, found = _fails(again, "PYTHON_WORKER_DIED", retryable=True)

@@ -55,15 +55,13 @@ def trip(card: str | None, minutes: float, *, total: float | None = 1.0, zones: 
     )
 
 
-def test_equal_to_batch_with_real_trips_that_come_late(spark: SparkSession, tmp_path: Path, data_dir: Path) -> None:
-    _equal_to_batch(spark, tmp_path, real_days(data_dir, datetime(2023, 3, 8), days=1))
-
-
-def test_equal_to_batch_with_generated_trips(spark: SparkSession, tmp_path: Path, make_trips: TripMaker) -> None:
-    _equal_to_batch(spark, tmp_path, as_trips(make_trips(1200, cards=60)))
-
-
-def _equal_to_batch(spark: SparkSession, tmp_path: Path, trips: pa.Table) -> None:
+def test_equal_to_batch_with_trips_that_come_late(
+    spark: SparkSession, tmp_path: Path, real_trips: Path | None, make_trips: TripMaker
+) -> None:
+    if real_trips:
+        trips = real_days(real_trips, datetime(2023, 3, 8), days=1)
+    else:
+        trips = as_trips(make_trips(1200, cards=60))
     parts = in_order_of_arrival(trips, seed=4, late_share=0.3, latest=timedelta(hours=5), batches=6)
     source = write_table(tmp_path / "trips", parts)
     table, checkpoint = Table(KEYS, fail_on={3}), tmp_path / "checkpoint"

@@ -21,6 +21,7 @@ from tests.unit.keyed_state.test_event_time import Keyed
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 def test_timers_and_late_events_follow_the_watermark(spark: SparkSession, tmp_path: Path) -> None:
     landing = tmp_path / "landing"
     landing.mkdir()
