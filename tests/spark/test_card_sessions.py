@@ -58,10 +58,7 @@ def trip(card: str | None, minutes: float, *, total: float | None = 1.0, zones: 
 def test_equal_to_batch_with_trips_that_come_late(
     spark: SparkSession, tmp_path: Path, real_trips: Path | None, make_trips: TripMaker
 ) -> None:
-    if real_trips:
-        trips = real_days(real_trips, datetime(2023, 3, 8), days=1)
-    else:
-        trips = as_trips(make_trips(1200, cards=60))
+    trips = real_days(real_trips, datetime(2023, 3, 8), days=1) if real_trips else as_trips(make_trips(1200, cards=60))
     parts = in_order_of_arrival(trips, seed=4, late_share=0.3, latest=timedelta(hours=5), batches=6)
     source = write_table(tmp_path / "trips", parts)
     table, checkpoint = Table(KEYS, fail_on={3}), tmp_path / "checkpoint"

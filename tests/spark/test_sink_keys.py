@@ -60,6 +60,25 @@ def said(path: Path) -> list[str]:
     return sorted(row["said"] for row in read_table(path).to_pylist())
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_a_driver_that_has_lost_its_lease_commits_nothing(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+    write_table(tmp_path / "rows", [rows((AT, 1, "a", False))])
+    sink = spec({"table": "latest", "mode": mode, "keys": ["at", "zone"]})
+    checkpoint, calls = tmp_path / "checkpoint", []
+    writer = delta_tables(spark, tmp_path, sink, SimpleNamespace(OUTPUTS={"main": COLUMNS}), checkpoint)
+
+    def lost() -> None:
+        calls.append("asked")
+        # It had the lease when the batch began.
+        if len(calls) > 1:
+            raise StreamwardenError("LEASE_LOST", "another driver has it")
+
+    writer._guard = lost
+    with pytest.raises(StreamingQueryException, match="LEASE_LOST"):
+        run(stream_delta(spark, str(tmp_path / "rows")), writer, checkpoint).awaitTermination()
+    assert said(tmp_path / "latest") == []
+
+
 def test_nulls_are_one_key_and_more_keys_may_tell_rows_apart(spark: SparkSession, tmp_path: Path) -> None:
     write_table(
         tmp_path / "rows",

@@ -71,6 +71,10 @@ exist"""
 HEAP = f"""{CALL}: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 58.0 failed 1 \
 times, most recent failure: Lost task 0.0 in stage 58.0 (TID 34): java.lang.OutOfMemoryError: Java heap space
 \tat java.base/java.util.Arrays.copyOf(Arrays.java:3537)"""
+WORKER = f"""{CALL}: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 61.0 failed 1 \
+times, most recent failure: Lost task 0.0 in stage 61.0 (TID 37): org.apache.spark.SparkException: Python worker exited \
+unexpectedly (crashed)
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator$$anonfun$1.applyOrElse(PythonRunner.scala)"""
 FORBIDDEN = """An error occurred while calling o241.load.
 : java.nio.file.AccessDeniedException: s3a://bucket/p/tables/t/_delta_log: getFileStatus on \
 s3a://bucket/p/tables/t/_delta_log: software.amazon.awssdk.services.s3.model.S3Exception: Forbidden (Service: S3, \
@@ -116,6 +120,7 @@ Please make sure only one streaming job runs on a specific checkpoint location a
         (TABLE_GONE, "OUTPUT_GONE", "tables/counted` is not a Delta table."),
         (PATH_GONE, "OUTPUT_GONE", "Path does not exist: /data/tables/counted"),
         (HEAP, "OUT_OF_MEMORY", "java.lang.OutOfMemoryError: Java heap space"),
+        (WORKER, "PYTHON_WORKER_DIED", "Python worker exited unexpectedly (crashed)"),
         ("OSError: [Errno 28] No space left on device: 'x'", "DISK_FULL", "No space left on device"),
         (FORBIDDEN, "S3_REFUSED", "Forbidden (Service: S3, Status Code: 403"),
         (SIGNATURE, "S3_REFUSED", "signature we calculated does not match"),
