@@ -23,6 +23,7 @@ DEADLINE_S = 240.0
 """Within which every job must be back and watched, from the end of the fault; with Airflow's own time-outs in it."""
 
 _WORKER = "airflow worker -- LocalExecutor: "
+_WORKER_TRIES = 3
 """What a worker calls itself, before the id of the task instance that it has."""
 
 
@@ -345,9 +346,22 @@ class Injector:
     def _worker(self, record: Record, chance: random.Random) -> None:
         job = record.fault.job
         self._await_moment(record)
-        record.at = time.time()
-        known = self._kill_driver(job)
-        deadline = time.monotonic() + 60
+        for attempt in range(_WORKER_TRIES):
+            if attempt:
+                # The job was launched before a worker was seen.
+                self._await_job(record, known)
+            record.at = time.time()
+            known = self._kill_driver(job)
+            self._kill_worker(record, chance, known)
+            if "worker" in record.detail:
+                break
+        record.detail.setdefault("worker", "missed")
+        self._await_job(record, known)
+
+    def _kill_worker(self, record: Record, chance: random.Random, known: set[str]) -> None:
+        """Kill the worker that restarts the job, if it is seen before the job is launched."""
+        job = record.fault.job
+        deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline and not self._launched(job, known):
             if (worker := self._worker_of(job)) is not None:
                 # Anywhere in its work: before it looks, while it launches, after that.
@@ -356,10 +370,8 @@ class Injector:
                     family = [worker, *(child for child in worker.children(recursive=True) if not _is_driver(child))]
                     self._kill(family)
                     record.detail["worker"] = worker.pid
-                break
+                return
             time.sleep(0.03)
-        record.detail.setdefault("worker", "missed")
-        self._await_job(record, known)
 
     def _worker_of(self, job: str) -> psutil.Process | None:
         rows = self.world.query(

@@ -72,8 +72,8 @@ HEAP = f"""{CALL}: org.apache.spark.SparkException: Job aborted due to stage fai
 times, most recent failure: Lost task 0.0 in stage 58.0 (TID 34): java.lang.OutOfMemoryError: Java heap space
 \tat java.base/java.util.Arrays.copyOf(Arrays.java:3537)"""
 WORKER = f"""{CALL}: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 61.0 failed 1 \
-times, most recent failure: Lost task 0.0 in stage 61.0 (TID 37): org.apache.spark.SparkException: Python worker exited \
-unexpectedly (crashed)
+times, most recent failure: Lost task 0.0 in stage 61.0 (TID 37): org.apache.spark.SparkException: Python worker \
+exited unexpectedly (crashed)
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator$$anonfun$1.applyOrElse(PythonRunner.scala)"""
 FORBIDDEN = """An error occurred while calling o241.load.
 : java.nio.file.AccessDeniedException: s3a://bucket/p/tables/t/_delta_log: getFileStatus on \
