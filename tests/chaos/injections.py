@@ -346,17 +346,14 @@ class Injector:
     def _worker(self, record: Record, chance: random.Random) -> None:
         job = record.fault.job
         self._await_moment(record)
-        for attempt in range(_WORKER_TRIES):
-            if attempt:
-                # The job was launched before a worker was seen.
-                self._await_job(record, known)
+        for _ in range(_WORKER_TRIES):
             record.at = time.time()
             known = self._kill_driver(job)
             self._kill_worker(record, chance, known)
+            self._await_job(record, known)
             if "worker" in record.detail:
-                break
-        record.detail.setdefault("worker", "missed")
-        self._await_job(record, known)
+                return
+        record.detail["worker"] = "missed"
 
     def _kill_worker(self, record: Record, chance: random.Random, known: set[str]) -> None:
         """Kill the worker that restarts the job, if it is seen before the job is launched."""
