@@ -12,7 +12,7 @@ ifdef TRIPS
 export STREAMWARDEN_TEST_DATA := $(abspath $(dir $(TRIPS)))
 endif
 
-.PHONY: help setup s3-server kafka-server demo chaos test test-fast test-long check format up down docs docs-site \
+.PHONY: help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long check format up down docs docs-site \
 	bench-overhead bench-start bench-settings bench-savepoint bench-state-python bench-rescale bench-fleet record-load \
 	clean
 
@@ -67,6 +67,9 @@ test: setup s3-server kafka-server ## The tests, but for the long ones (TRIPS=fi
 
 test-long: setup s3-server kafka-server ## Long random sequences, kills and load, one at a time (STREAMWARDEN_TEST_ACTIONS, _KILLS, _TAKES, _SEED)
 	@$(BIN)/pytest -s -m long
+
+test-drivers: setup s3-server kafka-server ## Those of the long tests that CI runs: real drivers, on disk and S3, from Delta and Kafka
+	@$(BIN)/pytest -n 2 -m driver
 
 test-fast: setup ## The tests that take under half a minute each, without JVM, Airflow or S3
 	@$(BIN)/pytest -m "not slow and not integration and not airflow and not spark and not s3 and not packaging"

@@ -39,6 +39,8 @@ def _checkpoint(place: Place, job: str) -> CheckpointReader:
     return CheckpointReader(place.workspace.storage, reference.path)
 
 
+@pytest.mark.long
+@pytest.mark.driver
 def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None:
     files = 12
     place.numbers(options={"slow": 0.3})

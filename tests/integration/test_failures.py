@@ -274,7 +274,10 @@ def test_rows_of_the_source_that_were_changed(again: Place) -> None:
 
 @pytest.mark.parametrize(
     ("how", "said"),
-    [pytest.param("outputs", "KeyError: 'night'", marks=pytest.mark.long), ("worker", "KeyError: 'weekend'")],
+    [
+        pytest.param("outputs", "KeyError: 'night'", marks=pytest.mark.long),
+        pytest.param("worker", "KeyError: 'weekend'", marks=[pytest.mark.long, pytest.mark.driver]),
+    ],
 )
 def test_an_exception_of_the_jobs_own_code_shows_its_traceback_first(again: Place, how: str, said: str) -> None:
     _configure(again, how, failures={"tolerable_consecutive": 1, "backoff": "100ms"})

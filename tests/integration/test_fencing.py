@@ -95,6 +95,8 @@ def at(seen: Observation, batch: int) -> bool:
     return bool(seen.heartbeat and (seen.heartbeat.batch or 0) >= batch and seen.phase is Phase.RUNNING)
 
 
+@pytest.mark.long
+@pytest.mark.driver
 def test_paused_between_check_and_commit_its_batch_is_there_once(place: Place, tmp_path: Path) -> None:
     marker = tmp_path / "paused"
     pausing(place, marker, before=2)

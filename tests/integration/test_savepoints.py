@@ -56,6 +56,8 @@ def running(place: Place) -> Place:
     return place
 
 
+@pytest.mark.long
+@pytest.mark.driver
 def test_rows_written_after_a_savepoint_are_replayed_once(running: Place) -> None:
     place = running
     made = _take(place)

@@ -79,6 +79,8 @@ def trips(make_trips: TripMaker) -> list[tuple[int, float]]:
     return list(zip(rows["PULocationID"].to_pylist(), rows["fare_amount"].to_pylist(), strict=True))
 
 
+@pytest.mark.long
+@pytest.mark.driver
 def test_a_topic_is_waited_for_and_counted_through_a_kill(
     place: Place, kafka: KafkaServer, trips: list[tuple[int, float]]
 ) -> None:

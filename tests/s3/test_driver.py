@@ -52,6 +52,8 @@ def files(place: Place) -> list[str]:
     return sorted(row["file"] for row in place.rows("numbers"))
 
 
+@pytest.mark.long
+@pytest.mark.driver
 def test_a_driver_on_s3_survives_its_own_death_and_the_servers(place: Place, server: S3Server) -> None:
     place.numbers(failures={"tolerable_consecutive": 6, "backoff": "1s"})
     place.land("0.txt")

@@ -146,6 +146,7 @@ def test_a_server_restarted_in_the_middle_of_a_copy(
     assert verify(workspace, [found], by=BY, state=False)[made.id].verdict == "verified"
 
 
+@pytest.mark.long
 def test_a_server_that_stays_away_is_a_clear_error_and_leaves_no_half_savepoint(
     workspace: Workspace, server: S3Server, proxy: Proxy, through_proxy: S3Location
 ) -> None:

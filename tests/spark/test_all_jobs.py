@@ -41,6 +41,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 CONFIG = REPOSITORY / "config"
 
 
+@pytest.mark.long
+@pytest.mark.driver
 def test_equal_to_batch_from_files_to_sessions(
     spark: SparkSession, tmp_path: Path, real_trips: Path | None, make_trips: TripMaker
 ) -> None:

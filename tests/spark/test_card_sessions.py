@@ -83,6 +83,7 @@ def test_equal_to_batch_with_trips_that_come_late(
     assert count_keys(spark, str(checkpoint), last) == {0: cards}
 
 
+@pytest.mark.long
 def test_expired_state_is_never_returned(spark: SparkSession, tmp_path: Path) -> None:
     # On a machine whose batches take longer than the time to live, all expires, whatever one does.
     for seconds in (8, 24, 72):

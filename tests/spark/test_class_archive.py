@@ -34,7 +34,7 @@ def mapped(use: str) -> tuple[set[str], str]:
     return set(re.findall(r"/\S+\.jsa", maps)), said + done.stderr
 
 
-@pytest.mark.parametrize("use", ["", "s3"])
+@pytest.mark.parametrize("use", ["", pytest.param("s3", marks=pytest.mark.long)])
 def test_a_session_maps_the_archive_of_its_class_path(use: str) -> None:
     assert archive_path(use).is_file(), "make setup makes it"
     archives, _ = mapped(use)

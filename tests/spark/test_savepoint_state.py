@@ -247,6 +247,7 @@ ALIKE = (
     *("windows, snapshots", "sessions, memory", "a sum of all", "distinct for ever"),
     *("inner join", "left join, memory", "aggregates of aggregates", "windows, no changelog", "windows, memory"),
     *("sums without a watermark", "distinct for a while", "full join, no changelog", "applyInPandasWithState"),
+    *("aggregates of a join", "transformWithState, event time, no changelog"),
 )
 """Kinds that others are much like."""
 

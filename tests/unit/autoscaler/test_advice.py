@@ -71,7 +71,7 @@ def test_a_short_spike_is_caught_up_with_and_not_answered() -> None:
     assert job.changes == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
 def test_a_daily_wave_is_followed_without_flapping(seed: int) -> None:
     def wave(t: float) -> float:
         return 1600 - 1400 * math.cos(2 * math.pi * t / DAY)

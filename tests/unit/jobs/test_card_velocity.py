@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming.tws_tester import TwsTester
@@ -110,7 +110,6 @@ def _of_a(*seconds: int) -> list[Trip]:
     return [("a", second, 1) for second in seconds]
 
 
-@settings(max_examples=300)
 @given(
     batches=st.lists(
         st.tuples(st.lists(TRIPS, min_size=1, max_size=12), st.integers(0, 15)),

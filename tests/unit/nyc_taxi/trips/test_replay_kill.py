@@ -49,7 +49,7 @@ def visible(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
 
 
-@pytest.mark.parametrize("consumed", [False, True], ids=["kept", "consumed"])
+@pytest.mark.parametrize("consumed", [pytest.param(False, marks=pytest.mark.long), True], ids=["kept", "consumed"])
 def test_killed_at_arbitrary_moments_every_trip_lands_exactly_once(tmp_path, consumed):
     landing, archive = tmp_path / "landing", tmp_path / "archive"
     archive.mkdir()
