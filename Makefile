@@ -61,7 +61,7 @@ down: setup ## Stop what `make up` started, jobs included
 # in the order of folders: the quick ones of tests/unit fill the end, where a file of minutes would leave one core idle.
 TESTS_AT_ONCE ?= 3
 
-test: setup s3-server kafka-server ## The tests, but for the long ones (TRIPS=file.parquet: with the real trips of its folder; TESTS_AT_ONCE=n)
+test: setup s3-server ## The tests, but for the long ones (TRIPS=file.parquet: with the real trips of its folder; TESTS_AT_ONCE=n)
 	@$(BIN)/pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder \
 		--durations 25 --durations-min 20 -m "not long"
 

@@ -23,6 +23,7 @@ GOAL = re.compile(r"\S+ -?[0-9.]+ [0-9.]+ (ok|short)")
         "benchmarks.settings --batches 5 --runs 1",
         "benchmarks.savepoint --keys 1000 --runs 1",
         "benchmarks.rescale --keys 1000 --runs 1",
+        "benchmarks.state_python --scale 0.01 --runs 1",
         "benchmarks.fleet --jobs 3 4 --seconds 5",
     ],
 )
