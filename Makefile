@@ -93,8 +93,8 @@ docs-site: | .tools/bin/uv ## The documentation as a site, in var/site (an envir
 	@NO_MKDOCS_2_WARNING=1 .tools/docs/bin/mkdocs build --strict
 	@echo "docs-site: open var/site/index.html"
 
-bench-start: setup ## What a start costs, with and without the archive of Spark's classes
-	@$(BIN)/python benchmarks/start.py
+bench-start: setup ## What a start costs: with and without the archive of Spark's classes, and a warm spare
+	@$(BIN)/python benchmarks/start.py; first=$$?; $(BIN)/python -m benchmarks.warm_start && exit $$first
 
 bench-overhead: setup ## Our driver against a bare PySpark script
 	@$(BIN)/python benchmarks/overhead.py

@@ -22,6 +22,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Most JVMs of tests live for a minute. A third of their CPU time went into code compiled for a long life.
 os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED)
+# Tests that are about spares ask for them.
+os.environ.setdefault("STREAMWARDEN_SPARES", "0")
 
 # No example fails for the time that it took. The same ones each time: what fails is found by a change, not by luck.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -30,6 +30,7 @@ from streamwarden.operations.deploy import deploy_job, unknown
 from streamwarden.operations.diagnosis import Diagnosis, describe, diagnose
 from streamwarden.operations.give_up import put_down
 from streamwarden.operations.status import job_status
+from streamwarden.runtime import spares
 from streamwarden.runtime.log_lines import readable
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
@@ -131,6 +132,10 @@ def status(
         print_json(found[0] if job else found)
     else:
         out.print(_status_table(found))
+        waiting = spares.living(workspace)
+        if waiting:
+            each = ", ".join(f"{spare.memory} {'ready' if ready else 'starting'}" for spare, ready in waiting.items())
+            out.print(f"spares on this machine: {len(waiting)} ({each})", markup=False)
         for one in found:
             if one["operation"]:
                 doing = one["operation"]

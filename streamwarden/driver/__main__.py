@@ -19,7 +19,10 @@ def main() -> int:
     for name in ("profile", "config", "root", "job", "incarnation"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--standby", action="store_true", help="wait for commands; see streamwarden.driver.standby")
+    parser.add_argument("--spare", action="store_true", help="wait for a job; see streamwarden.driver.spare")
     given = parser.parse_args()
+    if given.spare and not _detached():
+        return 0
 
     from streamwarden.driver.logs import configure_logging, rotate_console
     from streamwarden.runtime import work_dirs
@@ -30,13 +33,15 @@ def main() -> int:
     answers = os.dup(1) if given.standby else None
     workspace = open_workspace(given.profile, config=Path(given.config), root=given.root)
     folder = workspace.log_dir(given.job, given.incarnation)
-    context = configure_logging(folder, given.job, given.incarnation, workspace.profile.logs)
+    context = None if given.spare else configure_logging(folder, given.job, given.incarnation, workspace.profile.logs)
     rotate_console(folder, workspace.profile.logs)
     own = work_dirs.claim(workspace, given.job, given.incarnation)
     # For Python, and for the workers that Spark starts; the JVM has its own option.
     os.environ["TMPDIR"] = str(own)
     try:
         with in_utc():
+            if context is None:
+                return _spare(workspace, given.incarnation)
             return _run(workspace, given.job, given.incarnation, context, answers)
     finally:
         work_dirs.remove(own)
@@ -54,6 +59,35 @@ def _run(workspace: Workspace, job: str, incarnation: str, context: RecordContex
         if prepared is None:
             return 0
     return Driver(workspace, job, incarnation, context, prepared=prepared).run()
+
+
+def _detached() -> bool:
+    """Go on in a child that belongs to no process; return whether this is the child. The parent prints its id."""
+    child = os.fork()
+    if child:
+        sys.stdout.write(f"{child}\n")
+        return False
+    # The parent's output is a pipe to the process that ordered the spare.
+    os.dup2(2, 1)
+    return True
+
+
+def _spare(workspace: Workspace, spare: str) -> int:
+    from streamwarden.driver.logs import configure_logging
+    from streamwarden.driver.runner import Driver
+    from streamwarden.driver.spare import wait_for_job
+    from streamwarden.driver.standby import Prepared
+    from streamwarden.model.spec import JobSpec
+    from streamwarden.runtime.spares import SPEC
+    from streamwarden.store.layout import SPARES
+
+    spec = JobSpec.model_validate_json((workspace.scratch_dir(SPARES, spare) / SPEC).read_text(encoding="utf-8"))
+    taken = wait_for_job(workspace, spec, spare)
+    if taken is None:
+        return 0
+    (job, incarnation), session = (taken[0].job, taken[0].incarnation), taken[1]
+    context = configure_logging(workspace.log_dir(job, incarnation), job, incarnation, workspace.profile.logs)
+    return Driver(workspace, job, incarnation, context, prepared=Prepared(session)).run()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from streamwarden.spark.java_options import quoted
 from streamwarden.spark.session import build_session
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["PROVIDERS", "start_session", "temporary"]
+__all__ = ["PROVIDERS", "adapt_session", "start_session", "temporary"]
 
 PROVIDERS = {
     "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -22,7 +22,7 @@ PROVIDERS = {
 """State store providers by the spec's names of backends."""
 
 
-def start_session(workspace: Workspace, spec: JobSpec, incarnation: str) -> SparkSession:
+def start_session(workspace: Workspace, spec: JobSpec, incarnation: str, *, owner: str | None = None) -> SparkSession:
     """Start a JVM with a session for a job.
 
     Parameters
@@ -31,10 +31,12 @@ def start_session(workspace: Workspace, spec: JobSpec, incarnation: str) -> Spar
         The place and the job.
     incarnation
         The incarnation whose logs and scratch folder the session uses.
+    owner
+        Whose incarnation it is; default the job's.
     """
     profile = workspace.profile
-    logs = workspace.log_dir(spec.name, incarnation)
-    scratch = workspace.scratch_dir(spec.name, incarnation)
+    logs = workspace.log_dir(owner or spec.name, incarnation)
+    scratch = workspace.scratch_dir(owner or spec.name, incarnation)
     return build_session(
         f"streamwarden {spec.name}",
         master=profile.master.format(cores=spec.resources.cores),
@@ -44,6 +46,13 @@ def start_session(workspace: Workspace, spec: JobSpec, incarnation: str) -> Spar
         s3=workspace.s3,
         kafka=isinstance(spec.source, KafkaSource),
     )
+
+
+def adapt_session(session: SparkSession, workspace: Workspace, spec: JobSpec) -> None:
+    """Give a session that was started for another job of the same size the settings of this one."""
+    for name, value in _settings(workspace.profile, spec).items():
+        if session.conf.isModifiable(name):
+            session.conf.set(name, value)
 
 
 def _settings(profile: Profile, spec: JobSpec) -> dict[str, str]:

@@ -22,7 +22,7 @@ from streamwarden.driver.causes import Cause, Failure, explain, headline, shorte
 from streamwarden.driver.export import Export, open_export
 from streamwarden.driver.heart import Heart
 from streamwarden.driver.job_api import StreamingJob
-from streamwarden.driver.job_session import start_session
+from streamwarden.driver.job_session import adapt_session, start_session
 from streamwarden.driver.jvm import end_jvm, is_unanswered, jvm_end, jvm_of
 from streamwarden.driver.key_counts import KeyCounts
 from streamwarden.driver.logs import RecordContext
@@ -36,6 +36,7 @@ from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.driver.pipeline.source import missing_source, open_source
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.driver.recorder import BatchRecorder
+from streamwarden.driver.spare_keeper import SpareKeeper
 from streamwarden.driver.start_checks import (
     changed_by_others,
     check_first_start,
@@ -134,6 +135,7 @@ class Driver:
         self._planner: Planner | None = None
         self._arrivals: Arrivals | None = None
         self._query: RunningQuery | None = None
+        self._keeper: SpareKeeper | None = None
 
     def run(self) -> int:
         """Run, and return the process's exit code: 0 stopped, 1 failed."""
@@ -168,6 +170,7 @@ class Driver:
         self._open_recorder()
         _log.info("lease taken; generation %d, checkpoint %s", reference.generation, reference.path)
         module = self._checked(spec, reference, checkpoint)
+        self._keeper = SpareKeeper(self._workspace, desired.spec, self._heart.stop)
         session = self._open_session(spec)
         self._await_source(session, spec)
         if self._heart.stop.is_set():
@@ -410,7 +413,11 @@ class Driver:
         return True
 
     def _open_session(self, spec: JobSpec) -> SparkSession:
-        self._session = self._prepared or start_session(self._workspace, spec, self._incarnation)
+        self._session = self._prepared
+        if self._session is None:
+            self._session = start_session(self._workspace, spec, self._incarnation)
+        else:
+            adapt_session(self._session, self._workspace, spec)
         # Each version of a table names its author in the table's history.
         self._session.conf.set(AUTHOR, self._author)
         jvm = jvm_of(self._heart.process)
@@ -477,6 +484,7 @@ class Driver:
         return first
 
     def _committed(self, done: BatchProgress) -> None:
+        self._keep_spares()
         if done.source is not None and done.source.cut and self._query is not None:
             self._query.wake()
         if self._metrics is not None:
@@ -505,6 +513,12 @@ class Driver:
     def _idled(self) -> None:
         self._heart.idle = True
         self._heart.idle_at = utc_now()
+        self._keep_spares()
+
+    def _keep_spares(self) -> None:
+        # Only now: the start of another JVM would slow down this driver's first batch.
+        if self._keeper is not None and self._keeper.ident is None:
+            self._keeper.start()
 
     def _finish(self, error: ErrorInfo | None) -> None:
         if self._arrivals is not None:

@@ -214,6 +214,14 @@ class Profile(BaseModel):
         description="How long a lease lasts without renewal, and a driver may be silent. 20s: ten heartbeats. A long"
         " garbage collection or a loaded machine must not look like a dead driver.",
     )
+    spares: int | None = Field(
+        default=None,
+        ge=0,
+        le=100,
+        description="Warm processes on each machine, for each size of driver: a start takes one and saves the start of"
+        " Spark. Default: 1 if the machine has memory for it, or else 0. None on a cluster. STREAMWARDEN_SPARES"
+        " replaces it.",
+    )
     jobs: JobOverride = JobOverride()
     logs: LogSpec = LogSpec()
     metrics: MetricsSpec = MetricsSpec()

@@ -18,7 +18,7 @@ from streamwarden.operations.rescale_plan import RescalePlan, plan_rescale
 from streamwarden.operations.rescale_verify import ENOUGH, START, RescaleVerdict
 from streamwarden.operations.state_copy import StateCopy
 from streamwarden.runtime.operation_lock import begin
-from streamwarden.runtime.spare import Standby, standby
+from streamwarden.runtime.standby import Standby, standby
 from streamwarden.savepoints.compatibility import readers_of
 from streamwarden.savepoints.take import Report
 from streamwarden.store.documents import JobDocuments

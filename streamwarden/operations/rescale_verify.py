@@ -12,7 +12,7 @@ from streamwarden.model.operation import Step, StepName
 from streamwarden.model.supervision import Supervision
 from streamwarden.operations.rescale_rollback import RescaleBack
 from streamwarden.operations.state_copy import differing
-from streamwarden.runtime.spare import Standby
+from streamwarden.runtime.standby import Standby
 from streamwarden.runtime.state_reader import StateAt, read_state
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.backlog import has_caught_up, pending

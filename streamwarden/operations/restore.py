@@ -13,7 +13,7 @@ from streamwarden.model.status import CheckpointRef, Desired, OutputStart
 from streamwarden.operations.output_rollback import with_pending
 from streamwarden.operations.workflow import JobOperation
 from streamwarden.runtime.operation_lock import begin
-from streamwarden.runtime.spare import Standby
+from streamwarden.runtime.standby import Standby
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.catalog import Savepoint
 from streamwarden.savepoints.compatibility import incompatibilities, missing_outputs, readers_of, taken_outputs

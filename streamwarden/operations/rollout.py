@@ -15,7 +15,7 @@ from streamwarden.operations.output_rollback import outputs_before
 from streamwarden.operations.spec_diff import Effect, RolloutPlan, changes_between, checkpoint_facts
 from streamwarden.operations.workflow import JobOperation
 from streamwarden.runtime.operation_lock import active_operation, begin
-from streamwarden.runtime.spare import Standby
+from streamwarden.runtime.standby import Standby
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.materialize import fresh_checkpoint
 from streamwarden.savepoints.take import Report

@@ -1,6 +1,6 @@
 """A repartitioned copy of a job's checkpoint: made from a savepoint, proved to have the same state, following the job.
 
-A standby driver does Spark's part (:mod:`streamwarden.runtime.spare`).
+A standby driver does Spark's part (:mod:`streamwarden.runtime.standby`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streamwarden.model.operation import Step, StepName
 from streamwarden.model.progress import BatchProgress
 from streamwarden.model.savepoint import Manifest
 from streamwarden.model.status import CheckpointRef
-from streamwarden.runtime.spare import Standby
+from streamwarden.runtime.standby import Standby
 from streamwarden.runtime.state_reader import StateAt
 from streamwarden.savepoints.materialize import fresh_checkpoint
 from streamwarden.savepoints.take import Report

@@ -24,7 +24,7 @@ from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef, Desired
 from streamwarden.operations.restored import used_generations
 from streamwarden.runtime.operation_lock import OperationHandle
-from streamwarden.runtime.spare import Standby
+from streamwarden.runtime.standby import Standby
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.catalog import Savepoint
 from streamwarden.savepoints.take import Report, take

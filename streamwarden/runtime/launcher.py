@@ -5,17 +5,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.record import utc_now
+from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Desired, Launch
+from streamwarden.runtime import spares
 from streamwarden.runtime.processes import is_alive, kill, process_of
+from streamwarden.runtime.spares import SPEC, STARTING, Assignment, Spare
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.ids import new_id
-from streamwarden.store.layout import CONSOLE_LOG
+from streamwarden.store.layout import CONSOLE_LOG, SPARES
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["driver_process", "end_orphan", "launch_driver"]
+__all__ = ["driver_process", "end_orphan", "launch_driver", "order_spare"]
+
+_SPARE_S = 60.0
+"""Seconds until a spare's process must be there: it only starts Python and forks."""
 
 DRIVER_MODULE_ENV = "STREAMWARDEN_DRIVER_MODULE"
 """Replaces ``streamwarden.driver``: for tests, and for stand-ins that speak the control protocol without Spark."""
@@ -40,18 +49,63 @@ def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: st
     documents = JobDocuments(workspace.storage, desired.job)
     end_orphan(documents)
     logs = workspace.log_dir(desired.job, incarnation)
-    logs.mkdir(parents=True, exist_ok=True)
     launch = Launch(
         incarnation=incarnation, at=utc_now(), by=by, reason=reason, digest=desired.digest, spec=desired.spec
     )
     # Written before the process starts: a driver that dies at once must have a record.
     documents.launch(incarnation).write(launch)
-    with (logs / CONSOLE_LOG).open("ab") as console:
-        process = driver_process(
-            workspace, desired.job, incarnation, stdin=subprocess.DEVNULL, stdout=console, stderr=console
-        )
-    documents.launch(incarnation).write(launch.model_copy(update={"process": process_of(process.pid)}))
+    process = spares.take(workspace, desired.spec, Assignment(job=desired.job, incarnation=incarnation))
+    if process is None:
+        process = _started(workspace, desired.job, incarnation, logs)
+    documents.launch(incarnation).write(launch.model_copy(update={"process": process}))
     return incarnation
+
+
+def _started(workspace: Workspace, job: str, incarnation: str, logs: Path) -> ProcessRef:
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / CONSOLE_LOG).open("ab") as console:
+        process = driver_process(workspace, job, incarnation, stdin=subprocess.DEVNULL, stdout=console, stderr=console)
+    return process_of(process.pid)
+
+
+def order_spare(workspace: Workspace, spec: JobSpec, fit: str, environment: Mapping[str, str]) -> None:
+    """Start a spare's process; return when it has described itself, long before it is ready.
+
+    It is nobody's child: what kills a driver with its children leaves the spare alone.
+
+    Parameters
+    ----------
+    spec
+        The job whose size it has, and which it rehearses.
+    fit, environment
+        What it fits, see :func:`~streamwarden.runtime.spares.fit_of`; and its environment.
+
+    Raises
+    ------
+    subprocess.SubprocessError
+        If it does not come up.
+    """
+    spare = new_id()
+    folder, logs = workspace.scratch_dir(SPARES, spare), workspace.log_dir(SPARES, spare)
+    folder.mkdir(parents=True)
+    logs.mkdir(parents=True)
+    (folder / SPEC).write_text(spec.model_dump_json(), encoding="utf-8")
+    with (logs / CONSOLE_LOG).open("ab") as console:
+        parent = driver_process(
+            workspace,
+            SPARES,
+            spare,
+            "--spare",
+            environment=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=console,
+        )
+    said, _ = parent.communicate(timeout=_SPARE_S)
+    if parent.returncode or not said.strip().isdigit():
+        raise subprocess.SubprocessError(f"its process ended with {parent.returncode}; see {logs}")
+    described = Spare(id=spare, process=process_of(int(said)), fit=fit, memory=spec.resources.memory)
+    spares.write(folder / STARTING, described)
 
 
 def end_orphan(documents: JobDocuments) -> bool:
@@ -67,7 +121,12 @@ def end_orphan(documents: JobDocuments) -> bool:
 
 
 def driver_process(
-    workspace: Workspace, job: str, incarnation: str, *options: str, **streams: Any
+    workspace: Workspace,
+    job: str,
+    incarnation: str,
+    *options: str,
+    environment: Mapping[str, str] | None = None,
+    **streams: Any,
 ) -> subprocess.Popen[str]:
     """Start a driver's process only; does not write any document.
 
@@ -75,6 +134,8 @@ def driver_process(
     ----------
     options
         Further arguments.
+    environment
+        Its environment; default this process's.
     streams
         The three standard streams, as for Popen.
     """
@@ -88,6 +149,6 @@ def driver_process(
         # A session of its own: the driver outlives the Airflow task, and no Ctrl-C or group signal reaches it.
         start_new_session=True,
         cwd=workspace.config.parent,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**(os.environ if environment is None else environment), "PYTHONUNBUFFERED": "1"},
         **streams,
     )

@@ -12,9 +12,10 @@ import os
 import shutil
 from pathlib import Path
 
+from streamwarden.store.layout import SPARES
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["claim", "remove", "sweep"]
+__all__ = ["any_running", "claim", "remove", "sweep"]
 
 _log = logging.getLogger(__name__)
 _LOCK = ".lock"
@@ -44,6 +45,21 @@ def claim(workspace: Workspace, job: str, incarnation: str) -> Path:
 def remove(folder: Path) -> None:
     """Remove a scratch folder as far as possible: a JVM may still write to it, and a later sweep removes the rest."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def any_running(workspace: Workspace) -> bool:
+    """Return whether a driver of any job runs on this machine; spares that wait do not count."""
+    for lock in workspace.scratch.glob(f"*/*/{_LOCK}"):
+        if lock.parent.parent.name == SPARES and not (lock.parent / "run.json").exists():
+            continue
+        try:
+            with lock.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            continue
+    return False
 
 
 def sweep(workspace: Workspace, job: str) -> list[str]:

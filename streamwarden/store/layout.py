@@ -18,6 +18,7 @@ on the local disk. A generation is six digits. The names inside a checkpoint, a 
     quality/RUN/                     results.json and report.html of a check; index.html beside it
     savepoints/JOB/ID/               manifest.json and checkpoint/, which never change
     scratch/JOB/INCARNATION/         temporary files of a running driver
+    scratch/_spares/SPARE/           of a spare, see streamwarden.runtime.spares; its logs are in logs/_spares/
     tables/TABLE/                    a Delta table
 """
 
@@ -27,6 +28,8 @@ import re
 
 ARRIVALS, CHECKPOINTS, CONTROL, SAVEPOINTS, TABLES = "arrivals", "checkpoints", "control", "savepoints", "tables"
 LOGS, QUALITY, SCRATCH = "logs", "quality", "scratch"
+SPARES = "_spares"
+"""In place of a job: no job has such a name."""
 CONSOLE_LOG = "console.log"
 """In an incarnation's folder of logs: what its process prints."""
 # The folders below control/JOB.

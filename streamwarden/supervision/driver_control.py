@@ -13,7 +13,7 @@ from streamwarden.runtime import processes
 from streamwarden.runtime.launcher import launch_driver
 from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.runtime.polling import Deadline
-from streamwarden.runtime.spare import Standby
+from streamwarden.runtime.standby import Standby
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import CONTROL
 from streamwarden.store.workspace import Workspace

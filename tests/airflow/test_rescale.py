@@ -32,7 +32,7 @@ from streamwarden.operations.rescale import _Rescale, cancel, rescale
 from streamwarden.operations.rescale_plan import plan_rescale
 from streamwarden.operations.spec_diff import Effect, plan
 from streamwarden.runtime.processes import is_alive, kill
-from streamwarden.runtime.spare import Standby
+from streamwarden.runtime.standby import Standby
 from streamwarden.runtime.state_reader import StateAt
 from streamwarden.savepoints.take import take
 from streamwarden.store.documents import JobDocuments

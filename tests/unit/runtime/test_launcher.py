@@ -16,10 +16,10 @@ from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.record import utc_now
 from streamwarden.model.status import Desired, Lease
 from streamwarden.runtime import launcher
-from streamwarden.runtime import spare as standby_module
+from streamwarden.runtime import standby as standby_module
 from streamwarden.runtime.launcher import launch_driver
 from streamwarden.runtime.processes import current_process, process_of
-from streamwarden.runtime.spare import standby
+from streamwarden.runtime.standby import standby
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 from tests.unit.operations.test_spec_diff import spec

@@ -1,4 +1,4 @@
-"""A spare, played by another process."""
+"""A standby driver, played by another process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import yaml
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.spec import JobSpec
-from streamwarden.runtime import spare as module
+from streamwarden.runtime import standby as module
 from streamwarden.runtime.processes import kill, process_of
-from streamwarden.runtime.spare import standby
+from streamwarden.runtime.standby import standby
 from streamwarden.store.workspace import Workspace, open_workspace
 from tests.unit.operations.test_spec_diff import spec
 
