@@ -20,7 +20,7 @@ from streamwarden.model.profile import Profile
 
 # Not public, since no other program needs it; a person who writes a job does.
 from streamwarden.model.spec import _OWNED_SETTINGS, JobSpec
-from streamwarden.runtime import launcher
+from streamwarden.runtime import launcher, spares
 from streamwarden.spark import jars
 from streamwarden.store import config, workspace
 
@@ -42,6 +42,7 @@ ENVIRONMENT = {
     config.CONFIG_ENV: ("`config/` of the checkout", "The folder that holds `jobs/` and `profiles/`."),
     workspace.PROFILE_ENV: ("`local`", "The profile, if a command or DAG names none."),
     workspace.ROOT_ENV: ("the profile's `root`", "Replaces the profile's `root`."),
+    spares.SPARES_ENV: ("the profile's `spares`", "Replaces the profile's `spares`."),
     jars.JARS_ENV: ("`.jars/` of the checkout", "The folder of the pinned JVM jars."),
     jars.MIRROR_ENV: ("Maven Central", "Root of the Maven repository from which set-up downloads the jars."),
     "STREAMWARDEN_QUALITY_SCHEDULE": ("none", "Schedule of DAG `quality`, in Airflow's notation."),

@@ -77,7 +77,7 @@ _R = TypeVar("_R", bound=Record)
 # Variables that differ from one shell or task to the next, and mean nothing to a driver.
 _IGNORED = re.compile(
     "_|PWD|OLDPWD|SHLVL|TERM|LINES|COLUMNS|TMPDIR|TZ|PYTHONUNBUFFERED|PYTHONHASHSEED"
-    "|(_?AIRFLOW|SSH|XDG|LC|LESS|MAKE|MFLAGS|PYTEST|STREAMWARDEN).*"
+    "|(_?AIRFLOW|SSH|XDG|LC|LESS|MAKE|MFLAGS|PYTEST|STREAMWARDEN_(?!KAFKA)).*"
 )
 
 

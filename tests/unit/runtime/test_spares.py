@@ -104,13 +104,14 @@ def test_one_of_another_size_or_with_other_settings_is_left(
     assert [spare.process for spare in spares.living(workspace)] == [other]
 
 
+@pytest.mark.parametrize("variable", ["AWS_SECRET_ACCESS_KEY", "STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG", "MY_PASSWORD"])
 def test_one_with_other_credentials_is_left(
-    workspace: Workspace, ready: Ready, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, ready: Ready, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     ready()
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    monkeypatch.setenv(variable, "another")
     assert take(workspace) is None
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.delenv(variable)
     # What differs between two tasks of Airflow does not count.
     monkeypatch.setenv("AIRFLOW_CTX_TRY_NUMBER", "2")
     assert take(workspace) is not None
