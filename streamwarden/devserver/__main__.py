@@ -10,6 +10,7 @@ from pathlib import Path
 from streamwarden.console import err, out
 from streamwarden.devserver.standalone import Standalone
 from streamwarden.errors import StreamwardenError
+from streamwarden.runtime import spares
 from streamwarden.store.config import job_names
 from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision import driver_control
@@ -75,6 +76,7 @@ def _down(home: Path, *, keep_jobs: bool, timeout: float) -> int:
             root=env.get("STREAMWARDEN_ROOT"),
         )
         code = _stop_jobs(workspace, timeout)
+        spares.end_waiting(workspace)
     airflow.stop()
     out.print("Airflow is stopped")
     return code

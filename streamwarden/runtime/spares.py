@@ -50,6 +50,7 @@ __all__ = [
     "Answer",
     "Assignment",
     "Spare",
+    "end_waiting",
     "fit_of",
     "living",
     "lock",
@@ -220,6 +221,15 @@ def take(workspace: Workspace, spec: JobSpec, assignment: Assignment) -> Process
             return spare.process
         kill(spare.process)
     return None
+
+
+def end_waiting(workspace: Workspace) -> None:
+    """End all spares that wait or start on this machine."""
+    for spare in living(workspace):
+        with suppress(FileNotFoundError):
+            folder = workspace.scratch_dir(SPARES, spare.id)
+            (folder / (READY if (folder / READY).exists() else STARTING)).rename(folder / CLAIMED)
+            kill(spare.process)
 
 
 def _runs(workspace: Workspace, folder: Path, spare: Spare, assignment: Assignment) -> bool:

@@ -9,7 +9,7 @@ from streamwarden.errors import OUTAGES, ErrorCode, StreamwardenError
 from streamwarden.model.record import utc_now
 from streamwarden.model.status import Desired
 from streamwarden.model.supervision import Decision, Supervision
-from streamwarden.runtime import processes
+from streamwarden.runtime import processes, spares
 from streamwarden.runtime.launcher import launch_driver
 from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.runtime.polling import Deadline
@@ -205,6 +205,8 @@ def stop_all(
 ) -> dict[str, Observation]:
     """Suspend several jobs at once, so that no job waits for another job's batch; return how each job ended.
 
+    With all jobs, the spares on this machine end, too.
+
     Skips jobs that were never deployed. If a job cannot be stopped, the others still are.
 
     Parameters
@@ -238,6 +240,9 @@ def stop_all(
             ended[job] = _stopped(workspace, job, max(deadline - time.monotonic(), 0), by=by, kill=kill)
         except StreamwardenError as error:
             failed[job] = error
+    if jobs is None:
+        # No job is left here to take them.
+        spares.end_waiting(workspace)
     if failed:
         why = "".join(f"\n  {job}: {error.code}: {error.what}" for job, error in failed.items())
         raise StreamwardenError("STOP_INCOMPLETE", f"{len(failed)} of {len(asked)} jobs{why}")
