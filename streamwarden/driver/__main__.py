@@ -55,7 +55,7 @@ def _run(workspace: Workspace, job: str, incarnation: str, context: RecordContex
     if answers is not None:
         from streamwarden.driver.standby import stand_by
 
-        prepared = stand_by(workspace, incarnation, answers)
+        prepared = stand_by(workspace, incarnation, answers, commands_from=sys.stdin)
         if prepared is None:
             return 0
     return Driver(workspace, job, incarnation, context, prepared=prepared).run()
@@ -76,7 +76,7 @@ def _spare(workspace: Workspace, spare: str) -> int:
     from streamwarden.driver.logs import configure_logging
     from streamwarden.driver.runner import Driver
     from streamwarden.driver.spare import wait_for_job
-    from streamwarden.driver.standby import Prepared
+    from streamwarden.driver.standby import Prepared, stand_by
     from streamwarden.model.spec import JobSpec
     from streamwarden.runtime.spares import SPEC
     from streamwarden.store.layout import SPARES
@@ -85,9 +85,16 @@ def _spare(workspace: Workspace, spare: str) -> int:
     taken = wait_for_job(workspace, spec, spare)
     if taken is None:
         return 0
-    (job, incarnation), session = (taken[0].job, taken[0].incarnation), taken[1]
+    assignment, session, pipes = taken
+    job, incarnation = assignment.job, assignment.incarnation
     context = configure_logging(workspace.log_dir(job, incarnation), job, incarnation, workspace.profile.logs)
-    return Driver(workspace, job, incarnation, context, prepared=Prepared(session)).run()
+    prepared: Prepared | None = Prepared(session)
+    if pipes is not None:
+        commands, answers = pipes
+        prepared = stand_by(workspace, incarnation, answers, commands_from=commands, warm=session)
+        if prepared is None:
+            return 0
+    return Driver(workspace, job, incarnation, context, prepared=prepared).run()
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ job. It ends by itself when no driver is left on its machine, and when the code 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import psutil
 from pyspark.sql import SparkSession
@@ -19,11 +21,11 @@ from streamwarden.driver.rehearsal import rehearse
 from streamwarden.model.spec import JobSpec
 from streamwarden.runtime import spares, work_dirs
 from streamwarden.runtime.processes import current_process
-from streamwarden.runtime.spares import ANSWER, CLAIMED, READY, RUN, Answer, Assignment, Spare
+from streamwarden.runtime.spares import ANSWER, ANSWERS, CLAIMED, COMMANDS, READY, RUN, Answer, Assignment, Spare
 from streamwarden.store.layout import SPARES
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["wait_for_job"]
+__all__ = ["Given", "wait_for_job"]
 
 _POLL_S = 0.05
 _LOOK_S = 5.0
@@ -36,8 +38,16 @@ _CLAIMED_S = 10.0
 """Seconds until a spare that was taken must have its job: otherwise its taker has died."""
 
 
-def wait_for_job(workspace: Workspace, spec: JobSpec, spare: str) -> tuple[Assignment, SparkSession] | None:
-    """Become warm, then wait; return the job to run and the session, or None if this process is to end.
+class Given(NamedTuple):
+    """What a spare has when it was taken: its job, its session, and the pipes of a standby driver."""
+
+    assignment: Assignment
+    session: SparkSession
+    pipes: tuple[IO[str], int] | None
+
+
+def wait_for_job(workspace: Workspace, spec: JobSpec, spare: str) -> Given | None:
+    """Become warm, then wait; return what is to be run, or None if this process is to end.
 
     Parameters
     ----------
@@ -54,13 +64,22 @@ def wait_for_job(workspace: Workspace, spec: JobSpec, spare: str) -> tuple[Assig
     described = Spare(id=spare, process=current_process(), fit=fit, memory=spec.resources.memory)
     spares.write(folder / READY, described)
     why = _wait(workspace, folder, code)
+    given = None
     if why is None:
         why = code.changed() or _is_dead(session)
+        if why is None:
+            assignment = Assignment.model_validate_json((folder / RUN).read_text(encoding="utf-8"))
+            # The taker has opened both.
+            pipes = (
+                ((folder / COMMANDS).open(encoding="utf-8"), os.open(folder / ANSWERS, os.O_WRONLY))
+                if assignment.standby
+                else None
+            )
+            given = Given(assignment, session, pipes)
         spares.write(folder / ANSWER, Answer(do="refuse", why=why) if why else Answer(do="run"))
     if why is not None:
         sys.stdout.write(f"this spare ends: {why}\n")
-        return None
-    return Assignment.model_validate_json((folder / RUN).read_text(encoding="utf-8")), session
+    return given
 
 
 def _wait(workspace: Workspace, folder: Path, code: _Code) -> str | None:

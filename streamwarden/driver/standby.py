@@ -15,16 +15,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from pyspark.sql import SparkSession
 
 from streamwarden.driver.ahead import QueryAhead
 from streamwarden.driver.causes import headline
 from streamwarden.driver.commands import Commands
-from streamwarden.driver.job_session import start_session
+from streamwarden.driver.job_session import adapt_session, start_session
 from streamwarden.driver.jvm import is_unanswered, jvm_end
 from streamwarden.driver.pipeline.module import load_module
 from streamwarden.driver.rehearsal import rehearse
@@ -64,16 +63,22 @@ class Prepared:
     ahead: QueryAhead | None = None
 
 
-def stand_by(workspace: Workspace, incarnation: str, output: int) -> Prepared | None:
+def stand_by(
+    workspace: Workspace, incarnation: str, output: int, *, commands_from: IO[str], warm: SparkSession | None = None
+) -> Prepared | None:
     """Perform commands until this driver is to run; return what it has prepared, or None if it is not to run.
 
     Parameters
     ----------
     output
         The file descriptor for the answers. Not standard output, to which the JVM and others print.
+    commands_from
+        The stream of commands.
+    warm
+        The session of a spare; default a new one.
     """
     answers = os.fdopen(output, "w", encoding="utf-8")
-    commands = Commands(sys.stdin, last="run", abandoned=_end_at_once)
+    commands = Commands(commands_from, last="run", abandoned=_end_at_once)
 
     def answer(value: dict[str, Any]) -> None:
         # Before the answer: its reader may be gone a moment later.
@@ -84,7 +89,7 @@ def stand_by(workspace: Workspace, incarnation: str, output: int) -> Prepared | 
     standby: _Standby | None = None
     for command in commands:
         if command["do"] == "prepare":
-            standby = _Standby(workspace, JobSpec.model_validate(command["spec"]), incarnation)
+            standby = _Standby(workspace, JobSpec.model_validate(command["spec"]), incarnation, warm)
             rehearsed = standby.rehearse(state=command["state"])
             answer(rehearsed)
             if "code" in rehearsed:
@@ -131,11 +136,13 @@ def _await_executor(session: SparkSession) -> None:
 
 
 class _Standby:
-    def __init__(self, workspace: Workspace, spec: JobSpec, incarnation: str) -> None:
+    def __init__(self, workspace: Workspace, spec: JobSpec, incarnation: str, warm: SparkSession | None = None) -> None:
         self._workspace = workspace
         self._spec = spec
         self._logs = workspace.log_dir(spec.name, incarnation)
-        self._session = start_session(workspace, spec, incarnation)
+        self._session = warm or start_session(workspace, spec, incarnation)
+        if warm is not None:
+            adapt_session(warm, workspace, spec)
         self._replay = Replay(self._session, workspace, spec)
         self.prepared = Prepared(self._session)
 

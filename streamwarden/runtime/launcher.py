@@ -54,9 +54,8 @@ def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: st
     )
     # Written before the process starts: a driver that dies at once must have a record.
     documents.launch(incarnation).write(launch)
-    process = spares.take(workspace, desired.spec, Assignment(job=desired.job, incarnation=incarnation))
-    if process is None:
-        process = _started(workspace, desired.job, incarnation, logs)
+    taken = spares.take(workspace, desired.spec, Assignment(job=desired.job, incarnation=incarnation))
+    process = taken.process if taken else _started(workspace, desired.job, incarnation, logs)
     documents.launch(incarnation).write(launch.model_copy(update={"process": process}))
     return incarnation
 

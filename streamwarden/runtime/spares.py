@@ -22,11 +22,12 @@ import logging
 import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import IO, Literal, TypeVar
 
 import psutil
 
@@ -35,13 +36,16 @@ from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.record import Record
 from streamwarden.model.spec import JobSpec, KafkaSource
 from streamwarden.runtime import work_dirs
+from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.processes import is_alive, kill
 from streamwarden.store.layout import SPARES
 from streamwarden.store.workspace import Workspace
 
 __all__ = [
     "ANSWER",
+    "ANSWERS",
     "CLAIMED",
+    "COMMANDS",
     "READY",
     "RUN",
     "SPARES_ENV",
@@ -50,6 +54,7 @@ __all__ = [
     "Answer",
     "Assignment",
     "Spare",
+    "Taken",
     "end_waiting",
     "fit_of",
     "living",
@@ -67,6 +72,7 @@ SPARES_ENV = "STREAMWARDEN_SPARES"
 
 SPEC, STARTING, READY = "spec.json", "starting.json", "ready.json"
 CLAIMED, RUN, ANSWER = "claimed.json", "run.json", "answer.json"
+COMMANDS, ANSWERS = "commands", "answers"
 
 _ANSWER_S = 3.0
 """Seconds until a spare that was told to run must have answered; it looks twenty times a second."""
@@ -104,10 +110,50 @@ class Spare(Record):
 
 
 class Assignment(Record):
-    """What a spare is to be: the driver of a job."""
+    """What a spare is to be: the driver of a job, or a standby driver for it.
+
+    Parameters
+    ----------
+    job, incarnation
+        The job, and the driver's incarnation.
+    standby
+        Whether it waits for commands, in the pipe ``commands`` of its folder, and answers in ``answers``; see
+        :mod:`streamwarden.driver.standby`.
+    """
 
     job: str
     incarnation: str
+    standby: bool = False
+
+
+class Taken:
+    """A spare that was taken, as a process: with the interface of Popen as far as a standby driver needs it.
+
+    Parameters
+    ----------
+    process
+        The process.
+    stdin, stdout
+        Its commands and answers; None for a spare that is a driver.
+    """
+
+    def __init__(self, process: ProcessRef, stdin: IO[str] | None = None, stdout: IO[str] | None = None) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.stdin = stdin
+        self.stdout = stdout
+
+    def poll(self) -> int | None:
+        """Return None while it lives; how it ended is not known."""
+        return None if is_alive(self.process) else -1
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end."""
+        deadline = Deadline(timeout)
+        while self.poll() is None:
+            if not deadline.pause(_POLL_S):
+                raise subprocess.TimeoutExpired("spare", timeout)
+        return -1
 
 
 class Answer(Record):
@@ -193,8 +239,8 @@ def sweep(workspace: Workspace) -> None:
                 logs.rename(last)
 
 
-def take(workspace: Workspace, spec: JobSpec, assignment: Assignment) -> ProcessRef | None:
-    """Let a fitting spare run a job; return its process, or None if there is none.
+def take(workspace: Workspace, spec: JobSpec, assignment: Assignment) -> Taken | None:
+    """Let a fitting spare run a job, or stand by for it; return it, or None if there is none.
 
     The spare's log files become those of the incarnation.
 
@@ -217,8 +263,9 @@ def take(workspace: Workspace, spec: JobSpec, assignment: Assignment) -> Process
         except FileNotFoundError:
             # Another job was quicker.
             continue
-        if _runs(workspace, folder, spare, assignment):
-            return spare.process
+        taken = _assigned(workspace, folder, spare, assignment)
+        if taken is not None:
+            return taken
         kill(spare.process)
     return None
 
@@ -232,23 +279,39 @@ def end_waiting(workspace: Workspace) -> None:
             kill(spare.process)
 
 
-def _runs(workspace: Workspace, folder: Path, spare: Spare, assignment: Assignment) -> bool:
+def _assigned(workspace: Workspace, folder: Path, spare: Spare, assignment: Assignment) -> Taken | None:
     ours, theirs = workspace.log_dir(assignment.job, assignment.incarnation), workspace.log_dir(SPARES, spare.id)
     ours.parent.mkdir(parents=True, exist_ok=True)
     with suppress(OSError):
         theirs.rename(ours)
         # Its JVM opens new log files by the old name.
         theirs.symlink_to(ours, target_is_directory=True)
+    pipes = _pipes(folder) if assignment.standby else None
     write(folder / RUN, assignment)
     deadline = time.monotonic() + _ANSWER_S
     while (answer := _read(folder / ANSWER, Answer)) is None:
         if time.monotonic() > deadline or not is_alive(spare.process):
             _log.warning("spare %s does not answer; %s starts without it", spare.id, assignment.job)
-            return False
+            answer = Answer(do="refuse", why="it does not answer")
+            break
         time.sleep(_POLL_S)
     if answer.do == "refuse":
         _log.info("spare %s is not used for %s: %s", spare.id, assignment.job, answer.why)
-    return answer.do == "run"
+    taken = Taken(spare.process)
+    if pipes is not None:
+        # It has opened both by now. Only the writer stays here: the spare sees its end.
+        taken.stdin = (folder / COMMANDS).open("w", encoding="utf-8") if answer.do == "run" else None
+        os.close(pipes[0])
+        os.set_blocking(pipes[1], True)
+        taken.stdout = os.fdopen(pipes[1], encoding="utf-8")
+    return taken if answer.do == "run" else None
+
+
+def _pipes(folder: Path) -> tuple[int, int]:
+    """Make the pipes of a standby driver, open so that neither side waits for the other."""
+    for name in (COMMANDS, ANSWERS):
+        os.mkfifo(folder / name, 0o600)
+    return os.open(folder / COMMANDS, os.O_RDWR), os.open(folder / ANSWERS, os.O_RDONLY | os.O_NONBLOCK)
 
 
 def write(path: Path, record: Record) -> None:

@@ -16,9 +16,11 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Desired, Launch
+from streamwarden.runtime import spares
 from streamwarden.runtime.launcher import driver_process, end_orphan
 from streamwarden.runtime.postmortem import last_words
 from streamwarden.runtime.processes import kill, process_of
+from streamwarden.runtime.spares import Assignment, Taken
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.ids import new_id
 from streamwarden.store.layout import CONSOLE_LOG
@@ -54,7 +56,7 @@ class Standby:
         workspace: Workspace,
         spec: JobSpec,
         incarnation: str,
-        process: subprocess.Popen[str],
+        process: subprocess.Popen[str] | Taken,
         logs: Path,
         *,
         state: bool,
@@ -210,7 +212,7 @@ class Standby:
 
 @contextmanager
 def standby(workspace: Workspace, spec: JobSpec, *, state: bool) -> Iterator[Standby]:
-    """Start a standby driver, and end it on exit of the context, unless it runs the job by then.
+    """Take a spare or start a standby driver, and end it on exit of the context, unless it runs the job by then.
 
     Does not wait until the process is ready: see :meth:`Standby.await_ready`.
 
@@ -221,17 +223,21 @@ def standby(workspace: Workspace, spec: JobSpec, *, state: bool) -> Iterator[Sta
     """
     incarnation = new_id()
     logs = workspace.log_dir(spec.name, incarnation)
-    logs.mkdir(parents=True, exist_ok=True)
-    with (logs / CONSOLE_LOG).open("ab") as stream:
-        process = driver_process(
-            workspace,
-            spec.name,
-            incarnation,
-            "--standby",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stream,
-        )
+    process: subprocess.Popen[str] | Taken | None = spares.take(
+        workspace, spec, Assignment(job=spec.name, incarnation=incarnation, standby=True)
+    )
+    if process is None:
+        logs.mkdir(parents=True, exist_ok=True)
+        with (logs / CONSOLE_LOG).open("ab") as stream:
+            process = driver_process(
+                workspace,
+                spec.name,
+                incarnation,
+                "--standby",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stream,
+            )
     spare = Standby(workspace, spec, incarnation, process, logs, state=state)
     try:
         yield spare

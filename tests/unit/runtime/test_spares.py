@@ -19,6 +19,7 @@ from streamwarden.model.spec import JobSpec
 from streamwarden.runtime import launcher, spares, work_dirs
 from streamwarden.runtime.processes import is_alive, process_of
 from streamwarden.runtime.spares import Assignment, Spare
+from streamwarden.runtime.standby import standby
 from streamwarden.store.layout import SPARES
 from streamwarden.store.workspace import Workspace, open_workspace
 from tests.unit.operations.test_spec_diff import spec
@@ -31,10 +32,17 @@ import json, os, sys, time
 folder, answer = sys.argv[1], sys.argv[2]
 while not os.path.exists(folder + "/run.json"):
     time.sleep(0.01)
+stands_by = os.path.exists(folder + "/commands")
+if stands_by:
+    commands, answers = open(folder + "/commands"), open(folder + "/answers", "w", 1)
 if answer:
     with open(folder + "/answer.part", "w") as file:
         file.write(answer)
     os.rename(folder + "/answer.part", folder + "/answer.json")
+if stands_by:
+    for line in commands:
+        answers.write(json.dumps({"ready": True, "digests": {"heard": json.loads(line)["do"]}}) + "\\n")
+    sys.exit()
 time.sleep(60)
 """
 RUN = json.dumps({"do": "run"})
@@ -78,7 +86,8 @@ def ready(workspace: Workspace) -> Iterator[Ready]:
 
 
 def take(workspace: Workspace, incarnation: str = "i1") -> ProcessRef | None:
-    return spares.take(workspace, spec(), Assignment(job="job", incarnation=incarnation))
+    taken = spares.take(workspace, spec(), Assignment(job="job", incarnation=incarnation))
+    return taken.process if taken else None
 
 
 def test_a_ready_spare_is_taken_once_with_its_logs(workspace: Workspace, ready: Ready) -> None:
@@ -117,13 +126,24 @@ def test_one_with_other_credentials_is_left(
     assert take(workspace) is not None
 
 
+def test_one_stands_by_and_ends_with_its_taker(workspace: Workspace, ready: Ready) -> None:
+    process = ready()
+    with standby(workspace, spec(), state=False) as standing:
+        standing.await_ready()
+        assert standing.digests("checkpoint", 1, 2, timeout=10, say=lambda: None) == {"heard": "digest"}
+        assert is_alive(process)
+    assert is_alive(process) is False
+
+
 @pytest.mark.parametrize("answer", ["", json.dumps({"do": "refuse", "why": "its code has changed"})])
+@pytest.mark.parametrize("stands_by", [False, True])
 def test_one_that_does_not_run_is_ended_and_the_next_is_taken(
-    workspace: Workspace, ready: Ready, answer: str, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, ready: Ready, answer: str, monkeypatch: pytest.MonkeyPatch, stands_by: bool
 ) -> None:
-    monkeypatch.setattr(spares, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(spares, "_ANSWER_S", 0.5)
     first, second = ready(answer), ready()
-    assert take(workspace) == second
+    taken = spares.take(workspace, spec(), Assignment(job="job", incarnation="i1", standby=stands_by))
+    assert taken is not None and taken.process == second
     assert is_alive(first) is False
 
 
