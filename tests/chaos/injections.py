@@ -15,6 +15,7 @@ import psutil
 from streamwarden.airflow.run_handover import relief_id
 from streamwarden.devserver.rest import AirflowRequestFailed
 from streamwarden.errors import StreamwardenError
+from streamwarden.runtime import spares
 from streamwarden.supervision.observe import Phase
 from tests.chaos.plan import JOBS, SHARED, Fault, Kind, Moment
 from tests.chaos.world import LEASE_S, TRIGGERER_THRESHOLD_S, ChaosError, World, is_running, now_text, some_time
@@ -208,6 +209,11 @@ class Injector:
             time.sleep(0.05)
         if kind is Kind.DRIVER_PYTHON or (kind is Kind.DRIVER_JVM and not java):
             return members[:1]
+        if kind is Kind.DRIVER_SPARES:
+            for spare in spares.living(self.world.workspace):
+                with contextlib.suppress(psutil.Error):
+                    root = psutil.Process(spare.process.pid)
+                    members += [root, *root.children(recursive=True)]
         return java[:1] if kind is Kind.DRIVER_JVM else members
 
     def _strike(self, record: Record, targets: Iterable[psutil.Process], how: signal.Signals = signal.SIGKILL) -> None:
@@ -619,6 +625,7 @@ class Injector:
         Kind.DRIVER_BOTH: _drivers,
         Kind.DRIVER_PYTHON: _drivers,
         Kind.DRIVER_JVM: _drivers,
+        Kind.DRIVER_SPARES: _drivers,
         Kind.DRIVER_FROZEN: _frozen,
         Kind.DRIVER_WOKEN: _woken,
         Kind.TASK_CLEARED: _cleared,

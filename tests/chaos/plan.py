@@ -17,6 +17,7 @@ class Kind(StrEnum):
     DRIVER_BOTH = "driver_both"
     DRIVER_PYTHON = "driver_python"
     DRIVER_JVM = "driver_jvm"
+    DRIVER_SPARES = "driver_spares"
     DRIVER_FROZEN = "driver_frozen"
     DRIVER_WOKEN = "driver_woken"
     TASK_CLEARED = "task_cleared"
@@ -38,6 +39,7 @@ WORDS = {
     Kind.DRIVER_BOTH: "driver: Python and JVM killed (-9)",
     Kind.DRIVER_PYTHON: "driver: Python killed (-9)",
     Kind.DRIVER_JVM: "driver: JVM killed (-9)",
+    Kind.DRIVER_SPARES: "driver: Python, JVM and all spares killed (-9)",
     Kind.DRIVER_FROZEN: "driver: frozen past its lease",
     Kind.DRIVER_WOKEN: "driver: frozen past its lease, woken before it is replaced",
     Kind.TASK_CLEARED: "supervise task cleared",
@@ -73,6 +75,7 @@ MOMENTS: dict[Kind, tuple[Moment, ...]] = {
     Kind.DRIVER_BOTH: _DRIVER_KILL,
     Kind.DRIVER_PYTHON: _DRIVER_KILL,
     Kind.DRIVER_JVM: _DRIVER_KILL,
+    Kind.DRIVER_SPARES: (Moment.IN_BATCH, Moment.BETWEEN),
     Kind.DRIVER_FROZEN: (Moment.IN_BATCH, Moment.BETWEEN, Moment.STARTING),
     Kind.DRIVER_WOKEN: (Moment.IN_BATCH, Moment.BETWEEN),
     Kind.TASK_CLEARED: _WHOLE_OR_NOT,
@@ -124,6 +127,7 @@ _FIRST = (
     Kind.TASK_SUCCESS,
     Kind.TRIGGERER_SECOND,
     Kind.DRIVER_BOTH,
+    Kind.DRIVER_SPARES,
     Kind.DAG_PROCESSOR_KILLED,
     Kind.API_AWAY,
 )

@@ -9,6 +9,8 @@ import time
 import psutil
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.runtime.spares import RUN, Assignment
+from streamwarden.store.layout import SPARES
 from streamwarden.supervision.observe import Phase
 from tests.chaos.plan import JOBS
 from tests.chaos.world import World
@@ -91,6 +93,13 @@ class Watcher(threading.Thread):
                 continue
             with contextlib.suppress(ValueError, IndexError, StreamwardenError):
                 job, incarnation = words[words.index("--job") + 1], words[words.index("--incarnation") + 1]
+                if job == SPARES:
+                    # A spare that was taken has its job from a file.
+                    given = self.world.workspace.scratch_dir(job, incarnation) / RUN
+                    assignment = Assignment.model_validate_json(given.read_text()) if given.exists() else None
+                    if assignment is None:
+                        continue
+                    job, incarnation = assignment.job, assignment.incarnation
                 heartbeat = self.world.documents(job).heartbeat(incarnation).read()
                 if heartbeat is not None and time.time() - heartbeat.at.timestamp() < _FRESH_S:
                     found.setdefault(job, set()).add(incarnation)

@@ -158,6 +158,7 @@ class World:
             "STREAMWARDEN_CONFIG": str(self.config),
             "STREAMWARDEN_ROOT": str(self.workspace.root),
             "STREAMWARDEN_HOUSEKEEPING_SCHEDULE": "",
+            "STREAMWARDEN_SPARES": "1",
             "STREAMWARDEN_WATCH_SCHEDULE": "",
             # What weeks do to a thousand retries, one lost try does to two: a fresh run takes over.
             "STREAMWARDEN_SUPERVISE_RETRIES": "2",

@@ -19,6 +19,7 @@ GOAL = re.compile(r"\S+ -?[0-9.]+ [0-9.]+ (ok|short)")
     "words",
     [
         "benchmarks.start --runs 1",
+        "benchmarks.warm_start --runs 1 --keys 10000",
         "benchmarks.overhead --rows 300000 --batches 45 --runs 1",
         "benchmarks.settings --batches 5 --runs 1",
         "benchmarks.savepoint --keys 1000 --runs 1",
