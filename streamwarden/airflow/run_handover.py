@@ -13,7 +13,7 @@ from typing import Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import DagRunTriggerException
 
-from streamwarden.airflow.triggering import run_to_trigger
+from streamwarden.airflow.trigger_dag_run import run_to_trigger
 from streamwarden.supervision.claim import Claim
 
 __all__ = ["RELIEVES", "are_used_up", "is_due", "relief", "relief_id", "relief_of", "relieved_by"]

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from streamwarden.driver.pipeline.batches import release
 from streamwarden.driver.pipeline.outputs import AUTHOR
 from streamwarden.driver.pipeline.query import RunningQuery, Writer
-from streamwarden.driver.replay import write_nowhere
+from streamwarden.driver.state_only_batch import write_nowhere
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.no_data_batch import begin_no_data_batch
 from streamwarden.model.spec import JobSpec

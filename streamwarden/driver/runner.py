@@ -20,7 +20,7 @@ from streamwarden import __version__
 from streamwarden.driver.backlog import Backlog, backlog_of
 from streamwarden.driver.causes import Cause, Failure, explain, headline, shortened
 from streamwarden.driver.export import Export, open_export
-from streamwarden.driver.heart import Heart
+from streamwarden.driver.heartbeat import Heart
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.job_session import adapt_session, start_session
 from streamwarden.driver.jvm import end_jvm, is_unanswered, jvm_end, jvm_of

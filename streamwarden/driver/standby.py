@@ -28,8 +28,8 @@ from streamwarden.driver.jvm import is_unanswered, jvm_end
 from streamwarden.driver.pipeline.module import load_module
 from streamwarden.driver.rehearsal import rehearse
 from streamwarden.driver.repartition import repartition
-from streamwarden.driver.replay import Replay
 from streamwarden.driver.state_digest import state_digests
+from streamwarden.driver.state_only_batch import Replay
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.spec import JobSpec
 from streamwarden.runtime.polling import Deadline

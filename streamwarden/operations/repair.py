@@ -29,7 +29,7 @@ from streamwarden.model.status import (
     StopRequest,
 )
 from streamwarden.model.supervision import HealthRecord, Supervision
-from streamwarden.operations.restored import Restored
+from streamwarden.operations.repair_documents import Restored
 from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.documents import manifest_document

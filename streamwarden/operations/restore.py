@@ -17,7 +17,7 @@ from streamwarden.runtime.standby import Standby
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.catalog import Savepoint
 from streamwarden.savepoints.compatibility import incompatibilities, missing_outputs, readers_of, taken_outputs
-from streamwarden.savepoints.materialize import fresh_checkpoint
+from streamwarden.savepoints.fresh_checkpoint import fresh_checkpoint
 from streamwarden.savepoints.table_damage import (
     cut_off,
     damaged_outputs,

@@ -17,7 +17,7 @@ from streamwarden.operations.workflow import JobOperation
 from streamwarden.runtime.operation_lock import active_operation, begin
 from streamwarden.runtime.standby import Standby
 from streamwarden.savepoints import catalog
-from streamwarden.savepoints.materialize import fresh_checkpoint
+from streamwarden.savepoints.fresh_checkpoint import fresh_checkpoint
 from streamwarden.savepoints.take import Report
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace

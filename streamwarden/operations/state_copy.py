@@ -13,14 +13,14 @@ from typing import Protocol
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.checkpoint_files import repartitioned
-from streamwarden.formats.offset_replay import Follower, pays_to_start_ahead
+from streamwarden.formats.checkpoint_follower import Follower, pays_to_start_ahead
 from streamwarden.model.operation import Step, StepName
 from streamwarden.model.progress import BatchProgress
 from streamwarden.model.savepoint import Manifest
 from streamwarden.model.status import CheckpointRef
 from streamwarden.runtime.standby import Standby
 from streamwarden.runtime.state_reader import StateAt
-from streamwarden.savepoints.materialize import fresh_checkpoint
+from streamwarden.savepoints.fresh_checkpoint import fresh_checkpoint
 from streamwarden.savepoints.take import Report
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace

@@ -22,7 +22,7 @@ from streamwarden.model.record import Decided, ErrorInfo, utc_now
 from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef, Desired
-from streamwarden.operations.restored import used_generations
+from streamwarden.operations.repair_documents import used_generations
 from streamwarden.runtime.operation_lock import OperationHandle
 from streamwarden.runtime.standby import Standby
 from streamwarden.savepoints import catalog

@@ -22,7 +22,7 @@ from streamwarden.airflow.operators.rescale import CancelRescaleOperator, Rescal
 from streamwarden.autoscaler.advise import holds_back
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
-from streamwarden.formats.offset_replay import Follower
+from streamwarden.formats.checkpoint_follower import Follower
 from streamwarden.model.operation import Operation
 from streamwarden.model.record import utc_now
 from streamwarden.model.status import CheckpointRef, OutputStart

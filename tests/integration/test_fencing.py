@@ -20,7 +20,7 @@ from streamwarden.model.status import CheckpointRef, Exit
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.restore import restore
 from streamwarden.runtime.launcher import launch_driver
-from streamwarden.savepoints import materialize
+from streamwarden.savepoints import fresh_checkpoint as fresh_checkpoint_module
 from streamwarden.savepoints.take import take
 from streamwarden.supervision import act
 from streamwarden.supervision.observe import Observation, Phase, observe
@@ -147,7 +147,7 @@ def wakes_in_another_generation(
     place.wait("numbers", lambda seen: seen.phase is Phase.SILENT, "the paused driver to be silent")
     monkeypatch.setattr(act, "kill", lambda process: False)
     if not fenced:
-        monkeypatch.setattr(materialize, "CheckpointRef", Unfenced)
+        monkeypatch.setattr(fresh_checkpoint_module, "CheckpointRef", Unfenced)
     restore(place.workspace, "numbers", savepoint=made.id, by=BY)
     place.wait("numbers", lambda seen: at(seen, 2), "batch 2 of the new generation")
     os.kill(pid_of(paused), signal.SIGCONT)

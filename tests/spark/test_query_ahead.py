@@ -17,7 +17,7 @@ from streamwarden.driver.pipeline.batches import BatchWriter
 from streamwarden.driver.pipeline.module import load_module, settings_for
 from streamwarden.driver.pipeline.query import RunningQuery
 from streamwarden.driver.pipeline.source import open_source
-from streamwarden.driver.replay import Replay
+from streamwarden.driver.state_only_batch import Replay
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.spec import JobSpec
 from streamwarden.store.workspace import Workspace, open_workspace

@@ -9,7 +9,7 @@ from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowSkipException
 
 from streamwarden.airflow.operators.base import JobOperator
-from streamwarden.airflow.triggering import run_to_trigger
+from streamwarden.airflow.trigger_dag_run import run_to_trigger
 from streamwarden.autoscaler.advise import advise
 from streamwarden.errors import StreamwardenError
 from streamwarden.store.documents import JobDocuments

@@ -11,7 +11,7 @@ from airflow.sdk import Context
 from streamwarden.airflow.describe import dag_id_of
 from streamwarden.airflow.operators.base import JobOperator, is_true
 from streamwarden.airflow.operators.watch import is_supervised
-from streamwarden.airflow.triggering import run_to_trigger
+from streamwarden.airflow.trigger_dag_run import run_to_trigger
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import Operation
 from streamwarden.store.documents import JobDocuments

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 
-from streamwarden.driver import heart, runner
+from streamwarden.driver import heartbeat, runner
 from streamwarden.driver.causes import Failure
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.runner import Driver
@@ -112,7 +112,7 @@ def test_a_stop_counts_whatever_becomes_of_the_log(driver: Driver, monkeypatch: 
     def blocked(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(heart._log, "info", blocked)
+    monkeypatch.setattr(heartbeat._log, "info", blocked)
     with pytest.raises(OSError, match="no space"):
         driver._heart.request_stop("signal 15")
     assert driver._heart.stop.is_set()

@@ -17,7 +17,7 @@ from streamwarden.formats.delta_fence import fence
 from streamwarden.formats.delta_log import application_id
 from streamwarden.model.record import utc_now
 from streamwarden.model.status import CheckpointRef
-from streamwarden.operations.restored import used_generations
+from streamwarden.operations.repair_documents import used_generations
 from streamwarden.store.workspace import Workspace
 from tests.unit.savepoints import test_catalog
 from tests.unit.supervision.test_supervision import JOB, desired

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from streamwarden.driver import heart
+from streamwarden.driver import heartbeat
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.pipeline import query as query_module
 from streamwarden.driver.pipeline.query import RunningQuery
@@ -114,7 +114,7 @@ def workspace(storage: Counting, tmp_path: Path) -> Workspace:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(heart, "time", made)
+    monkeypatch.setattr(heartbeat, "time", made)
     return made
 
 

@@ -19,7 +19,7 @@ from streamwarden.operations.restore import _Restore
 from streamwarden.operations.rollout import _Rollout
 from streamwarden.operations.workflow import JobOperation
 from streamwarden.runtime.operation_lock import OperationHandle, begin
-from streamwarden.savepoints.materialize import fresh_checkpoint
+from streamwarden.savepoints.fresh_checkpoint import fresh_checkpoint
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import decide, effective_spec
 from streamwarden.store.workspace import Workspace, open_workspace

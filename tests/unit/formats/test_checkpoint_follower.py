@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.formats.offset_replay import Follower, pays_to_start_ahead
+from streamwarden.formats.checkpoint_follower import Follower, pays_to_start_ahead
 from streamwarden.operations.state_copy import follow
 from streamwarden.store.workspace import Workspace
 from tests.batches import make_place
