@@ -15,21 +15,27 @@ from typing import IO, NamedTuple
 import psutil
 from pyspark.sql import SparkSession
 
-from streamwarden.driver.job_session import start_session
+from streamwarden.driver.job_session import adapt_session, start_session
 from streamwarden.driver.pipeline.module import load_module
 from streamwarden.driver.rehearsal import rehearse
+from streamwarden.errors import StreamwardenError
 from streamwarden.model.spec import JobSpec
 from streamwarden.runtime import spares, work_dirs
 from streamwarden.runtime.processes import current_process
 from streamwarden.runtime.spares import ANSWER, ANSWERS, CLAIMED, COMMANDS, READY, RUN, Answer, Assignment, Spare
+from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import SPARES
 from streamwarden.store.workspace import Workspace
+from streamwarden.supervision.driver_control import deployed_jobs
 
 __all__ = ["Given", "wait_for_job"]
 
 _POLL_S = 0.05
 _LOOK_S = 5.0
 """Seconds between two looks at the machine's drivers and at the code."""
+
+_OTHERS = 3
+"""Other jobs that a spare rehearses, at most: each takes some seconds."""
 
 _ALONE_S = 120.0
 """Seconds without any driver on the machine until a spare ends: longer than a supervisor needs to restart a job."""
@@ -52,15 +58,17 @@ def wait_for_job(workspace: Workspace, spec: JobSpec, spare: str) -> Given | Non
     Parameters
     ----------
     spec
-        The job whose size the spare has, and which it rehearses.
+        The job whose size the spare has. It rehearses this one first, then others of the size.
     spare
         The spare's id.
     """
     folder = workspace.scratch_dir(SPARES, spare)
     code = _Code()
     session = start_session(workspace, spec, spare, owner=SPARES)
-    rehearse(session, workspace, spec, load_module(spec), state=False)
     fit = spares.fit_of(workspace, spec, psutil.Process().environ())
+    for one in (spec, *_others(workspace, spec, fit)):
+        adapt_session(session, workspace, one)
+        rehearse(session, workspace, one, load_module(one), state=False)
     described = Spare(id=spare, process=current_process(), fit=fit, memory=spec.resources.memory)
     spares.write(folder / READY, described)
     why = _wait(workspace, folder, code)
@@ -80,6 +88,22 @@ def wait_for_job(workspace: Workspace, spec: JobSpec, spare: str) -> Given | Non
     if why is not None:
         sys.stdout.write(f"this spare ends: {why}\n")
     return given
+
+
+def _others(workspace: Workspace, spec: JobSpec, fit: str) -> list[JobSpec]:
+    """Return further jobs that may need this spare: running ones of the same size."""
+    found = []
+    for job in deployed_jobs(workspace):
+        try:
+            desired = JobDocuments(workspace.storage, job).desired.read()
+        except StreamwardenError:
+            # Damaged: it is no matter of a spare.
+            continue
+        if desired is None or job == spec.name or desired.state != "running":
+            continue
+        if spares.fit_of(workspace, desired.spec, psutil.Process().environ()) == fit:
+            found.append(desired.spec)
+    return found[:_OTHERS]
 
 
 def _wait(workspace: Workspace, folder: Path, code: _Code) -> str | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import subprocess
 import threading
+import time
 
 import psutil
 
 from streamwarden.model.spec import JobSpec
-from streamwarden.runtime import spares
+from streamwarden.runtime import spares, work_dirs
 from streamwarden.runtime.launcher import order_spare
 from streamwarden.store.layout import SPARES
 from streamwarden.store.workspace import Workspace
@@ -21,6 +22,10 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 5.0
 _MAX_WAIT_S = 600.0
 """Seconds between two orders, at most: an order that comes to nothing doubles them."""
+
+
+_SETTLE_S = 30.0
+"""Seconds after the start of any driver in which none is ordered: another JVM would slow down its first batches."""
 
 
 class SpareKeeper(threading.Thread):
@@ -70,6 +75,8 @@ class SpareKeeper(threading.Thread):
             fitting = {spare: ready for spare, ready in spares.living(workspace).items() if spare.fit == fit}
             if len(fitting) >= spares.wanted(workspace, spec):
                 return False, not all(fitting.values())
+            if time.time() - work_dirs.newest_start(workspace) < _SETTLE_S:
+                return False, False
             spares.sweep(workspace)
             order_spare(workspace, spec, fit, environment)
             return True, True

@@ -10,15 +10,18 @@ import fcntl
 import logging
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from streamwarden.store.layout import SPARES
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["any_running", "claim", "remove", "sweep"]
+__all__ = ["any_running", "claim", "newest_start", "remove", "sweep"]
 
 _log = logging.getLogger(__name__)
 _LOCK = ".lock"
+_RUN = "run.json"
+"""In a spare's folder, once it is a driver; see :mod:`streamwarden.runtime.spares`."""
 
 
 def claim(workspace: Workspace, job: str, incarnation: str) -> Path:
@@ -50,7 +53,7 @@ def remove(folder: Path) -> None:
 def any_running(workspace: Workspace) -> bool:
     """Return whether a driver of any job runs on this machine; spares that wait do not count."""
     for lock in workspace.scratch.glob(f"*/*/{_LOCK}"):
-        if lock.parent.parent.name == SPARES and not (lock.parent / "run.json").exists():
+        if lock.parent.parent.name == SPARES and not (lock.parent / _RUN).exists():
             continue
         try:
             with lock.open("rb") as file:
@@ -60,6 +63,19 @@ def any_running(workspace: Workspace) -> bool:
         except OSError:
             continue
     return False
+
+
+def newest_start(workspace: Workspace) -> float:
+    """Return when the last driver of any job was started on this machine, seconds since the epoch; 0 for never."""
+    starts = [
+        *(lock for lock in workspace.scratch.glob(f"*/*/{_LOCK}") if lock.parent.parent.name != SPARES),
+        *workspace.scratch.glob(f"{SPARES}/*/{_RUN}"),
+    ]
+    found = 0.0
+    for path in starts:
+        with suppress(OSError):
+            found = max(found, path.stat().st_mtime)
+    return found
 
 
 def sweep(workspace: Workspace, job: str) -> list[str]:

@@ -44,7 +44,7 @@ class Standby:
         Path("ended").touch()
 
 standby._Standby = Standby
-found = standby.stand_by(None, "i1", os.dup(1))
+found = standby.stand_by(None, "i1", os.dup(1), commands_from=sys.stdin)
 if found is not None:
     time.sleep(2)
     Path("drives").write_text(found)
