@@ -33,6 +33,7 @@ from nyc_taxi.demo.verify import read_table, verify_outputs
 from streamwarden.console import out
 from streamwarden.devserver.standalone import Standalone
 from streamwarden.errors import StreamwardenError
+from streamwarden.runtime import spares
 from streamwarden.runtime.processes import is_alive, kill
 from streamwarden.store.config import config_dir, job_names
 from streamwarden.store.documents import JobDocuments
@@ -295,7 +296,7 @@ def _tables(workspace: Workspace) -> list[str]:
 
 
 def kill_drivers(workspace: Workspace) -> None:
-    """End every remaining driver, and its JVM."""
+    """End every remaining driver and spare, with its JVM."""
     for job in job_names(workspace.config):
         documents = JobDocuments(workspace.storage, job)
         lease = documents.lease.read()
@@ -306,6 +307,7 @@ def kill_drivers(workspace: Workspace) -> None:
         for process in found:
             if process is not None and is_alive(process):
                 kill(process)
+    spares.end_waiting(workspace)
 
 
 def _interrupted(number: int, _: FrameType | None) -> None:
