@@ -10,6 +10,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from streamwarden.driver.job_api import StreamingJob
+from streamwarden.driver.job_session import adapt_session
 from streamwarden.driver.pipeline.batches import BatchWriter
 from streamwarden.driver.pipeline.module import settings_for
 from streamwarden.driver.pipeline.query import POLL_S, RunningQuery
@@ -69,6 +70,8 @@ def rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, module:
         # A cluster's executors have other folders, and until the takeover they belong to another driver.
         return
     own = session.newSession()
+    # A new session has the settings that the JVM was started with: of a spare, those of another job.
+    adapt_session(own, workspace, spec)
     # S3's file manager rejects local folders.
     own.conf.set(_FILE_MANAGER, BASE[_FILE_MANAGER])
     try:

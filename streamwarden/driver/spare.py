@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -15,7 +16,7 @@ from typing import IO, NamedTuple
 import psutil
 from pyspark.sql import SparkSession
 
-from streamwarden.driver.job_session import adapt_session, start_session
+from streamwarden.driver.job_session import start_session
 from streamwarden.driver.pipeline.module import load_module
 from streamwarden.driver.rehearsal import rehearse
 from streamwarden.errors import StreamwardenError
@@ -66,11 +67,10 @@ def wait_for_job(workspace: Workspace, spec: JobSpec, spare: str) -> Given | Non
     code = _Code()
     session = start_session(workspace, spec, spare, owner=SPARES)
     fit = spares.fit_of(workspace, spec, psutil.Process().environ())
-    for one in (spec, *_others(workspace, spec, fit)):
-        adapt_session(session, workspace, one)
-        rehearse(session, workspace, one, load_module(one), state=False)
+    rehearse(session, workspace, spec, load_module(spec), state=False)
     described = Spare(id=spare, process=current_process(), fit=fit, memory=spec.resources.memory)
     spares.write(folder / READY, described)
+    threading.Thread(target=_rehearse_others, args=(session, workspace, spec, fit, folder), daemon=True).start()
     why = _wait(workspace, folder, code)
     given = None
     if why is None:
@@ -88,6 +88,14 @@ def wait_for_job(workspace: Workspace, spec: JobSpec, spare: str) -> Given | Non
     if why is not None:
         sys.stdout.write(f"this spare ends: {why}\n")
     return given
+
+
+def _rehearse_others(session: SparkSession, workspace: Workspace, spec: JobSpec, fit: str, folder: Path) -> None:
+    """Rehearse other jobs, too, as long as this spare is not taken."""
+    for one in _others(workspace, spec, fit):
+        if (folder / CLAIMED).exists():
+            return
+        rehearse(session, workspace, one, load_module(one), state=False)
 
 
 def _others(workspace: Workspace, spec: JobSpec, fit: str) -> list[JobSpec]:
