@@ -34,6 +34,7 @@ from streamwarden.runtime import processes, spares
 from streamwarden.runtime.spares import SPARES_ENV
 from streamwarden.savepoints.take import take
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import SPARES
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import Phase, observe
 
@@ -114,8 +115,9 @@ def _await_batches(keyed: KeyedJob, number: int) -> None:
 
 def _await_spare(keyed: KeyedJob) -> None:
     deadline = time.monotonic() + 300
-    while not any(spares.living(keyed.workspace).values()):
-        assert time.monotonic() < deadline, "no spare became ready"
+    place = keyed.workspace.scratch / SPARES
+    while not any((place / spare.id / spares.REHEARSED).exists() for spare in spares.living(keyed.workspace)):
+        assert time.monotonic() < deadline, "no spare has rehearsed"
         time.sleep(0.2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -48,7 +49,15 @@ _INTERVAL = timedelta(seconds=1)
 _CHECKPOINT = "checkpoint"
 
 
-def rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, module: StreamingJob, *, state: bool) -> None:
+def rehearse(
+    session: SparkSession,
+    workspace: Workspace,
+    spec: JobSpec,
+    module: StreamingJob,
+    *,
+    state: bool,
+    needless: Callable[[], bool] = lambda: False,
+) -> None:
     """Run the job's own query for some batches, with a checkpoint and tables in a temporary folder.
 
     A JVM's first batch takes three times as long as its second, because classes are loaded and compiled and queries
@@ -65,6 +74,8 @@ def rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, module:
         The job.
     state
         Whether to rehearse the digest and the repartition of the state, too.
+    needless
+        Asked all the while: once it is true, the rehearsal ends at once.
     """
     if not str(session.sparkContext.master).startswith("local"):
         # A cluster's executors have other folders, and until the takeover they belong to another driver.
@@ -79,14 +90,21 @@ def rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, module:
             return
         with tempfile.TemporaryDirectory(prefix="streamwarden-rehearsal-") as name:
             folder = Path(name)
-            if _run(own, workspace, spec, module, folder) and state:
+            if _run(own, workspace, spec, module, folder, needless) and state:
                 _work_on_state(own, folder)
         _open_outputs(own, workspace, spec)
     except Exception:
         _log.warning("a rehearsal failed; the first batch will take longer", exc_info=True)
 
 
-def _run(session: SparkSession, workspace: Workspace, spec: JobSpec, module: StreamingJob, folder: Path) -> bool:
+def _run(
+    session: SparkSession,
+    workspace: Workspace,
+    spec: JobSpec,
+    module: StreamingJob,
+    folder: Path,
+    needless: Callable[[], bool],
+) -> bool:
     """Return whether it completed; if not, a batch may be left begun, and its state is unusable."""
     sinks = {
         sink.output: DeltaSink(session, str(folder / sink.output), sink, module.OUTPUTS[sink.output], "rehearsal")
@@ -109,7 +127,7 @@ def _run(session: SparkSession, workspace: Workspace, spec: JobSpec, module: Str
         failure = query.failure()
         if failure is not None:
             raise failure.error
-        if not deadline.pause(POLL_S):
+        if needless() or not deadline.pause(POLL_S):
             query.abandon()
             return False
     query.stop()

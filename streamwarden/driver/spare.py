@@ -23,7 +23,18 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.spec import JobSpec
 from streamwarden.runtime import spares, work_dirs
 from streamwarden.runtime.processes import current_process
-from streamwarden.runtime.spares import ANSWER, ANSWERS, CLAIMED, COMMANDS, READY, RUN, Answer, Assignment, Spare
+from streamwarden.runtime.spares import (
+    ANSWER,
+    ANSWERS,
+    CLAIMED,
+    COMMANDS,
+    READY,
+    REHEARSED,
+    RUN,
+    Answer,
+    Assignment,
+    Spare,
+)
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import SPARES
 from streamwarden.store.workspace import Workspace
@@ -67,10 +78,10 @@ def wait_for_job(workspace: Workspace, spec: JobSpec, spare: str) -> Given | Non
     code = _Code()
     session = start_session(workspace, spec, spare, owner=SPARES)
     fit = spares.fit_of(workspace, spec, psutil.Process().environ())
-    rehearse(session, workspace, spec, load_module(spec), state=False)
     described = Spare(id=spare, process=current_process(), fit=fit, memory=spec.resources.memory)
     spares.write(folder / READY, described)
-    threading.Thread(target=_rehearse_others, args=(session, workspace, spec, fit, folder), daemon=True).start()
+    # Ready before: a session alone saves most of a start, and on a busy machine rehearsals take a minute.
+    threading.Thread(target=_rehearse, args=(session, workspace, spec, fit, folder), daemon=True).start()
     why = _wait(workspace, folder, code)
     given = None
     if why is None:
@@ -90,12 +101,13 @@ def wait_for_job(workspace: Workspace, spec: JobSpec, spare: str) -> Given | Non
     return given
 
 
-def _rehearse_others(session: SparkSession, workspace: Workspace, spec: JobSpec, fit: str, folder: Path) -> None:
-    """Rehearse other jobs, too, as long as this spare is not taken."""
-    for one in _others(workspace, spec, fit):
-        if (folder / CLAIMED).exists():
-            return
-        rehearse(session, workspace, one, load_module(one), state=False)
+def _rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, fit: str, folder: Path) -> None:
+    """Rehearse a job and others of its size, until this spare is taken."""
+    taken = (folder / CLAIMED).exists
+    for one in (spec, *_others(workspace, spec, fit)):
+        if not taken():
+            rehearse(session, workspace, one, load_module(one), state=False, needless=taken)
+    (folder / REHEARSED).touch()
 
 
 def _others(workspace: Workspace, spec: JobSpec, fit: str) -> list[JobSpec]:

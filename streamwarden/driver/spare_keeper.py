@@ -24,7 +24,7 @@ _MAX_WAIT_S = 600.0
 """Seconds between two orders, at most: an order that comes to nothing doubles them."""
 
 
-_SETTLE_S = 30.0
+_SETTLE_S = 15.0
 """Seconds after the start of any driver in which none is ordered: another JVM would slow down its first batches."""
 
 

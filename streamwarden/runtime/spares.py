@@ -8,7 +8,9 @@ they share is files below ``ROOT/scratch/_spares/SPARE``, on local disk:
 ``starting.json``
     The process, and what it fits. Written by whoever ordered it.
 ``ready.json``
-    The same, from the spare, once it is warm. To take it is to rename this file: one taker succeeds.
+    The same, from the spare, once its session is started. To take it is to rename this file: one taker succeeds.
+``rehearsed``
+    It has rehearsed: the first batch will be as quick as any.
 ``run.json``
     The job and the incarnation, from the taker. The spare answers with ``answer.json`` and is that driver from now on.
 """
@@ -47,6 +49,7 @@ __all__ = [
     "CLAIMED",
     "COMMANDS",
     "READY",
+    "REHEARSED",
     "RUN",
     "SPARES_ENV",
     "SPEC",
@@ -72,7 +75,7 @@ SPARES_ENV = "STREAMWARDEN_SPARES"
 
 SPEC, STARTING, READY = "spec.json", "starting.json", "ready.json"
 CLAIMED, RUN, ANSWER = "claimed.json", "run.json", "answer.json"
-COMMANDS, ANSWERS = "commands", "answers"
+COMMANDS, ANSWERS, REHEARSED = "commands", "answers", "rehearsed"
 
 _ANSWER_S = 3.0
 """Seconds until a spare that was told to run must have answered; it looks twenty times a second."""
