@@ -42,6 +42,7 @@ if answer:
 if stands_by:
     for line in commands:
         answers.write(json.dumps({"ready": True, "digests": {"heard": json.loads(line)["do"]}}) + "\\n")
+    open(folder + "/in_order", "w").close()
     sys.exit()
 time.sleep(60)
 """
@@ -133,6 +134,7 @@ def test_one_stands_by_and_ends_with_its_taker(workspace: Workspace, ready: Read
         assert standing.digests("checkpoint", 1, 2, timeout=10, say=lambda: None) == {"heard": "digest"}
         assert is_alive(process)
     assert is_alive(process) is False
+    assert (workspace.scratch_dir(SPARES, "s0") / "in_order").exists()
 
 
 @pytest.mark.parametrize("answer", ["", json.dumps({"do": "refuse", "why": "its code has changed"})])
