@@ -229,8 +229,8 @@ def lock(workspace: Workspace) -> Iterator[None]:
 
 
 def sweep(workspace: Workspace) -> None:
-    """Remove the folders of spares that have ended, and of drivers that were spares."""
-    for spare in work_dirs.sweep(workspace, SPARES):
+    """Remove the folders of spares that have ended, and of drivers that were spares; call it under the lock."""
+    for spare in work_dirs.sweep(workspace, SPARES, but={spare.id for spare in living(workspace)}):
         logs = workspace.log_dir(SPARES, spare)
         with suppress(OSError):
             if logs.is_symlink():

@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import shutil
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -78,10 +79,18 @@ def newest_start(workspace: Workspace) -> float:
     return found
 
 
-def sweep(workspace: Workspace, job: str) -> list[str]:
-    """Remove the scratch folders of a job's ended drivers on this machine; return the drivers' incarnations."""
+def sweep(workspace: Workspace, job: str, *, but: Collection[str] = ()) -> list[str]:
+    """Remove the scratch folders of a job's ended drivers on this machine; return the drivers' incarnations.
+
+    Parameters
+    ----------
+    but
+        Incarnations that are left alone: they may not have locked their folder yet.
+    """
     removed = []
     for folder in sorted(workspace.scratch.glob(f"{job}/*/")):
+        if folder.name in but:
+            continue
         try:
             descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:

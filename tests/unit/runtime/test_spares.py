@@ -160,6 +160,12 @@ def test_a_dead_one_is_passed_over_and_swept(workspace: Workspace, ready: Ready)
     assert (workspace.log_dir(SPARES, "last") / "console.log").read_text() == "warm\n"
 
 
+def test_one_that_has_not_locked_its_folder_yet_is_not_swept(workspace: Workspace, ready: Ready) -> None:
+    ready()
+    spares.sweep(workspace)
+    assert take(workspace) is not None
+
+
 @pytest.mark.parametrize(("given", "number"), [("0", 0), ("3", 3)])
 def test_the_variable_replaces_the_profiles_number(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, given: str, number: int
