@@ -300,7 +300,7 @@ def _velocity(trips: Any, buckets: int) -> Any:
     from streamwarden.driver.job_api import JobSettings
 
     # Ten minutes more than the latest trip: none is dropped, so that a batch computation has the same trips.
-    watermark = timedelta(seconds=LATE_S, minutes=10) + timedelta(microseconds=BATCH_US)
+    watermark = timedelta(seconds=LATE_S, minutes=10)
     settings = JobSettings(watermark=watermark, ttl=None, options=card_velocity.Options(), buckets=buckets)
     return card_velocity.transform(trips, settings)
 

@@ -110,23 +110,39 @@ class CardVelocity(KeyedJob):
 
     def update(self, batch: KeyedBatch) -> KeyedResult:
         """Add the trips of a batch to their cards' recent ones."""
-        new = batch.events.select(KEY_ID, at=pl.col("pickup").dt.epoch("us"), cents=pl.col("cents").fill_null(0))
-        recent = pl.concat([batch.state.select(KEY_ID, *self.fields), new.with_columns(told=pl.lit(False))])
-        recent = recent.sort(KEY_ID, "at").set_sorted(KEY_ID)
-        burst = recent.rolling("at", period=f"{self._within}i", group_by=KEY_ID, closed="both")
+        trips = batch.events.select(
+            KEY_ID,
+            at=pl.col("pickup").dt.epoch("us"),
+            cents=pl.col("cents").fill_null(0),
+            told=pl.lit(False),
+            is_new=pl.lit(True),
+        )
+        known = batch.state.select(KEY_ID, *self.fields, is_new=pl.lit(False))
+        recent = pl.concat([known, trips]).sort(KEY_ID, "at")
+        # Most trips are far from the next one of their card: they are in no burst, and alone in each window.
+        reach = max(self._within, self._window)
+        follows = (pl.col(KEY_ID) == pl.col(KEY_ID).shift(1)) & (pl.col("at").diff() <= reach)
+        is_near = recent.select((follows | follows.shift(-1)).fill_null(False)).to_series()
+        near = recent.filter(is_near)
+        burst = near.rolling("at", period=f"{self._within}i", group_by=KEY_ID, closed="both")
         counted = burst.agg(pl.len().alias("trips").cast(pl.Int64), pl.col("cents").sum())
         is_hot = counted["trips"] >= self._options.trips
-        hot = counted.with_columns(recent["told"]).filter(is_hot)
+        hot = counted.with_columns(near["told"]).filter(is_hot)
         hot = hot.with_columns(session_ids(hot, start="at", end="at", gap=self._within))
         episodes = hot.group_by("session", maintain_order=True).agg(
             pl.col(KEY_ID, "at", "trips", "cents").first(), pl.col("told").any()
         )
-        state = recent.with_columns(told=is_hot, expires_at=pl.col("at") // 1000 + self._keep_ms)
-        output = [episodes.filter(~pl.col("told")).with_columns(alert=True), self._windows(new, recent)]
-        return KeyedResult(state, pl.concat(output, how="diagonal"))
+        alerts = episodes.filter(~pl.col("told")).with_columns(alert=True)
+        state = pl.concat([recent.filter(~is_near), near.with_columns(told=is_hot)])
+        windows = self._windows(near) if self._options.window_trips > 1 else self._windows(recent)
+        return KeyedResult(
+            state.with_columns(expires_at=pl.col("at") // 1000 + self._keep_ms),
+            pl.concat([alerts, windows], how="diagonal"),
+        )
 
-    def _windows(self, new: pl.DataFrame, recent: pl.DataFrame) -> pl.DataFrame:
-        windows = sliding_windows(new, recent, at="at", size=self._window, every=self._every, sums=["cents"])
+    def _windows(self, trips: pl.DataFrame) -> pl.DataFrame:
+        new = trips.filter("is_new")
+        windows = sliding_windows(new, trips, at="at", size=self._window, every=self._every, sums=["cents"])
         windows = windows.filter(pl.col("rows") >= self._options.window_trips)
         return windows.select(KEY_ID, at="window_start", trips="rows", cents="cents", alert=False)
 
