@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from pathlib import Path
@@ -88,6 +89,7 @@ def _spare(workspace: Workspace, spare: str) -> int:
     assignment, session, pipes = taken
     job, incarnation = assignment.job, assignment.incarnation
     context = configure_logging(workspace.log_dir(job, incarnation), job, incarnation, workspace.profile.logs)
+    logging.getLogger(__name__).info("this process was the warm spare %s", spare)
     prepared: Prepared | None = Prepared(session)
     if pipes is not None:
         commands, answers = pipes

@@ -78,5 +78,5 @@ class SpareKeeper(threading.Thread):
             if time.time() - work_dirs.newest_start(workspace) < _SETTLE_S:
                 return False, False
             spares.sweep(workspace)
-            order_spare(workspace, spec, fit, environment)
+            _log.info("ordered the warm spare %s", order_spare(workspace, spec, fit, environment))
             return True, True

@@ -67,8 +67,8 @@ def _started(workspace: Workspace, job: str, incarnation: str, logs: Path) -> Pr
     return process_of(process.pid)
 
 
-def order_spare(workspace: Workspace, spec: JobSpec, fit: str, environment: Mapping[str, str]) -> None:
-    """Start a spare's process; return when it has described itself, long before it is ready.
+def order_spare(workspace: Workspace, spec: JobSpec, fit: str, environment: Mapping[str, str]) -> str:
+    """Start a spare's process, and return its id; it is ready much later.
 
     It is nobody's child: what kills a driver with its children leaves the spare alone.
 
@@ -105,6 +105,7 @@ def order_spare(workspace: Workspace, spec: JobSpec, fit: str, environment: Mapp
         raise subprocess.SubprocessError(f"its process ended with {parent.returncode}; see {logs}")
     described = Spare(id=spare, process=process_of(int(said)), fit=fit, memory=spec.resources.memory)
     spares.write(folder / STARTING, described)
+    return spare
 
 
 def end_orphan(documents: JobDocuments) -> bool:

@@ -42,7 +42,7 @@ def test_a_spare_takes_over_unless_its_code_has_changed(
     assert now.incarnation is not None
     logs = place.workspace.log_dir("numbers", now.incarnation)
     assert {"console.log", "driver.log", "spark.log"} <= {path.name for path in logs.iterdir()}
-    assert "lease taken" in log_of(place, "numbers")
+    assert f"this process was the warm spare {first.id}" in log_of(place, "numbers")
 
     second = ready(place)
     assert second.process != first.process
