@@ -10,7 +10,6 @@ import argparse
 import json
 import platform
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -30,7 +29,7 @@ from streamwarden.supervision.observe import Phase
 from tests.chaos.audit import audit, commits_of
 from tests.chaos.injections import ColdStart, Injector, Record
 from tests.chaos.plan import JOBS, SHARED, WORDS, Fault, Kind, make_plan
-from tests.chaos.report import KILL_OVER_COLD_START, Goal, kill_ratios, table_of
+from tests.chaos.report import KILL_OVER_COLD_START, KILLS_FOR_A_GOAL, Goal, kill_ratios, table_of
 from tests.chaos.watch import Watcher
 from tests.chaos.world import TABLES, ChaosError, World, is_running, now_text
 
@@ -260,21 +259,19 @@ class Chaos:
         goals += [Goal(name, len(wrong), 0) for name, wrong in found.items()]
         # What the watcher has not seen has not been looked for.
         goals += [Goal("looks", watcher.looks, 1, at_least=True), Goal("blind_s", round(watcher.blind_s, 1), _BLIND_S)]
-        # One measurement of each is no goal yet: the other jobs' batches fall into the one start or into the other.
+        # With spares both take seconds, in which other jobs' batches count for much: a run with fewer of each prints
+        # the ratio and does not fail by it. make bench-start measures starts on an idle machine.
         goals += [
             Goal(f"kill9_over_cold_start.{job}", one["ratio"], KILL_OVER_COLD_START)
             for job, one in ratios.items()
-            if one["n"] > 1
+            if one["n"] >= KILLS_FOR_A_GOAL
         ]
-        if ratios:
-            median = round(statistics.median(one["ratio"] for one in ratios.values()), 2)
-            goals.append(Goal("kill9_over_cold_start", median, KILL_OVER_COLD_START))
         out.print(table_of(self.records))
         for job, one in ratios.items():
             out.print(
                 f"{job}: kill -9 to the next batch {one['recovery_s']} s, launched after {one['launched_after_s']} s;"
                 f" cold start {one['cold_start_s']} s from the process's launch, {one['cold_start_by_dag_s']} s from"
-                f" the DAG's trigger (medians of {one['n']:.0f})"
+                f" the DAG's trigger: {one['ratio']} times (medians of {one['n']:.0f})"
             )
         for name, wrong in found.items():
             for line in wrong:

@@ -12,6 +12,7 @@ from tests.chaos.injections import ColdStart, Record
 from tests.chaos.plan import JOBS, WORDS, Kind
 
 KILL_OVER_COLD_START = 1.5
+KILLS_FOR_A_GOAL = 3
 
 
 @dataclass(frozen=True)
