@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,11 +50,14 @@ class Caller:
         The columns of the state.
     ttl
         Milliseconds that state lives after it was last written; None for ever.
+    event_time
+        A column of timestamps, for a job in event time: a key's state then lives at least `ttl` after its newest event.
     """
 
     job: KeyedJob
     layout: StateLayout
     ttl: int | None
+    event_time: str | None = None
 
     def update(self, state: BucketState, events: pa.RecordBatch, now: int) -> CallResult:
         """Call the job for the keys that have events.
@@ -86,7 +89,9 @@ class Caller:
             state=_frame(known.drop_columns([HASH, *self.layout.key]), known_ids),
         )
         result = self._call(self.job.update, batch)
-        fresh = self._rows(result.state, keys, now)
+        newest = None if self.event_time is None else _milliseconds(events.column(self.event_time))
+        lives_until = self._lives_until(now, keys, newest, known, known_ids)
+        fresh = self._rows(result.state, keys, lives_until)
         rows = fresh if others is None else self.layout.sorted_by_hash([fresh, others])
         added = number_of_keys(rows) - number_of_keys(alive(had, 1))
         return CallResult(self._with_tombstones(rows, integers(had, HASH)), self._output(result, keys), added)
@@ -114,12 +119,13 @@ class Caller:
         result = self._call(self.job.on_timer, batch)
         # A chunk replaces all rows of its keys: also those whose timer is not due are in it.
         kept = whole.filter(pa.array(~is_due & np.isin(integers(whole, HASH), touched)))
-        rows = self.layout.sorted_by_hash([kept, self._rows(result.state, keys, now)])
+        lives_until = self._lives_until(now, keys, None, due, keys.event_ids)
+        rows = self.layout.sorted_by_hash([kept, self._rows(result.state, keys, lives_until)])
         return CallResult(self._with_tombstones(rows, touched), self._output(result, keys))
 
     def _call(self, function: Callable[[KeyedBatch], KeyedResult], batch: KeyedBatch) -> KeyedResult:
         try:
-            return function(batch)
+            result = function(batch)
         except Exception:
             found = _first_failing(function, batch)
             if found is None:
@@ -127,19 +133,43 @@ class Caller:
             key, error = found
             named = ", ".join(f"{name} {value!r}" for name, value in key.items() if name != KEY_ID)
             raise StreamwardenError("JOB_CODE_FAILED", f"key {named}: {type(error).__name__}: {error}") from error
+        if not isinstance(result, KeyedResult):
+            what = f"{function.__name__} must return a KeyedResult, not {type(result).__name__}"
+            raise StreamwardenError("JOB_CODE_FAILED", what)
+        _check_columns("state", result.state, (KEY_ID, *self.layout.fields))
+        if result.output is not None:
+            _check_columns("output", result.output, (KEY_ID, *self.job.output))
+        return result
 
-    def _rows(self, frame: pl.DataFrame, keys: _Keys, now: int) -> pa.RecordBatch:
-        missing = [name for name in (KEY_ID, *self.layout.fields) if name not in frame.columns]
-        if missing:
-            raise StreamwardenError("JOB_CODE_FAILED", f"the returned state lacks {', '.join(missing)}")
+    def _lives_until(
+        self,
+        now: int,
+        keys: _Keys,
+        newest: NDArray[np.int64] | None,
+        known: pa.RecordBatch,
+        known_ids: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Return for each key until when rows live that the job gives no other time."""
+        if self.ttl is None:
+            return np.full(len(keys.hashes), NEVER)
+        found = np.full(len(keys.hashes), now + self.ttl)
+        if self.event_time is not None:
+            # Events are ahead of the watermark, by days in a backlog, and the first batch has none at all.
+            if newest is not None:
+                np.maximum.at(found, keys.event_ids, newest + self.ttl)
+            # A late event does not shorten the life of what a newer one has left.
+            before = integers(known, EXPIRES)
+            np.maximum.at(found, known_ids, np.where(before == NEVER, 0, before))
+        return found
+
+    def _rows(self, frame: pl.DataFrame, keys: _Keys, lives_until: NDArray[np.int64]) -> pa.RecordBatch:
         rows = _record_batch(frame)
         ids = rows.column(KEY_ID).cast(pa.int64()).to_numpy(zero_copy_only=False)
-        lives_until = NEVER if self.ttl is None else now + self.ttl
         columns = [
             pa.array(keys.hashes[ids]),
             *(column.take(pa.array(ids)) for column in keys.columns),
-            _times(rows, EXPIRES, lives_until),
-            _times(rows, TIMER, NEVER),
+            _times(rows, EXPIRES, lives_until[ids]),
+            _times(rows, TIMER, np.full(len(ids), NEVER)),
             *(rows.column(name).cast(one.type) for name, one in self.layout.fields.items()),
         ]
         made = pa.RecordBatch.from_arrays(columns, schema=self.layout.schema)
@@ -266,10 +296,25 @@ def _record_batch(frame: pl.DataFrame) -> pa.RecordBatch:
     return table.to_batches()[0]
 
 
-def _times(rows: pa.RecordBatch, name: str, missing: int) -> pa.Array:
+def _times(rows: pa.RecordBatch, name: str, missing: NDArray[np.int64]) -> pa.Array:
     if name not in rows.schema.names:
-        return _full(rows.num_rows, missing)
-    return pc.fill_null(rows.column(name).cast(pa.int64()), missing)
+        return pa.array(missing)
+    return pc.coalesce(rows.column(name).cast(pa.int64()), pa.array(missing))
+
+
+def _milliseconds(times: pa.Array) -> NDArray[np.int64]:
+    """Return a column of timestamps in milliseconds since the epoch; nulls as 0."""
+    # Rounded down, as Spark compares.
+    whole = pc.fill_null(times.cast(pa.timestamp("ms"), safe=False).cast(pa.int64()), 0)
+    found: NDArray[np.int64] = whole.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _check_columns(what: str, frame: pl.DataFrame, names: Sequence[str]) -> None:
+    missing = [name for name in names if name not in frame.columns]
+    if missing:
+        there = f"; it has {', '.join(frame.columns)}"
+        raise StreamwardenError("JOB_CODE_FAILED", f"the returned {what} lacks {', '.join(missing)}{there}")
 
 
 def _full(number: int, value: int) -> pa.Array:

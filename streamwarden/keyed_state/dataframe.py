@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.keyed_state.calls import Caller
@@ -47,12 +47,13 @@ def with_keyed_state(
     buckets
         The spec's ``state.buckets``: groups of keys, by hash.
     ttl
-        Time to live of state after its last write; None for ever.
+        Time to live of state after its last write; None for ever. In event time: after the key's newest event.
     time
         What `now`, timers and `ttl` mean: processing time, or the watermark, which `rows` must then have.
     event_time
-        A column of `rows` with timestamps. Events at or before the watermark are dropped and counted as late. None
-        drops none. Spark's own operators compare with the watermark of the batch before, and so drop a batch later.
+        A column of `rows` with timestamps, for ``time="event"``. Events at or before the watermark are dropped and
+        counted as late. None drops none; then `ttl` must be None. Spark's own operators compare with the watermark of
+        the batch before, and so drop a batch later.
 
     Returns
     -------
@@ -62,10 +63,11 @@ def with_keyed_state(
     Raises
     ------
     StreamwardenError
-        ``CONFIG_INVALID`` if the spec does not give the number of buckets.
+        ``CONFIG_INVALID`` if the spec does not give the number of buckets, or if what event time needs is missing.
     """
     if buckets is None:
         raise StreamwardenError("CONFIG_INVALID", "state.buckets: is required by a job with keyed state")
+    _check_time(rows, ttl, time, event_time)
     # Arrow batches have timestamps in the session's time zone.
     zone = rows.sparkSession.conf.get("spark.sql.session.timeZone")
     types = {one.name: to_arrow_type(one.dataType, timezone=zone) for one in rows.schema}
@@ -77,7 +79,9 @@ def with_keyed_state(
     blobs = flat.mapInArrow(packed(event_schema), "bucket int, blob binary")
     ttl_ms = None if ttl is None else ttl // timedelta(milliseconds=1)
     done = blobs.groupBy("bucket").transformWithState(
-        statefulProcessor=BucketProcessor(Caller(job, layout, ttl_ms), event_schema, time=time, event_time=event_time),
+        statefulProcessor=BucketProcessor(
+            Caller(job, layout, ttl_ms, event_time), event_schema, time=time, event_time=event_time
+        ),
         outputStructType=PACKED_OUTPUT,
         outputMode="Update",
         timeMode="ProcessingTime" if time == "processing" else "EventTime",
@@ -86,3 +90,19 @@ def with_keyed_state(
     output = pa.schema([*layout.key.items(), *job.output.items()])
     spark_schema = StructType([StructField(one.name, from_arrow_type(one.type)) for one in output])
     return counted.mapInArrow(unpacked(output), spark_schema)
+
+
+def _check_time(rows: DataFrame, ttl: timedelta | None, time: str, event_time: str | None) -> None:
+    wrong = None
+    if time == "processing":
+        if event_time is not None:
+            wrong = 'event_time needs time="event"'
+    elif "EventTimeWatermark" not in rows._jdf.queryExecution().analyzed().toString():
+        wrong = 'time="event" needs rows with a watermark: call withWatermark before'
+    elif event_time is None:
+        # Without it a time to live would count from the watermark, which is behind the events, and missing at first.
+        wrong = None if ttl is None else "a ttl in event time needs event_time, the column that it counts from"
+    elif not isinstance(rows.schema[event_time].dataType, TimestampType):
+        wrong = f"event_time {event_time} must be a timestamp, not {rows.schema[event_time].dataType.simpleString()}"
+    if wrong is not None:
+        raise StreamwardenError("CONFIG_INVALID", f"with_keyed_state: {wrong}")

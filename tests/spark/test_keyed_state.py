@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from streamwarden.errors import StreamwardenError
 from streamwarden.keyed_state import with_keyed_state
 from streamwarden.keyed_state.dataframe import KEYED_STATE
 from tests.conftest import DAY
@@ -51,3 +52,21 @@ def test_timers_and_late_events_follow_the_watermark(spark: SparkSession, tmp_pa
     observed = [done.observedMetrics[KEYED_STATE] for done in query.recentProgress]
     assert [one["late"] for one in observed] == [0, 0, 1, 0, 0]
     assert [one["added"] for one in observed] == [2, 1, -1, 0, -1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "words"),
+    [
+        ("key, at", {"time": "event", "event_time": "at"}, "withWatermark"),
+        ("key, at", {"event_time": "at"}, 'needs time="event"'),
+        ("key, unix_micros(at) AS at", {"time": "event", "event_time": "at", "late": True}, "not bigint"),
+        ("key, at", {"time": "event", "late": True, "ttl": timedelta(hours=1)}, "needs event_time"),
+    ],
+)
+def test_what_event_time_lacks_is_named(spark: SparkSession, columns: str, given: dict[str, Any], words: str) -> None:
+    rows = spark.readStream.format("rate").load().selectExpr("value AS key", "timestamp AS at")
+    if given.pop("late", False):
+        rows = rows.withWatermark("at", "10 seconds")
+    with pytest.raises(StreamwardenError, match=words) as raised:
+        with_keyed_state(rows.selectExpr(*columns.split(", ")), ["key"], Keyed(), buckets=8, **{"ttl": None, **given})
+    assert raised.value.code == "CONFIG_INVALID"

@@ -210,6 +210,31 @@ def test_a_column_that_is_not_returned_is_named() -> None:
         Bucket(Forgetful()).batch(events_of([("a", 1)], {"a": 1}), 1)
 
 
+class NoResult(Sums):
+    def update(self, batch: KeyedBatch) -> Any:
+        return batch.state, None
+
+
+class NoOutput(Sums):
+    def update(self, batch: KeyedBatch) -> KeyedResult:
+        done = super().update(batch)
+        assert done.output is not None
+        return KeyedResult(done.state, done.output.drop("quiet"))
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (NoResult(), "update must return a KeyedResult, not tuple"),
+        (NoOutput(), "the returned output lacks quiet; it has key_id, total"),
+    ],
+)
+def test_what_is_no_result_is_named(job: KeyedJob, words: str) -> None:
+    with pytest.raises(StreamwardenError, match=words) as raised:
+        Bucket(job).batch(events_of([("a", 1)], {"a": 1}), 1)
+    assert raised.value.code == "JOB_CODE_FAILED"
+
+
 class ByKey(Sums):
     """The same, key by key."""
 
@@ -265,10 +290,9 @@ def test_older_state_has_the_default_of_a_newer_field() -> None:
 def test_the_example_of_the_docs_runs() -> None:
     page = (REPOSITORY / "docs" / "keyed-state.md").read_text()
     code = page.split("```python\n", 1)[1].split("```", 1)[0]
-    names = {"ClassVar": ClassVar, "KEY_ID": KEY_ID, "KeyedBatch": KeyedBatch, "KeyedJob": KeyedJob}
-    names |= {"KeyedResult": KeyedResult, "StateField": StateField, "pa": pa, "pl": pl}
+    names: dict[str, Any] = {}
     exec(code, names)
-    job = names["Visits"]()  # type: ignore[operator]
+    job = names["Visits"]()
     caller = Caller(job, StateLayout({"card_id": pa.string()}, job.fields), ttl=None)
     schema = pa.schema([(HASH, pa.int64()), ("card_id", pa.string()), ("pickup", pa.int64())])
     rows = [{HASH: 1, "card_id": "a", "pickup": 5}, {HASH: 2, "card_id": "b", "pickup": 6}] * 2

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -20,7 +20,7 @@ from streamwarden.keyed_state import KEY_ID, KeyedBatch, KeyedJob, KeyedResult, 
 from streamwarden.keyed_state.calls import Caller
 from streamwarden.keyed_state.chunks import NEVER
 from streamwarden.keyed_state.layout import HASH, StateLayout
-from streamwarden.keyed_state.processor import BucketProcessor
+from streamwarden.keyed_state.processor import STATE_NAME, BucketProcessor
 
 pytestmark = pytest.mark.unit
 
@@ -108,3 +108,59 @@ def test_equals_plain_transform_with_state(batches: list[tuple[int, list[tuple[s
         blobs = [pa.ipc.read_record_batch(pa.py_buffer(one.blob), output) for one in done if one.blob]
         found = [Row(**row) for rows in blobs for row in rows.to_pylist()]
         assert sorted(found) == sorted(expected)
+
+
+WINDOW_MS = 30_000
+TIMES = StateLayout({"key": pa.string()}, {"at": StateField(pa.int64())})
+
+
+class Recent(KeyedJob):
+    """For each event, how many of its key's lie in the window that ends with it; state lives as long as a window."""
+
+    fields: ClassVar = TIMES.fields
+    output: ClassVar = {"at": pa.int64(), "events": pa.int64()}
+
+    def update(self, batch: KeyedBatch) -> KeyedResult:
+        new = batch.events.select(KEY_ID, at=pl.col("at").dt.epoch("ms"))
+        rows = pl.concat([batch.state.select(KEY_ID, "at"), new])
+        pairs = new.unique().join(rows, on=KEY_ID, suffix="_of")
+        held = pairs.filter((pl.col("at_of") <= pl.col("at")) & (pl.col("at_of") >= pl.col("at") - WINDOW_MS))
+        return KeyedResult(rows, held.group_by(KEY_ID, "at").agg(events=pl.len().cast(pl.Int64)))
+
+
+@settings(max_examples=200, deadline=None)
+@example(batches=[(1, [("a", 20, 0)]), (39, [("a", 5, 0)]), (0, [("a", 49, 0)])])
+@given(batches=st.lists(st.tuples(st.integers(0, 90), st.lists(EVENT, max_size=6)), min_size=1, max_size=8))
+def test_state_lives_as_long_as_an_event_may_need_it(
+    batches: list[tuple[int, list[tuple[str, int, int]]]],
+) -> None:
+    """The first batch has no watermark, a backlog's events are far ahead of theirs, and late ones come behind."""
+    processor = BucketProcessor(Caller(Recent(), TIMES, WINDOW_MS, "at"), EVENTS, time="event", event_time="at")
+    tester = TwsTester(processor, timeMode="EventTime", eventTimeExtractor=lambda _: NEVER)
+    output = pa.schema([*TIMES.key.items(), *Recent.output.items()])
+    seen: list[tuple[str, int]] = []
+    watermark = 0
+    for forward, events in batches:
+        named = [
+            {"key": key, "at": datetime.fromtimestamp(1000 + second, UTC), "value": 0} for key, second, _ in events
+        ]
+        in_time = [(row["key"], int(row["at"].timestamp() * 1000)) for row in named]
+        in_time = [one for one in in_time if one[1] > watermark]
+        seen += in_time
+        expected = {
+            (key, at): sum(other == key and at - WINDOW_MS <= then <= at for other, then in seen) for key, at in in_time
+        }
+        found: dict[tuple[str, int], int] = {}
+        if events:
+            packed = pa.RecordBatch.from_pylist([{HASH: ord(row["key"]) % 3, **row} for row in named], EVENTS)
+            for one in tester.test(BUCKET, [Row(blob=packed.serialize().to_pybytes())]):
+                if one.blob:
+                    rows = pa.ipc.read_record_batch(pa.py_buffer(one.blob), output).to_pylist()
+                    found |= {(row["key"], row["at"]): row["events"] for row in rows}
+        assert found == expected
+        if forward:
+            watermark = max(watermark, 1_000_000) + forward * 1000
+            tester.setWatermark(watermark)
+    # In the end all goes.
+    tester.setWatermark(10_000_000)
+    assert tester.peekListState(STATE_NAME, BUCKET) == []
