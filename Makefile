@@ -13,7 +13,7 @@ export STREAMWARDEN_TEST_DATA := $(abspath $(dir $(TRIPS)))
 endif
 
 .PHONY: help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long check format up down docs docs-site \
-	bench-overhead bench-start bench-settings bench-savepoint bench-state-python bench-rescale bench-fleet record-load \
+	bench-overhead bench-start bench-settings bench-savepoint bench-state-python bench-commits bench-rescale bench-fleet record-load \
 	clean
 
 help: ## Say what there is
@@ -104,6 +104,9 @@ bench-settings: setup ## Small batches under our sessions' settings, beside Spar
 
 bench-state-python: setup ## Keyed state for Python against plain transformWithState and session_window
 	@$(BIN)/python -m benchmarks.state_python
+
+bench-commits: setup ## What a batch's commits cost, and an idle driver
+	@$(BIN)/python -m benchmarks.commits
 
 bench-savepoint: setup ## Savepoints against cp, sha256sum and reprocessing
 	@$(BIN)/python -m benchmarks.savepoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import signal
@@ -47,6 +48,7 @@ from streamwarden.driver.start_checks import (
 from streamwarden.errors import CATALOGUE, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.checkpoint_files import check_described
+from streamwarden.formats.delta_checksum import write_checksum
 from streamwarden.formats.delta_log import application_id
 from streamwarden.formats.no_data_batch import begin_no_data_batch
 from streamwarden.landing.planner import Planner
@@ -270,6 +272,8 @@ class Driver:
                 sink,
                 module.OUTPUTS[sink.output],
                 application,
+                place=self._workspace.delta_rs(sink.table),
+                committed=functools.partial(write_checksum, self._workspace, sink.table),
                 released=went_back,
                 guard=self._heart.guard,
             )

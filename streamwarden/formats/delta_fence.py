@@ -17,14 +17,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
 
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from streamwarden import __version__
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.delta_checksum import write_checksum
 from streamwarden.formats.delta_log import FENCE, DeltaLog, application_id
 from streamwarden.model.status import CheckpointRef
 from streamwarden.storage import Conflict
@@ -109,31 +108,9 @@ def fence(
             workspace.storage.create(f"{delta_log_key(table)}/{version:020d}.json", data)
         except Conflict:
             continue
-        _write_checksum(workspace, table, version, ids)
+        write_checksum(workspace, table, version)
         return version
     raise StreamwardenError("DOCUMENT_CONFLICT", f"table {table}: {_TRIES} commits were lost to other writers")
-
-
-def _write_checksum(workspace: Workspace, table: str, version: int, ids: list[dict[str, Any]]) -> None:
-    """Write a commit's checksum file: the previous version's with new transaction ids.
-
-    Delta writes a checksum with each commit, based on the previous version's. If it is missing, Delta reads the whole
-    log with Spark jobs, which takes seconds while a job waits for its first batch. If the previous version has no
-    checksum, this writes none. Source: the Delta transaction log protocol, "Version Checksum File".
-    """
-    folder = delta_log_key(table)
-    try:
-        known = json.loads(workspace.files.read(f"{folder}/{version - 1:020d}.crc"))
-    except (FileNotFoundError, ValueError):
-        # Missing or damaged. The checksum only saves time.
-        return
-    # This id names the previous commit.
-    known.pop("txnId", None)
-    if "setTransactions" in known:
-        changed = {one["appId"]: one for one in (*known["setTransactions"], *ids)}
-        known["setTransactions"] = list(changed.values())
-    with suppress(Conflict):
-        workspace.storage.create(f"{folder}/{version:020d}.crc", json.dumps(known).encode())
 
 
 def _before(log: DeltaLog, application: str) -> int:

@@ -25,6 +25,7 @@ GOAL = re.compile(r"\S+ -?[0-9.]+ [0-9.]+ (ok|short)")
         "benchmarks.savepoint --keys 1000 --runs 1",
         "benchmarks.rescale --keys 1000 --runs 1",
         "benchmarks.state_python --scale 0.01 --runs 1",
+        "benchmarks.commits --scale 0.02 --runs 1",
         "benchmarks.fleet --jobs 3 4 --seconds 5",
     ],
 )

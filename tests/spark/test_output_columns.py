@@ -50,7 +50,11 @@ class Table:
         return DeltaSink(self.spark, self.path, self.spec, schema, "streamwarden/job/g000001", **values)
 
     def write(self, batch: int, *rows: tuple[Any, ...], columns: str = "id long, total long", **values: Any) -> None:
-        self.job(columns, **values).write(self.frame(columns, *rows), batch, 0, guard=lambda: None)
+        self.put(self.job(columns, **values), self.frame(columns, *rows), batch)
+
+    def put(self, job: DeltaSink, rows: DataFrame, batch: int, watermark_ms: int = 0) -> None:
+        """Write a batch: even ones by delta-rs, odd ones by Spark."""
+        job.write(job.arrived(rows, small=batch % 2 == 0), batch, watermark_ms, guard=lambda: None)
 
     def frame(self, columns: str, *rows: tuple[Any, ...]) -> DataFrame:
         return self.spark.createDataFrame(list(rows), columns)
@@ -88,17 +92,20 @@ def table(spark: SparkSession, workspace: Workspace) -> Table:
 @pytest.mark.parametrize(
     "mode", [*(pytest.param(mode, marks=pytest.mark.long) for mode in ("append", "append with keys")), "upsert"]
 )
-def test_a_column_that_somebody_added_stays_theirs(spark: SparkSession, workspace: Workspace, mode: str) -> None:
+@pytest.mark.parametrize("first", [pytest.param(1, marks=pytest.mark.long), 2], ids=["spark", "delta-rs"])
+def test_a_column_that_somebody_added_stays_theirs(
+    spark: SparkSession, workspace: Workspace, mode: str, first: int
+) -> None:
     keys = [] if mode == "append" else ["id"]
     table = Table(spark, workspace, mode=mode.split()[0], keys=keys)
-    table.write(0, (1, 10), (2, 20))
+    table.write(first, (1, 10), (2, 20))
     running = table.job()
     table.sql("ALTER TABLE {} ADD COLUMNS (note STRING, more STRUCT<a: INT>)")
     table.sql("UPDATE {} SET note = 'theirs' WHERE id = 2")
-    running.write(table.frame("id long, total long", (3, 30)), 1, 0, guard=lambda: None)
+    table.put(running, table.frame("id long, total long", (3, 30)), first + 2)
     (said,) = table.job().notes
     assert "table t" in said and "note string, more struct<a:int>" in said
-    table.write(2, (2, 21), (4, 40))
+    table.write(first + 4, (2, 21), (4, 40))
     found = [(row["id"], row["total"], row["note"], row["more"]) for row in table.rows()]
     second = [(2, 21, "theirs", None)] if mode == "upsert" else [(2, 20, "theirs", None)]
     again = [(2, 21, None, None)] if mode == "append" else []
@@ -263,14 +270,15 @@ def test_the_version_before_goes_on_beside_a_column_that_was_added_in_vain(table
     assert [(row["more"], row["most"]) for row in table.rows()] == [(None, None), (2, None), (3, 33)]
 
 
-def test_rows_that_are_older_than_is_final_become_final(spark: SparkSession, workspace: Workspace) -> None:
+@pytest.mark.parametrize("number", [1, 2], ids=["spark", "delta-rs"])
+def test_rows_that_are_older_than_is_final_become_final(spark: SparkSession, workspace: Workspace, number: int) -> None:
     table = Table(spark, workspace)
     columns = "id long, ends timestamp"
     rows = spark.sql("SELECT 1L AS id, timestamp_seconds(60) AS ends")
-    table.job(columns).write(rows, 0, 0, guard=lambda: None)
+    table.put(table.job(columns), rows, 0)
     final = Table(spark, workspace, **KEYED, final_when_passed="ends")
     later = spark.sql("SELECT 2L AS id, timestamp_seconds(600) AS ends")
-    final.job(columns).write(later, 1, 120_000, guard=lambda: None)
+    final.put(final.job(columns), later, number, 120_000)
     assert [(row["id"], row["is_final"]) for row in final.rows()] == [(1, True), (2, False)]
 
 
@@ -310,7 +318,7 @@ def test_a_reader_of_the_table_goes_on_with_nothing_lost_or_doubled(
         rows = stream_delta(spark, table.path).select("id")
 
         def write(batch: DataFrame, batch_id: int) -> None:
-            sink.write(batch, batch_id, 0, guard=lambda: None)
+            seen.put(sink, batch, batch_id)
 
         return run(rows, write, read, processingTime="100 milliseconds")
 

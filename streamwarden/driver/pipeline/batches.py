@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F
 
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.pipeline.module import split_outputs
@@ -19,6 +20,11 @@ from streamwarden.model.spec import JobSpec
 __all__ = ["BatchCounts", "BatchWriter", "release"]
 
 _KEPT = 100
+
+_ROWS = 1_000_000
+_BYTES = 256 * 2**20
+"""Up to these, a batch's rows are collected into the driver's process, which has some copies of them for a moment.
+In Arrow's form they are usually smaller than Spark's rows."""
 _TOLD = 1_000
 """Refused files of one batch that are reported by name; the quarantine table has all of them."""
 
@@ -121,25 +127,27 @@ class BatchWriter:
         # Kept because every output reads it, and because a second computation would commit its state twice. A local
         # checkpoint and not persist(): MERGE rejects a cached source, unless it materializes the source once more.
         whole = self._whole
-        measured: Mapping[str, Any] | None = None
-        if whole is None:
-            kept = batch.localCheckpoint(eager=False)
-        else:
-            # A single output is measured within the Spark job that computes the batch.
-            observation = Observation()
-            kept = batch.observe(observation, *whole.measures()).localCheckpoint(eager=True)
-            measured = observation.get
+        # A single output is measured, and the rows of several are counted, within the job that computes the batch.
+        observation = Observation()
+        measures = whole.measures() if whole is not None else [F.count(F.lit(1)).alias("rows")]
+        kept = batch.observe(observation, *measures).localCheckpoint(eager=True)
         try:
+            found = observation.get
+            small = found["rows"] <= _ROWS and _stored(kept) <= _BYTES
             parts = [
-                (output, self._sinks[output], rows, self._sinks[output].measured(rows, measured))
+                (
+                    output,
+                    self._sinks[output],
+                    self._sinks[output].arrived(rows, small=small, found=found if whole else None),
+                )
                 for output, rows in split_outputs(self._job, kept).items()
                 if output in self._sinks
             ]
             # Check all outputs before the first write: a rejected batch writes to no table.
-            for _, sink, rows, arrived in parts:
-                sink.check_keys(rows, arrived, batch_id)
-            for output, sink, rows, arrived in parts:
-                written[output] = sink.write(rows, batch_id, watermark_ms, guard=guard, measured=arrived)
+            for _, sink, arrived in parts:
+                sink.check_keys(arrived, batch_id)
+            for output, sink, arrived in parts:
+                written[output] = sink.write(arrived, batch_id, watermark_ms, guard=guard)
             self._tell_refused(kept, written)
             # Check again before Spark commits the batch: if the driver was paused in a write, Delta skipped it.
             self._guard()
@@ -168,6 +176,13 @@ class BatchWriter:
         found = {row["source_file"]: row["reason"] for row in find(kept).limit(_TOLD).collect()}
         if found:
             self._refused(found)
+
+
+def _stored(kept: DataFrame) -> int:
+    """Return the bytes that a local checkpoint takes in memory and on disk."""
+    rdd: Any = kept._jdf.queryExecution().analyzed().rdd()
+    stored = kept.sparkSession._jsc.sc().getRDDStorageInfo()
+    return sum(one.memSize() + one.diskSize() for one in stored if one.id() == rdd.id())
 
 
 def release(kept: DataFrame) -> None:

@@ -19,6 +19,11 @@ _log = logging.getLogger(__name__)
 
 _CONSTRAINT = "delta.constraints."
 
+_FILE_SIZE = {"delta.targetFileSize": "16mb"}
+"""For upserts by delta-rs, which rewrite whole files: at its default, 100 MB, each batch would rewrite rows of days."""
+_ANY_PROPERTY = "spark.databricks.delta.allowArbitraryProperties.enabled"
+"""Delta without Databricks does not know that property, and refuses it otherwise."""
+
 
 def ensure_table(
     session: SparkSession,
@@ -27,6 +32,7 @@ def ensure_table(
     columns: StructType,
     *,
     partition_by: Sequence[str] = (),
+    upserted: bool = False,
     released: bool = False,
     guard: Callable[[], None] = lambda: None,
 ) -> list[str]:
@@ -42,6 +48,8 @@ def ensure_table(
         The job's columns.
     partition_by
         The partition columns of a new table.
+    upserted
+        Whether rows of a new table will be updated.
     released
         See :func:`~streamwarden.formats.output_columns.compare`.
     guard
@@ -59,7 +67,13 @@ def ensure_table(
             builder = builder.addColumn(column.name, column.dataType)
         if partition_by:
             builder = builder.partitionedBy(*partition_by)
-        builder.execute()
+        for name, value in _FILE_SIZE.items() if upserted else ():
+            builder = builder.property(name, value)
+        session.conf.set(_ANY_PROPERTY, "true")
+        try:
+            builder.execute()
+        finally:
+            session.conf.unset(_ANY_PROPERTY)
         return []
     place = _place(path)
     there = session.read.format("delta").load(path).schema

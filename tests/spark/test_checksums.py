@@ -1,4 +1,4 @@
-"""A fence's checksum file is the one that Delta itself would write: so Delta goes on from it, and reads no log."""
+"""Our commits' checksum files are what Delta itself would write: so Delta goes on from them, and reads no log."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 from pyspark.sql import SparkSession
 
+from streamwarden.formats.delta_checksum import write_checksum
 from streamwarden.formats.delta_fence import fence
 from streamwarden.formats.delta_log import application_id
+from streamwarden.formats.delta_writer import DeltaWriter
 from streamwarden.model.record import utc_now
 from streamwarden.model.status import CheckpointRef
 from streamwarden.store.workspace import Workspace, open_workspace
@@ -72,6 +75,31 @@ def test_delta_goes_on_from_it_and_would_have_written_the_same(spark: SparkSessi
     assert shut_out(workspace, 1, 2) == 4
     write(spark, workspace, 1, 2)
     assert spark.read.format("delta").load(workspace.table("t")).count() == 40
+
+
+def test_delta_goes_on_from_what_delta_rs_wrote(spark: SparkSession, workspace: Workspace) -> None:
+    write(spark, workspace, 1, 0)
+    versions: list[int] = []
+
+    def committed(version: int) -> None:
+        versions.append(version)
+        write_checksum(workspace, "t", version)
+
+    address, options = workspace.delta_rs("t")
+    writer = DeltaWriter(address, options, keys=["id"], application=application_id("job", 1), committed=committed)
+    rows = pa.table({"id": pa.array([3, 70], pa.int64())})
+    assert writer.append(rows, 1, author="me", guard=lambda: None) == 1
+    # It rewrites files: some are removed and others added.
+    assert writer.upsert(rows, 2, deleted="", passed=None, author="me", guard=lambda: None) == 2
+    assert versions == [1, 2]
+    spark.conf.set(VERIFY, "true")
+    try:
+        write(spark, workspace, 1, 3)
+    finally:
+        spark.conf.unset(VERIFY)
+    after = checksum(workspace, 3)
+    assert after["setTransactions"] == [(application_id("job", 1), 3)]
+    assert spark.read.format("delta").load(workspace.table("t")).count() == 21
 
 
 def test_a_false_one_would_be_found(spark: SparkSession, workspace: Workspace) -> None:
