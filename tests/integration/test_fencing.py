@@ -33,11 +33,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 LEASE = "8s"
 
 
-def pausing(place: Place, marker: Path, before: int) -> None:
+def pausing(place: Place, marker: Path, before: int, *, by_spark: bool = False) -> None:
     s3 = place.workspace.profile.s3
     place.profile(lease=LEASE, **({"s3": s3.model_dump(exclude_none=True)} if s3 else {}))
     place.numbers()
-    options = {"pause_before": before, "marker": str(marker)}
+    options = {"pause_before": before, "marker": str(marker), "by_spark": by_spark}
     place.job("numbers", module="tests.integration.jobs.pausing", options=options)
 
 
@@ -123,19 +123,24 @@ class Unfenced(CheckpointRef):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fenced", [False, True])
+@pytest.mark.parametrize(("fenced", "by_spark"), [(False, True), (True, True), (True, False)])
 def test_paused_before_a_commit_of_an_earlier_generation(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fenced: bool
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fenced: bool, by_spark: bool
 ) -> None:
-    """Without the fence, its rows are added to the restored table; with the fence, its commit fails."""
-    wakes_in_another_generation(place, tmp_path / "paused", monkeypatch, fenced=fenced)
+    """Without the fence, its rows are added by Spark to the restored table; with the fence, its commit fails."""
+    wakes_in_another_generation(place, tmp_path / "paused", monkeypatch, fenced=fenced, by_spark=by_spark)
 
 
 def wakes_in_another_generation(
-    place: Place, marker: Path, monkeypatch: pytest.MonkeyPatch, *, fenced: bool = True
+    place: Place,
+    marker: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    fenced: bool = True,
+    by_spark: bool = False,
 ) -> None:
     """Pause a driver before a commit, restore the job under it, and let it wake; on disk or on S3."""
-    pausing(place, marker, before=2)
+    pausing(place, marker, before=2, by_spark=by_spark)
     for number in range(2):
         place.land(f"{number}.txt")
     first = deploy_job(place.workspace, "numbers", by=BY).incarnation

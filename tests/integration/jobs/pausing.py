@@ -7,33 +7,35 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import DataFrame
 
 from streamwarden.driver.job_api import JobSettings
 from streamwarden.driver.pipeline.query import RunningQuery
-from streamwarden.driver.pipeline.sink import DeltaSink, Written
+from streamwarden.driver.pipeline.sink import Arrived, DeltaSink, Written
 from tests.integration.jobs import numbers
 
 VERSION = numbers.VERSION
 OUTPUTS = numbers.OUTPUTS
 outputs = numbers.outputs
 
-_append = DeltaSink._append
+_write = DeltaSink.write
 _abandon = RunningQuery.abandon
 
 
 class Options(numbers.Options):
     pause_before: int
     marker: str
+    by_spark: bool = False
 
 
 def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
     options = settings.options
     assert isinstance(options, Options)
 
-    def append(sink: DeltaSink, batch: DataFrame, arrived: Any, batch_id: int, guard: Callable[[], None]) -> Written:
+    def write(
+        sink: DeltaSink, arrived: Arrived, batch_id: int, watermark_ms: int, *, guard: Callable[[], None]
+    ) -> Written:
         def pausing() -> None:
             guard()
             marker = Path(options.marker)
@@ -42,7 +44,8 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
                 # To this thread: another one of the process might not have a core yet, and this one go on meanwhile.
                 signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
-        return _append(sink, batch, arrived, batch_id, pausing)
+        sink._by_spark = options.by_spark
+        return _write(sink, arrived, batch_id, watermark_ms, guard=pausing)
 
     def abandon(query: RunningQuery) -> None:
         # A driver that wakes and finds its lease gone would end the write that is to be seen here.
@@ -50,6 +53,6 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
             time.sleep(0.05)
         _abandon(query)
 
-    DeltaSink._append = append  # type: ignore[method-assign]
+    DeltaSink.write = write  # type: ignore[method-assign]
     RunningQuery.abandon = abandon  # type: ignore[method-assign]
     return numbers.transform(source, settings)
