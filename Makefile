@@ -13,7 +13,7 @@ export STREAMWARDEN_TEST_DATA := $(abspath $(dir $(TRIPS)))
 endif
 
 .PHONY: help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long check format up down docs docs-site \
-	bench-overhead bench-start bench-settings bench-savepoint bench-state-python bench-commits bench-rescale bench-fleet record-load \
+	bench-overhead bench-start bench-settings bench-savepoint bench-state-python bench-commits bench-peers bench-rescale bench-fleet record-load \
 	clean
 
 help: ## Say what there is
@@ -108,6 +108,9 @@ bench-state-python: setup ## Keyed state for Python against plain transformWithS
 bench-commits: setup ## What a batch's commits cost, and an idle driver
 	@$(BIN)/python -m benchmarks.commits
 
+bench-peers: setup kafka-server ## Our driver against PyFlink and Quix Streams, each in an environment of its own
+	@$(BIN)/python -m benchmarks.peers.run
+
 bench-savepoint: setup ## Savepoints against cp, sha256sum and reprocessing
 	@$(BIN)/python -m benchmarks.savepoint
 
@@ -121,4 +124,4 @@ record-load: setup ## A job's batches under a load with steps and a spike, for t
 	@$(BIN)/python -m benchmarks.record_load
 
 clean: ## Remove everything that a set-up or a run made
-	rm -rf .venv .tools .jars var .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	rm -rf .venv .tools .jars .peers var .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -32,7 +32,7 @@ from streamwarden.driver.pipeline.arrivals import Arrivals
 from streamwarden.driver.pipeline.batches import BatchWriter
 from streamwarden.driver.pipeline.module import load_module, settings_for
 from streamwarden.driver.pipeline.outputs import AUTHOR, clear_unborn, keep_tables, start_outputs
-from streamwarden.driver.pipeline.query import POLL_S, RunningQuery
+from streamwarden.driver.pipeline.query import RunningQuery
 from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.driver.pipeline.source import missing_source, open_source
 from streamwarden.driver.progress import ProgressListener
@@ -74,6 +74,9 @@ if TYPE_CHECKING:
 __all__ = ["Driver"]
 
 _log = logging.getLogger(__name__)
+
+_WATCH_S = 0.5
+"""Seconds between two looks at whether the query has failed: each is a call to the JVM, all day long."""
 
 _LAST_METRICS_S = 5.0
 _LAST_ROWS_S = 20.0
@@ -347,7 +350,7 @@ class Driver:
 
     def _watch(self, query: RunningQuery) -> Failure | None:
         """Wait; return None if a stop was requested, or the failure that ended the query."""
-        while not self._heart.stop.wait(POLL_S):
+        while not self._heart.stop.wait(_WATCH_S):
             try:
                 self._heart.check()
             except StreamwardenError:

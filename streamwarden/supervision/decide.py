@@ -94,7 +94,7 @@ def decide(seen: Observation, memory: Supervision, *, now: datetime | None = Non
 
 _NEXT = {
     Action.WAIT: "its supervisor waits",
-    Action.RESTART: "a supervisor restarts it",
+    Action.RESTART: "its supervisor restarts it, if one runs",
     Action.STOP: "it is being stopped",
     Action.FINISH: "it stays stopped",
     Action.FAIL: "it stays down until somebody deploys it",

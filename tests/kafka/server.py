@@ -63,7 +63,7 @@ group.initial.rebalance.delay.ms=0
         return f'{module} required username="{USER}" password="{self.password}";'
 
     @property
-    def _client(self) -> dict[str, str]:
+    def client(self) -> dict[str, str]:
         return {
             "bootstrap.servers": self.address,
             "security.protocol": "SASL_PLAINTEXT",
@@ -83,7 +83,7 @@ group.initial.rebalance.delay.ms=0
     )
     def _await_answer(self) -> None:
         assert self._process is not None and self._process.poll() is None, self._log.read_text()[-2000:]
-        AdminClient(self._client).list_topics(timeout=2)
+        AdminClient(self.client).list_topics(timeout=2)
 
     def kill(self) -> None:
         """End it in the middle of whatever it does."""
@@ -93,13 +93,13 @@ group.initial.rebalance.delay.ms=0
 
     def create(self, topic: str, partitions: int) -> None:
         # Kept until the answer is there: it takes its requests along.
-        admin = AdminClient(self._client)
+        admin = AdminClient(self.client)
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
 
     def send(self, topic: str, records: list[tuple[str, str]]) -> None:
         """Send records, each a key and a value, and wait until all are there."""
         lost: list[KafkaError] = []
-        producer = Producer({**self._client, "linger.ms": 5, "acks": "all"})
+        producer = Producer({**self.client, "linger.ms": 5, "acks": "all"})
         for key, value in records:
             producer.produce(topic, value, key, on_delivery=lambda error, _: lost.append(error) if error else None)
         assert producer.flush(60) == 0 and not lost, lost
@@ -107,7 +107,7 @@ group.initial.rebalance.delay.ms=0
     def drop(self, topic: str, partition: int, before: int) -> None:
         """Remove a partition's records before an offset, as its retention does."""
         where = TopicPartition(topic, partition, before)
-        admin = AdminClient(self._client)
+        admin = AdminClient(self.client)
         admin.delete_records([where])[where].result(30)
 
     def _java(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:

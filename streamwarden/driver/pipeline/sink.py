@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from delta.tables import DeltaTable
 from deltalake.exceptions import TableNotFoundError
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     BooleanType,
-    DataType,
     DateType,
     DecimalType,
     IntegralType,
@@ -28,32 +24,21 @@ from pyspark.sql.types import (
 )
 
 from streamwarden.driver.job_api import DELETED
+from streamwarden.driver.pipeline.key_measures import KeyMeasures, Measured
 from streamwarden.driver.pipeline.output_table import ensure_table
 from streamwarden.driver.pipeline.outputs import AUTHOR
+from streamwarden.driver.pipeline.spark_writer import SparkWriter
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_writer import DeltaWriter, Finality, UnfitTableError, has_duplicates
 from streamwarden.formats.output_columns import IS_FINAL
 from streamwarden.model.spec import SinkSpec
 
-__all__ = ["Arrived", "DeltaSink", "Measured", "Written"]
+__all__ = ["Arrived", "DeltaSink", "Written"]
 
 _log = logging.getLogger(__name__)
 
-_TXN_APP = "spark.databricks.delta.write.txnAppId"
-_TXN_VERSION = "spark.databricks.delta.write.txnVersion"
-
-
-_MATERIALIZE = "spark.databricks.delta.merge.materializeSource"
-
 _FEW_ROWS = 50_000
 """Up to this many keys, a single task counts them: a shuffle takes longer."""
-
-# Convert to an integer and back. PySpark collects a timestamp as a naive datetime in the process's time zone. In the
-# repeated hour at the end of daylight saving it is ambiguous, and as a literal it becomes either of the two moments.
-_AS_INTEGER: dict[type[DataType], tuple[Callable[[Column], Column], Callable[[Column], Column]]] = {
-    TimestampType: (F.unix_micros, F.timestamp_micros),
-    DateType: (F.unix_date, F.date_from_unix_date),
-}
 
 
 @dataclass(frozen=True)
@@ -73,29 +58,6 @@ class Written:
     arrived: int
     rows: int
     duplicates: int = 0
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The number of rows, the keys with nulls, and the bounds of the timestamps among the keys.
-
-    Bounds are integers, as :data:`_AS_INTEGER` makes them.
-    """
-
-    rows: int
-    bounds: Mapping[str, tuple[int | None, int | None]]
-    kinds: Mapping[str, type[DataType]]
-    nulls: frozenset[str]
-
-    def within(self, prefix: str = "") -> Column:
-        """Return a condition on the table that every row of these keys meets, by which Delta can skip files."""
-        conditions = [F.lit(True)]
-        for key, (low, high) in self.bounds.items():
-            column = F.col(f"{prefix}{key}")
-            _, back = _AS_INTEGER[self.kinds[key]]
-            inside = column.between(back(F.lit(low)), back(F.lit(high))) if low is not None else F.lit(False)
-            conditions.append(inside | column.isNull() if key in self.nulls else inside)
-        return _all(conditions)
 
 
 @dataclass(frozen=True)
@@ -174,8 +136,7 @@ class DeltaSink:
         own = [column for column in schema.fields if column.name != IS_FINAL]
         final = [StructField(IS_FINAL, BooleanType())] if spec.final_when_passed else []
         self._columns = StructType([*own, *final])
-        kinds = {key: type(self._columns[key].dataType) for key in spec.keys}
-        self._timed = {key: kind for key, kind in kinds.items() if kind in _AS_INTEGER}
+        self._measures = KeyMeasures(self._columns, spec.keys)
         self._finalised_ms = -1
         end = spec.final_when_passed
         self._writer = DeltaWriter(
@@ -186,8 +147,8 @@ class DeltaSink:
             finality=Finality(end, IS_FINAL) if end else None,
             committed=committed,
         )
-        self._by_spark = _needs_spark(self._columns, spec.keys)
-        self._columns_of_source: dict[str, str | Column] = {}
+        self._by_spark = _needs_spark(self._columns, spec)
+        self._spark = SparkWriter(path, spec, self._columns.fieldNames(), application)
         self.notes = ensure_table(
             session,
             path,
@@ -214,13 +175,13 @@ class DeltaSink:
         found
             The values of :meth:`measures` over them, if they are already known.
         """
-        measured = self.measured(batch, found) if found is not None else None
+        measured = self._measures.read(found) if found is not None else None
         if small and not self._by_spark:
             own = [name for name in self._columns.fieldNames() if name in batch.columns]
             table = batch.select(*own, *_deleted(batch)).toArrow()
             if not (self._spec.mode == "upsert" and any(table[key].null_count for key in self._spec.keys)):
                 return Arrived(batch, table.num_rows, table, measured)
-        measured = measured or self.measured(batch)
+        measured = measured or self._measures.of(batch)
         return Arrived(batch, measured.rows, None, measured)
 
     def write(self, arrived: Arrived, batch_id: int, watermark_ms: int, *, guard: Callable[[], None]) -> Written:
@@ -245,10 +206,30 @@ class DeltaSink:
             except UnfitTableError as reason:
                 _log.info("%s: Spark writes the batches of this run: %s", self._spec.table, reason)
                 self._by_spark = True
-        measured = arrived.measured or self.measured(arrived.frame)
+        return self._write_by_spark(arrived, batch_id, watermark_ms, guard)
+
+    def measures(self) -> list[Column]:
+        """Return the aggregates over a batch's rows that :meth:`arrived` would else compute itself."""
+        return self._measures.aggregates()
+
+    def _write_by_spark(self, arrived: Arrived, batch_id: int, watermark_ms: int, guard: Callable[[], None]) -> Written:
+        measured = arrived.measured or self._measures.of(arrived.frame)
+        passing = bool(self._spec.final_when_passed) and watermark_ms > self._finalised_ms
+        if measured.rows == 0 and not passing:
+            return Written(0, 0)
         if self._spec.mode == "append":
-            return self._append(arrived.frame, measured, batch_id, guard)
-        return self._upsert(arrived.frame, measured, batch_id, watermark_ms, guard)
+            count = self._spark.append(arrived.frame, measured, batch_id, guard=guard)
+            return Written(measured.rows, count, measured.rows - count)
+        touched = self._spark.upsert(
+            arrived.frame,
+            measured,
+            batch_id,
+            finalised_ms=self._finalised_ms,
+            watermark_ms=watermark_ms,
+            guard=guard,
+        )
+        self._finalised_ms = max(self._finalised_ms, watermark_ms)
+        return Written(measured.rows, touched)
 
     def _write_here(
         self, rows: pa.Table, batch: DataFrame, batch_id: int, watermark_ms: int, guard: Callable[[], None]
@@ -305,155 +286,18 @@ class DeltaSink:
                 f" ({', '.join(self._spec.keys)}), such as {found['example']}; nothing of it was written",
             )
 
-    def _append(self, batch: DataFrame, arrived: Measured, batch_id: int, guard: Callable[[], None]) -> Written:
-        rows = batch.select(*self._columns.fieldNames())
-        if arrived.rows == 0:
-            return Written(0, 0)
-        fresh = self._without_duplicates(rows, arrived).persist() if self._spec.keys else rows
-        try:
-            count = fresh.count() if self._spec.keys else arrived.rows
-            if count:
-                guard()
-                (
-                    fresh.write.format("delta")
-                    .mode("append")
-                    .option("txnAppId", self._application)
-                    .option("txnVersion", batch_id)
-                    .save(self._path)
-                )
-            return Written(arrived.rows, count, arrived.rows - count)
-        finally:
-            if self._spec.keys:
-                fresh.unpersist()
-
-    def _without_duplicates(self, rows: DataFrame, measured: Measured) -> DataFrame:
-        keys = self._spec.keys
-        if self._spec.first_by:
-            order = Window.partitionBy(*keys).orderBy(*self._spec.first_by)
-            rank = F.row_number().over(order)
-            rows = rows.withColumn("_rank", rank).where("_rank = 1").drop("_rank")
-        else:
-            rows = rows.dropDuplicates(list(keys))
-        known = rows.sparkSession.read.format("delta").load(self._path)
-        known = known.where(measured.within()).select(*(F.col(key).alias(f"_known_{key}") for key in keys))
-        return rows.join(known, _all(F.col(k).eqNullSafe(F.col(f"_known_{k}")) for k in keys), "left_anti")
-
-    def _upsert(
-        self, batch: DataFrame, arrived: Measured, batch_id: int, watermark_ms: int, guard: Callable[[], None]
-    ) -> Written:
-        changes = batch
-        final = self._spec.final_when_passed
-        if final:
-            changes = changes.withColumn(IS_FINAL, F.col(final) <= _timestamp(watermark_ms))
-        changes = changes.select(*self._columns.fieldNames(), *_deleted(batch))
-        if arrived.rows == 0 and not (final and watermark_ms > self._finalised_ms):
-            return Written(0, 0)
-        guard()
-        rows = self._merge(changes, arrived, batch_id, watermark_ms)
-        self._finalised_ms = max(self._finalised_ms, watermark_ms)
-        return Written(arrived.rows, rows)
-
-    def _merge(self, changes: DataFrame, measured: Measured, batch_id: int, watermark_ms: int) -> int:
-        """Upsert the changes and mark rows that became final, in one commit; return how many rows it touched."""
-        session = changes.sparkSession
-        names = self._columns.fieldNames()
-        if not self._columns_of_source:
-            # Created once: each costs a call to the JVM.
-            self._columns_of_source = {name: F.col(f"s.{name}") for name in names}
-        values = self._columns_of_source
-        # A null-safe comparison is a join on twice as many columns; without nulls, the result is the same.
-        matched = _all(
-            F.col(f"t.{key}").eqNullSafe(F.col(f"s.{key}"))
-            if key in measured.nulls
-            else F.col(f"t.{key}") == F.col(f"s.{key}")
-            for key in self._spec.keys
-        )
-        # MERGE takes its transaction id from the session, which belongs to this query.
-        settings = {
-            _TXN_APP: self._application,
-            _TXN_VERSION: str(batch_id),
-            # The rows are already kept; Delta would keep them once more.
-            _MATERIALIZE: "none",
-        }
-        for key, value in settings.items():
-            session.conf.set(key, value)
-        try:
-            merge = (
-                DeltaTable.forPath(session, self._path)
-                .alias("t")
-                .merge(changes.alias("s"), matched & measured.within("t."))
-            )
-            if DELETED in changes.columns:
-                gone = F.col(f"s.{DELETED}")
-                merge = merge.whenMatchedDelete(gone).whenMatchedUpdate(set=values)
-                merge = merge.whenNotMatchedInsert(~gone, values=values)
-            else:
-                merge = merge.whenMatchedUpdate(set=values).whenNotMatchedInsert(values=values)
-            if self._spec.final_when_passed and watermark_ms > self._finalised_ms:
-                end = F.col(f"t.{self._spec.final_when_passed}")
-                # A row that is older than the column has a null.
-                passed = ~F.coalesce(F.col(f"t.{IS_FINAL}"), F.lit(False)) & (end <= _timestamp(watermark_ms))
-                if self._finalised_ms > 0:
-                    # Rows that the watermark passed earlier are already final: the bound lets Delta skip old files.
-                    passed &= end > _timestamp(self._finalised_ms)
-                merge = merge.whenNotMatchedBySourceUpdate(passed, {IS_FINAL: F.lit(True)})
-            done = merge.execute().first()
-        finally:
-            for key in settings:
-                session.conf.unset(key)
-        # Delta reports nothing for a batch that the table already has.
-        return int(done["num_affected_rows"]) if done is not None else measured.rows
-
-    def measures(self) -> list[Column]:
-        """Return the aggregates that measure rows of this table: their number, nulls and bounds of keys."""
-        return [
-            F.count(F.lit(1)).alias("rows"),
-            *(_AS_INTEGER[kind][0](F.min(key)).alias(f"min_{key}") for key, kind in self._timed.items()),
-            *(_AS_INTEGER[kind][0](F.max(key)).alias(f"max_{key}") for key, kind in self._timed.items()),
-            *(F.count(key).alias(f"count_{key}") for key in self._spec.keys),
-        ]
-
-    def measured(self, rows: DataFrame, found: Mapping[str, Any] | None = None) -> Measured:
-        """Measure a batch's rows for this table.
-
-        Reads all rows, even of a batch that turns out empty: its state must be computed to be committed.
-
-        Parameters
-        ----------
-        rows
-            The rows.
-        found
-            The values of :meth:`measures` over them, if they are already known.
-        """
-        if found is None:
-            row = rows.agg(*self.measures()).first()
-            assert row is not None
-            found = row.asDict()
-        return Measured(
-            rows=found["rows"],
-            bounds={key: (found[f"min_{key}"], found[f"max_{key}"]) for key in self._timed},
-            kinds=self._timed,
-            nulls=frozenset(key for key in self._spec.keys if found[f"count_{key}"] < found["rows"]),
-        )
-
 
 def _deleted(batch: DataFrame) -> list[str]:
     return [name for name in batch.columns if name == DELETED]
 
 
-def _needs_spark(columns: StructType, keys: Sequence[str]) -> bool:
+def _needs_spark(columns: StructType, spec: SinkSpec) -> bool:
     """Return whether only Spark can write these columns, or compare these keys as Spark does."""
     if "variant" in columns.json():
         return True
+    if spec.final_when_passed and not isinstance(columns[spec.final_when_passed].dataType, TimestampType):
+        return True
     exact = (IntegralType, TimestampType, DateType, DecimalType, BooleanType)
-    kinds = [columns[key].dataType for key in keys]
+    kinds = [columns[key].dataType for key in spec.keys]
     # Not a string with a collation: it has equal keys that differ.
     return not all(isinstance(kind, exact) or kind == StringType() for kind in kinds)
-
-
-def _timestamp(milliseconds: int) -> Column:
-    return F.timestamp_millis(F.lit(milliseconds))
-
-
-def _all(conditions: object) -> Column:
-    return functools.reduce(operator.and_, conditions)  # type: ignore[call-overload,no-any-return]
