@@ -1,0 +1,147 @@
+"""Quix Streams in an environment of its own, against a Kafka server of its own on the loopback interface."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psutil
+import pyarrow as pa
+from confluent_kafka import Consumer
+
+from benchmarks.peers.check import compared
+from tests.kafka.server import USER, KafkaServer
+
+HERE = Path(__file__).parent
+VERSION = "3.28.1"
+PARTITIONS = 2
+# Closes the sessions of a card.
+_END_MS = 10**13
+
+
+class Quix:
+    """An environment with Quix Streams.
+
+    Parameters
+    ----------
+    folder
+        Made if it does not exist; kept from run to run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.python = folder / "quix" / "bin" / "python"
+        if not self.python.exists():
+            subprocess.run([sys.executable, "-m", "venv", str(folder / "quix")], check=True)
+            install = [str(self.python), "-m", "pip", "install", "-q", f"quixstreams=={VERSION}"]
+            subprocess.run(install, check=True)
+
+    def run(self, job: str, rows: pa.Table, work: Path) -> tuple[dict[str, float], str]:
+        """Run a job until all rows are done; return seconds from the first row, peak memory, and the comparison."""
+        server = KafkaServer(work)
+        server.start()
+        running: list[subprocess.Popen[bytes]] = []
+        try:
+            for topic in (job, f"{job}-out"):
+                server.create(topic, PARTITIONS)
+            sent = self._send(server, job, rows)
+            environment = {
+                **os.environ,
+                "PEERS_KAFKA_USER": USER,
+                "PEERS_KAFKA_PASSWORD": server.password,
+                "PYTHONPATH": "",
+            }
+            for number in range(PARTITIONS):
+                command = [
+                    str(self.python),
+                    str(HERE / "quix_job.py"),
+                    job,
+                    server.address,
+                    job,
+                    str(work),
+                    str(number),
+                ]
+                with (work / f"quix-{number}.log").open("ab") as log:
+                    running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+            seconds, peak = _await(running, work, sent)
+            for process in running:
+                # In order: it commits what it has done.
+                process.terminate()
+                process.wait()
+            return {"seconds": seconds, "memory_gb": peak / 2**30}, self._check(server, job, rows)
+        finally:
+            for process in running:
+                process.terminate()
+                process.wait()
+            server.kill()
+
+    def _send(self, server: KafkaServer, job: str, rows: pa.Table) -> int:
+        key = "PULocationID" if job == "windows" else "card_id"
+        columns = rows.select(dict.fromkeys([key, "pickup_ms", "cents"])).to_pylist()
+        records = [
+            (str(one[key]), json.dumps({"pickup_ms": one["pickup_ms"], "cents": one["cents"]})) for one in columns
+        ]
+        if job == "sessions":
+            end = json.dumps({"pickup_ms": _END_MS, "cents": 0})
+            records += [(card, end) for card in {key for key, _ in records}]
+        for first in range(0, len(records), 50_000):
+            server.send(job, records[first : first + 50_000])
+        return len(records)
+
+    def _check(self, server: KafkaServer, job: str, rows: pa.Table) -> str:
+        last: dict[tuple[Any, Any], dict[str, Any]] = {}
+        for key, value in _read(server, f"{job}-out"):
+            if value["end"] < _END_MS:
+                last[key, value["end"] if job == "velocity" else value["start"]] = value
+        found: list[dict[str, Any]] = []
+        for (key, at), value in last.items():
+            if job == "windows":
+                found.append({"start_ms": at, "zone": int(key), "trips": value["trips"], "cents": value["cents"]})
+            elif job == "sessions":
+                own = {"card": key, "start_ms": value["first"], "end_ms": value["last"]}
+                found.append({**own, "trips": value["trips"], "cents": value["cents"]})
+            else:
+                found.append({"card": key, "at_ms": at, "trips": value["trips"]})
+        with duckdb.connect() as db:
+            db.register("given", pa.Table.from_pylist(found))
+            db.execute("CREATE TABLE found AS SELECT * FROM given")
+            return compared(db, job, rows)
+
+
+def _await(running: list[subprocess.Popen[bytes]], work: Path, rows: int) -> tuple[float, float]:
+    """Wait until all rows are done; return the seconds since the first, and the peak of memory in bytes."""
+    peak, since, last = 0.0, time.monotonic(), (0, 0.0)
+    while True:
+        notes = [path.read_text().split("\n")[:-1] for path in work.glob("done-*")]
+        lines = [[line.split() for line in note] for note in notes if note]
+        done = sum(int(note[-1][1]) for note in lines)
+        if done > last[0]:
+            last, since = (done, time.time()), time.monotonic()
+        # The last few hundred of a partition are not noted.
+        if lines and rows - done < 500 * PARTITIONS and time.monotonic() - since > 3:
+            first = min(float(note[0][0]) for note in lines)
+            return max(float(note[-1][0]) for note in lines) - first, peak
+        if any(process.poll() is not None for process in running) or time.monotonic() - since > 300:
+            raise SystemExit((work / "quix-0.log").read_text()[-3000:])
+        with contextlib.suppress(psutil.NoSuchProcess):
+            peak = max(peak, float(sum(psutil.Process(one.pid).memory_info().rss for one in running)))
+        time.sleep(0.5)
+
+
+def _read(server: KafkaServer, topic: str) -> list[tuple[str, dict[str, Any]]]:
+    settings = {"group.id": "check", "auto.offset.reset": "earliest", "isolation.level": "read_committed"}
+    consumer = Consumer({**server.client, **settings})
+    consumer.subscribe([topic])
+    found, quiet = [], time.monotonic()
+    while time.monotonic() - quiet < 10:
+        for message in consumer.consume(10_000, timeout=1):
+            quiet = time.monotonic()
+            found.append((message.key().decode(), json.loads(message.value())))
+    consumer.close()
+    return found
