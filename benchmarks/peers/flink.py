@@ -53,6 +53,8 @@ class Flink:
         packages = next((self.python.parents[1] / "lib").glob("python*/site-packages"))
         # Thread mode finds its library by the path only.
         environment = {**os.environ, "PYTHONPATH": str(packages)}
+        # Without a cluster all workers would be threads of this one process.
+        environment["_python_worker_execution_mode"] = "process"
         log = (work.parent / f"{work.name}.log").open("a")
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True

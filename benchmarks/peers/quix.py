@@ -16,7 +16,7 @@ import psutil
 import pyarrow as pa
 from confluent_kafka import Consumer
 
-from benchmarks.peers.check import compared
+from benchmarks.peers.check import COLUMNS, compared
 from tests.kafka.server import USER, KafkaServer
 
 HERE = Path(__file__).parent
@@ -109,7 +109,8 @@ class Quix:
             else:
                 found.append({"card": key, "at_ms": at, "trips": value["trips"]})
         with duckdb.connect() as db:
-            db.register("given", pa.Table.from_pylist(found))
+            types = {name: pa.string() if name == "card" else pa.int64() for name in COLUMNS[job]}
+            db.register("given", pa.Table.from_pylist(found, pa.schema(list(types.items()))))
             db.execute("CREATE TABLE found AS SELECT * FROM given")
             return compared(db, job, rows)
 
