@@ -6,8 +6,8 @@ with two cores and two state partitions:
 - ``sessions``: ``card_sessions`` at 50,000 cards, 250,000 rows a batch, a tenth of them late. About 100,000 rows
   of its table change in each. The sink's share of a batch's time counts, the median of the later half.
 - ``sessions_50x``: the same, into a table that has fifty times as many rows of earlier days.
-- ``windows``: ``zone_windows`` over the same rows with 250,000 and with a million rows a batch. What is left for a
-  batch without rows, on the line through both, is the fixed cost.
+- ``windows``: ``zone_windows`` over the same rows, with 250,000 and with a million rows a batch. The line through both
+  gives the time of a batch without rows: the fixed cost.
 - ``idle``: the CPU time of a driver of ``zone_windows`` that finds nothing new every five seconds, as a share of a
   core.
 

@@ -10,8 +10,8 @@ arrival; a tenth is up to ten minutes late. Two cores each, exactly once, start-
   velocity a KeyedProcessFunction in process and in thread mode, over fewer rows.
 - Quix: see ``quix_job.py``.
 
-*lost by a kill* and *by a rescale* compare a run over the same rows that is interrupted in the middle with one that is
-not: how many seconds later it ends. Ours is restarted by its supervisor and rescaled by an operation; a peer's process
+*lost by a kill* and *by a rescale*: a run is interrupted in the middle. How many seconds later does it end than one
+over the same rows that is not? Ours is restarted by its supervisor and rescaled by an operation; a peer's process
 is started again at once from its newest checkpoint.
 
 Options: ``--trips`` (TLC's files; default the generator), ``--share`` (of the rows, for a trial), ``--only``,

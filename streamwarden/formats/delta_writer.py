@@ -1,7 +1,7 @@
 """Write a batch's rows to a Delta table without Spark, in one commit under a transaction id.
 
-delta-rs upserts 100,000 rows in a quarter of a second, and twenty rows in some hundredths, where Delta's MERGE takes
-three Spark jobs and one and a half to three seconds. See docs/decisions/0039-batches-are-written-by-delta-rs.md.
+delta-rs upserts 100,000 rows in a quarter of a second. Delta's MERGE takes three Spark jobs and about three seconds.
+See docs/decisions/0039-batches-are-written-by-delta-rs.md.
 
 Does not write every table. Constraints, defaults, generated or mapped columns and change feeds are Spark's.
 """

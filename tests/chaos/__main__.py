@@ -259,8 +259,8 @@ class Chaos:
         goals += [Goal(name, len(wrong), 0) for name, wrong in found.items()]
         # What the watcher has not seen has not been looked for.
         goals += [Goal("looks", watcher.looks, 1, at_least=True), Goal("blind_s", round(watcher.blind_s, 1), _BLIND_S)]
-        # With spares both take seconds, in which other jobs' batches count for much: a run with fewer of each prints
-        # the ratio and does not fail by it. make bench-start measures starts on an idle machine.
+        # With spares both take seconds, in which other jobs' batches count for much. So a run with fewer of each only
+        # prints the ratio. make bench-start measures starts on an idle machine.
         goals += [
             Goal(f"kill9_over_cold_start.{job}", one["ratio"], KILL_OVER_COLD_START)
             for job, one in ratios.items()

@@ -132,7 +132,6 @@ class DeltaSink:
     ) -> None:
         self._path = path
         self._spec = spec
-        self._application = application
         own = [column for column in schema.fields if column.name != IS_FINAL]
         final = [StructField(IS_FINAL, BooleanType())] if spec.final_when_passed else []
         self._columns = StructType([*own, *final])
