@@ -12,6 +12,9 @@ ifdef TRIPS
 export STREAMWARDEN_TEST_DATA := $(abspath $(dir $(TRIPS)))
 endif
 
+# The environments name their folder: in a copied or moved checkout they would run the code of the first one.
+$(shell [ ! -s .venv/.ready ] || [ "$$(cat .venv/.ready)" = "$$(pwd -P)" ] || rm -rf .venv .tools)
+
 .PHONY: help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long check format up down docs docs-site \
 	bench-overhead bench-start bench-settings bench-savepoint bench-state-python bench-commits bench-peers bench-rescale bench-fleet record-load \
 	clean
@@ -36,7 +39,7 @@ setup: .venv/.ready ## Install everything the other targets need
 	@$(BIN)/python -m streamwarden.spark.conditional_put
 	@echo "setup: archives of Spark's classes (a minute or two, for quicker starts)"
 	@$(BIN)/python -m streamwarden.spark.class_archive
-	@touch $@
+	@pwd -P > $@
 
 s3-server: | .tools/bin/uv ## Build the S3 server that the tests need, unless S3_ENDPOINT names one
 	@.tools/bin/python scripts/build_s3_server.py

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 )
 
 from spark_jobs.schemas import DROPOFF_ZONE, PICKUP, PICKUP_ZONE, cents
-from streamwarden.driver.job_api import DELETED, JobOptions, JobSettings
+from streamwarden.driver.job_api import DELETED, JobOptions, JobSettings, PreviousState
 from streamwarden.errors import StreamwardenError
 from streamwarden.keyed_state import (
     KEY_ID,
@@ -45,11 +45,13 @@ from streamwarden.keyed_state import (
 from streamwarden.model.durations import Duration, format_duration
 
 __all__ = [
+    "MIGRATES_FROM",
     "OUTPUTS",
     "VERSION",
     "CardSessions",
     "Options",
     "checked_options",
+    "migrate",
     "table_rows",
     "transform",
     "trips_by_card",
@@ -57,6 +59,8 @@ __all__ = [
 
 VERSION = 2
 """2: the state is kept in buckets of cards. 1: an entry for each session, as card_sessions_plain has it."""
+
+MIGRATES_FROM = (1,)
 
 OUTPUTS: Mapping[str, StructType] = {
     "main": StructType(
@@ -185,7 +189,43 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
     """
     options, ttl = checked_options(settings)
     job = CardSessions(gap=options.gap, close_after=options.close_after)
-    return table_rows(with_keyed_state(trips_by_card(source), ["card_id"], job, buckets=settings.buckets, ttl=ttl))
+    changed = with_keyed_state(
+        trips_by_card(source),
+        ["card_id"],
+        job,
+        buckets=settings.buckets,
+        ttl=ttl,
+        initial=settings.initial_state,
+    )
+    return table_rows(changed)
+
+
+def migrate(old: PreviousState) -> DataFrame:
+    """Return the sessions of version 1: its map states ``sessions`` and ``zones`` by session start, and its timers."""
+    sessions, zones = old.variable("sessions"), old.variable("zones")
+    # A session without a timer is closed.
+    timers = old.timers().select(
+        F.col("key.card_id").alias("card_id"), F.col("expiration_timestamp_ms").alias("timer_at")
+    )
+    value = F.col("user_map_value.value")
+    rows = sessions.select(
+        F.col("key.card_id").alias("card_id"),
+        F.col("user_map_key.start").alias("start"),
+        value["end"].alias("end"),
+        value["trips"].alias("trips"),
+        value["cents"].alias("cents"),
+        value["closes_at"].alias("closes_at"),
+        F.col("user_map_value.ttlExpirationMs").alias("expires_at"),
+    )
+    of_sessions = zones.select(
+        F.col("key.card_id").alias("card_id"),
+        F.col("user_map_key.start").alias("start"),
+        F.col("user_map_value.value.zones").alias("zones"),
+    )
+    due = (rows["card_id"] == timers["card_id"]) & (rows["closes_at"] == timers["timer_at"])
+    return (
+        rows.join(timers, due, "left").drop(timers["card_id"]).drop("closes_at").join(of_sessions, ["card_id", "start"])
+    )
 
 
 def checked_options(settings: JobSettings) -> tuple[Options, timedelta]:

@@ -116,6 +116,7 @@ ErrorCode = Literal[
     "OPERATION_ABANDONED",
     "OPERATION_FAILED",
     "OPERATION_INTERRUPTED",
+    "MIGRATION_FAILED",
     "RESTORE_JOB_VERSION",
     "RESTORE_OPERATORS",
     "RESTORE_STATE_SCHEMA",
@@ -583,6 +584,11 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "an operation was taken over or given up before it was complete",
         "`streamwarden status JOB` shows what runs now; repeat the operation if you still want it.",
         retryable=True,
+    ),
+    "MIGRATION_FAILED": ErrorKind(
+        "the state of a job's earlier version could not be migrated",
+        "The job is as before. Correct the module's `migrate` and repeat the restore, or bring back the module of the"
+        " savepoint's version.",
     ),
     "RESTORE_JOB_VERSION": ErrorKind(
         "the savepoint's state is of another version of the job",

@@ -21,6 +21,9 @@ EXPECTED = {
             ) AS session FROM marked
         ) SELECT card_id AS card, min(pickup_ms) AS start_ms, max(pickup_ms) AS end_ms, count(*) AS trips,
             sum(cents) AS cents FROM numbered GROUP BY card_id, session""",
+    "statistics": """
+        SELECT PULocationID AS zone, count(*) AS trips, sum(cents) AS cents, max(pickup_ms) AS last_ms
+        FROM trips GROUP BY ALL""",
     # Each moment at which a card has had five trips within three minutes.
     "velocity": """
         SELECT DISTINCT card, at_ms, trips FROM (
@@ -33,6 +36,7 @@ EXPECTED = {
 COLUMNS = {
     "windows": ("start_ms", "zone", "trips", "cents"),
     "sessions": ("card", "start_ms", "end_ms", "trips", "cents"),
+    "statistics": ("zone", "trips", "cents", "last_ms"),
     "velocity": ("card", "at_ms", "trips"),
 }
 
@@ -57,6 +61,10 @@ def compared(db: duckdb.DuckDBPyConnection, job: str, rows: pa.Table) -> str:
     if job == "velocity":
         # Some forms say it once for each trip of a moment.
         db.execute("CREATE OR REPLACE TABLE found AS SELECT DISTINCT * FROM found")
+    if job == "statistics":
+        # Each update is there: the last one counts all trips.
+        last = "SELECT * FROM found QUALIFY row_number() OVER (PARTITION BY zone ORDER BY trips DESC) = 1"
+        db.execute(f"CREATE OR REPLACE TABLE found AS {last}")
     names = ", ".join(COLUMNS[job])
     counts = [
         db.execute(query).fetchone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from streamwarden.spark.jars import Jar, fetch
 
 HERE = Path(__file__).parent
 VERSION = "2.3.0"
+_UPDATE = re.compile(r"\+[IU]\[(.*)\]")
 
 
 class Flink:
@@ -69,7 +71,12 @@ class Flink:
         if process.returncode:
             log = (work.parent / f"{work.name}.log").read_text()
             raise SystemExit(f"{job} in {form}: {log[-3000:]}")
-        done = json.loads(said.splitlines()[-1])
+        *printed, last = said.splitlines()
+        done = json.loads(last)
+        if updates := [_UPDATE.search(line) for line in printed]:
+            (work / "out").mkdir(exist_ok=True)
+            rows = [found[1].replace(" ", "") for found in updates if found is not None]
+            (work / "out" / "printed.csv").write_text("\n".join(rows))
         return {"seconds": done["seconds"], "process_s": time.time() - began, "memory_gb": peak / 2**30}
 
     def run_interrupted(

@@ -20,7 +20,7 @@ WITHIN_MS, BURST = 180_000, 5
 def main() -> None:
     """Run the job to the end of its input, and print how long it took."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("job", choices=("windows", "sessions", "velocity"))
+    parser.add_argument("job", choices=("windows", "statistics", "sessions", "velocity"))
     parser.add_argument("form", choices=("sql", "process", "thread"))
     parser.add_argument("input")
     parser.add_argument("work")
@@ -88,6 +88,9 @@ def _environment(given: argparse.Namespace) -> Any:
 
 def _sink(table: Any, given: argparse.Namespace, columns: str) -> None:
     place = f"'connector' = 'filesystem', 'path' = 'file://{given.work}/out', 'format' = 'csv'"
+    if given.job == "statistics" and given.form == "sql":
+        # Files take no updates.
+        place = "'connector' = 'print'"
     table.execute_sql(f"CREATE TABLE found_rows ({columns}) WITH ({place})")
 
 
@@ -97,6 +100,10 @@ _SQL = {
         """SELECT 1000 * UNIX_TIMESTAMP(CAST(window_start AS STRING)), PULocationID, COUNT(*), SUM(cents)
            FROM TABLE(TUMBLE(TABLE trips, DESCRIPTOR(ts), INTERVAL '1' HOUR))
            GROUP BY window_start, window_end, PULocationID""",
+    ),
+    "statistics": (
+        "zone INT, trips BIGINT, cents BIGINT, last_ms BIGINT",
+        "SELECT PULocationID, COUNT(*), SUM(cents), MAX(pickup_ms) FROM trips GROUP BY PULocationID",
     ),
     # A window ends a gap after its last trip, exclusive.
     "sessions": (
@@ -160,6 +167,13 @@ def _python(table: Any, given: argparse.Namespace) -> None:
             if len(kept) < len(rows):
                 self.rows.update(kept) if kept else self.rows.clear()
 
+    class Statistics(Base):
+        def process_element(self, value: Any, context: Any) -> Any:
+            trips, cents, last = self.rows.value() or (0, 0, 0)
+            now = (trips + 1, cents + value[2], max(last, value[1]))
+            self.rows.update(now)
+            yield Row(context.get_current_key(), *now)
+
     class Velocity(Base):
         def process_element(self, value: Any, context: Any) -> Any:
             rows = self.rows.value() or []
@@ -176,14 +190,16 @@ def _python(table: Any, given: argparse.Namespace) -> None:
             if len(kept) < len(rows):
                 self.rows.update(kept)
 
-    kinds = {
+    kinds: dict[str, tuple[type, list[str]]] = {
+        "statistics": (Statistics, ["zone", "trips", "cents", "last_ms"]),
         "sessions": (Sessions, ["card", "start_ms", "end_ms", "trips", "cents"]),
         "velocity": (Velocity, ["card", "at_ms", "trips"]),
     }
     function, names = kinds[given.job]
-    types = [Types.STRING()] + [Types.LONG()] * (len(names) - 1)
-    trips = table.to_data_stream(table.sql_query("SELECT card_id, pickup_ms, cents, ts FROM trips"))
-    done = trips.key_by(lambda row: row[0], key_type=Types.STRING()).process(function(), Types.ROW_NAMED(names, types))
+    types = [Types.STRING() if name == "card" else Types.LONG() for name in names]
+    key = "card_id" if names[0] == "card" else "CAST(PULocationID AS BIGINT)"
+    trips = table.to_data_stream(table.sql_query(f"SELECT {key}, pickup_ms, cents, ts FROM trips"))
+    done = trips.key_by(lambda row: row[0], key_type=types[0]).process(function(), Types.ROW_NAMED(names, types))
     table.create_temporary_view("done", table.from_data_stream(done))
     _sink(table, given, ", ".join(f"{name} {'STRING' if name == 'card' else 'BIGINT'}" for name in names))
     table.execute_sql("INSERT INTO found_rows SELECT * FROM done").wait()

@@ -29,7 +29,12 @@ from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import Observation, Phase, observe
 
-JOBS = {"windows": "zone_windows", "sessions": "card_sessions", "velocity": "card_velocity"}
+JOBS = {
+    "windows": "zone_windows",
+    "statistics": "zone_running_stats",
+    "sessions": "card_sessions",
+    "velocity": "card_velocity",
+}
 # Large outputs: a batch of a million rows takes some seconds, and its state changes fit into memory.
 FILES = {"sessions": 4, "velocity": 4}
 BY = "benchmark"
@@ -61,6 +66,7 @@ class OurJob:
         (config / "profiles" / "peers.yaml").write_text(yaml.safe_dump(profile))
         self.workspace: Workspace = open_workspace("peers", config=config)
         self.table = Path(self.workspace.table("trips"))
+        self._newest = self._rescaled_at = 0.0
 
     def run(self, rows: pa.Table, act: Callable[[OurJob], None] | None = None) -> dict[str, float]:
         """Run the job over the rows; return seconds and peak memory from when all are there.
@@ -93,11 +99,13 @@ class OurJob:
                 acting = threading.Thread(target=act, args=(self,))
                 acting.start()
                 peak = self._await(rows.num_rows)
-                ended = self._last_batch(began)
+                ended = self._last_batch()
                 acting.join()
             else:
                 peak = self._await(rows.num_rows)
-                ended = self._last_batch(began)
+                ended = self._last_batch()
+            # A rescale that lasts longer than the input is part of it.
+            ended = max(ended, self._rescaled_at)
             return {"seconds": ended - began, "rows": rows.num_rows - before, "memory_gb": peak / 2**30}
         finally:
             supervisor.terminate()
@@ -114,7 +122,10 @@ class OurJob:
 
     def rescale(self, partitions: int) -> None:
         """Rescale online."""
-        rescale(self.workspace, self.name, partitions=partitions, by=BY)
+        began = time.time()
+        done = rescale(self.workspace, self.name, partitions=partitions, by=BY)
+        self._rescaled_at = time.time()
+        print(f"rescaled in {self._rescaled_at - began:.1f} s, down for {done.plan.downtime_s} s", flush=True)
 
     def check(self, rows: pa.Table) -> str:
         """Compare the output table with the batch computation."""
@@ -123,6 +134,8 @@ class OurJob:
         columns = {
             "windows": "epoch_ms(window_start) AS start_ms, zone_id AS zone, trips,"
             " CAST(revenue * 100 AS BIGINT) AS cents",
+            "statistics": "zone_id AS zone, trips, CAST(revenue * 100 AS BIGINT) AS cents,"
+            " epoch_ms(last_activity) AS last_ms",
             "sessions": "card_id AS card, epoch_ms(session_start) AS start_ms, epoch_ms(session_end) AS end_ms, trips,"
             " CAST(total_amount * 100 AS BIGINT) AS cents",
         }[self.job]
@@ -154,6 +167,7 @@ class OurJob:
         while True:
             seen = observe(self.workspace, self.name)
             peak = max(peak, _memory(seen.heartbeat))
+            self._keep_newest(seen)
             totals = documents.current_totals()
             # A batch whose driver was killed right after its commit is in no total: then nothing is left to read.
             if totals is not None and (totals.rows_in >= rows or self._is_idle(seen)):
@@ -162,19 +176,25 @@ class OurJob:
             time.sleep(0.2)
 
     def _is_idle(self, seen: Observation) -> bool:
-        recent = seen.progress.recent if seen.progress is not None else []
-        if not recent or recent[-1].source is None or seen.phase is not Phase.RUNNING:
+        if seen.phase is not Phase.RUNNING or seen.heartbeat is None or time.time() - self._newest < _IDLE_S:
             return False
-        return recent[-1].source.pending == 0 and time.time() - recent[-1].at.timestamp() > _IDLE_S
+        recent = seen.progress.recent if seen.progress is not None else []
+        # A job with timers is never idle: it runs batches without input.
+        return seen.heartbeat.idle or bool(recent and recent[-1].source and recent[-1].source.pending == 0)
 
-    def _last_batch(self, began: float) -> float:
-        """Return when the batch ended with which nothing was left to read."""
+    def _keep_newest(self, seen: Observation) -> None:
+        # After a rescale the new driver's batches may all be without rows.
+        recent = seen.progress.recent if seen.progress is not None else []
+        self._newest = max([self._newest, *(one.at.timestamp() for one in recent if one.rows_in)])
+
+    def _last_batch(self) -> float:
+        """Return when the last batch with rows ended, once nothing is left to read."""
         while True:
             seen = observe(self.workspace, self.name)
+            self._keep_newest(seen)
             recent = seen.progress.recent if seen.progress is not None else []
-            after = [one for one in recent if one.rows_in and one.at.timestamp() > began]
-            if after and after[-1].source is not None and after[-1].source.pending == 0:
-                return after[-1].at.timestamp()
+            if recent and recent[-1].source is not None and recent[-1].source.pending == 0:
+                return self._newest
             time.sleep(0.2)
 
 

@@ -42,8 +42,14 @@ class Quix:
             install = [str(self.python), "-m", "pip", "install", "-q", f"quixstreams=={VERSION}"]
             subprocess.run(install, check=True)
 
-    def run(self, job: str, rows: pa.Table, work: Path) -> tuple[dict[str, float], str]:
-        """Run a job until all rows are done; return seconds from the first row, peak memory, and the comparison."""
+    def run(self, job: str, rows: pa.Table, work: Path, *, kill: bool = False) -> tuple[dict[str, float], str]:
+        """Run a job until all rows are done; return seconds from the first row, peak memory, and the comparison.
+
+        Parameters
+        ----------
+        kill
+            Whether to kill both processes when half of the rows are done, and start them again at once.
+        """
         server = KafkaServer(work)
         server.start()
         running: list[subprocess.Popen[bytes]] = []
@@ -51,25 +57,14 @@ class Quix:
             for topic in (job, f"{job}-out"):
                 server.create(topic, PARTITIONS)
             sent = self._send(server, job, rows)
-            environment = {
-                **os.environ,
-                "PEERS_KAFKA_USER": USER,
-                "PEERS_KAFKA_PASSWORD": server.password,
-                "PYTHONPATH": "",
-            }
-            for number in range(PARTITIONS):
-                command = [
-                    str(self.python),
-                    str(HERE / "quix_job.py"),
-                    job,
-                    server.address,
-                    job,
-                    str(work),
-                    str(number),
-                ]
-                with (work / f"quix-{number}.log").open("ab") as log:
-                    running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-            seconds, peak = _await(running, work, sent)
+            running = self._start(server, job, work)
+            if kill:
+                _await(running, work, sent // 2, quiet=0)
+                for process in running:
+                    process.kill()
+                    process.wait()
+                running = self._start(server, job, work)
+            seconds, peak = _await(running, work, sent, quiet=20 if kill else 3)
             for process in running:
                 # In order: it commits what it has done.
                 process.terminate()
@@ -81,8 +76,17 @@ class Quix:
                 process.wait()
             server.kill()
 
+    def _start(self, server: KafkaServer, job: str, work: Path) -> list[subprocess.Popen[bytes]]:
+        environment = {**os.environ, "PEERS_KAFKA_USER": USER, "PEERS_KAFKA_PASSWORD": server.password}
+        running = []
+        for number in range(PARTITIONS):
+            command = [str(self.python), str(HERE / "quix_job.py"), job, server.address, job, str(work), str(number)]
+            with (work / f"quix-{number}.log").open("ab") as log:
+                running.append(subprocess.Popen(command, env={**environment, "PYTHONPATH": ""}, stdout=log, stderr=log))
+        return running
+
     def _send(self, server: KafkaServer, job: str, rows: pa.Table) -> int:
-        key = "PULocationID" if job == "windows" else "card_id"
+        key = "PULocationID" if job in ("windows", "statistics") else "card_id"
         columns = rows.select(dict.fromkeys([key, "pickup_ms", "cents"])).to_pylist()
         records = [
             (str(one[key]), json.dumps({"pickup_ms": one["pickup_ms"], "cents": one["cents"]})) for one in columns
@@ -97,12 +101,16 @@ class Quix:
     def _check(self, server: KafkaServer, job: str, rows: pa.Table) -> str:
         last: dict[tuple[Any, Any], dict[str, Any]] = {}
         for key, value in _read(server, f"{job}-out"):
-            if value["end"] < _END_MS:
+            if job == "statistics":
+                last[key, 0] = value
+            elif value["end"] < _END_MS:
                 last[key, value["end"] if job == "velocity" else value["start"]] = value
         found: list[dict[str, Any]] = []
         for (key, at), value in last.items():
             if job == "windows":
                 found.append({"start_ms": at, "zone": int(key), "trips": value["trips"], "cents": value["cents"]})
+            elif job == "statistics":
+                found.append({"zone": int(key), **value})
             elif job == "sessions":
                 own = {"card": key, "start_ms": value["first"], "end_ms": value["last"]}
                 found.append({**own, "trips": value["trips"], "cents": value["cents"]})
@@ -115,8 +123,14 @@ class Quix:
             return compared(db, job, rows)
 
 
-def _await(running: list[subprocess.Popen[bytes]], work: Path, rows: int) -> tuple[float, float]:
-    """Wait until all rows are done; return the seconds since the first, and the peak of memory in bytes."""
+def _await(running: list[subprocess.Popen[bytes]], work: Path, rows: int, *, quiet: float) -> tuple[float, float]:
+    """Wait until so many rows are done; return the seconds from the first, and the peak of memory in bytes.
+
+    Parameters
+    ----------
+    quiet
+        Seconds without a further row. Rows done again after a kill are counted twice, so their number alone is no end.
+    """
     peak, since, last = 0.0, time.monotonic(), (0, 0.0)
     while True:
         notes = [path.read_text().split("\n")[:-1] for path in work.glob("done-*")]
@@ -125,7 +139,7 @@ def _await(running: list[subprocess.Popen[bytes]], work: Path, rows: int) -> tup
         if done > last[0]:
             last, since = (done, time.time()), time.monotonic()
         # The last few hundred of a partition are not noted.
-        if lines and rows - done < 500 * PARTITIONS and time.monotonic() - since > 3:
+        if lines and rows - done < 500 * PARTITIONS and time.monotonic() - since >= quiet:
             first = min(float(note[0][0]) for note in lines)
             return max(float(note[-1][0]) for note in lines) - first, peak
         if any(process.poll() is not None for process in running) or time.monotonic() - since > 300:

@@ -38,7 +38,7 @@ def main() -> None:
         if done == 1 or done % 500 == 0:
             note.write(f"{time.time()} {done}\n")
 
-    with Path(work, f"done-{number}").open("a", buffering=1) as note:
+    with Path(work, f"done-{number}-{os.getpid()}").open("a", buffering=1) as note:
         application = Application(
             connection,
             consumer_group=job,
@@ -71,7 +71,17 @@ def _velocity(rows: Any) -> Any:
     return counts.filter(lambda value: value["trips"] >= 5)
 
 
-_JOBS = {"windows": _windows, "sessions": _sessions, "velocity": _velocity}
+def _statistics(rows: Any) -> Any:
+    def add(value: dict[str, int], state: Any) -> dict[str, int]:
+        trips, cents, last = state.get("all") or (0, 0, 0)
+        now = (trips + 1, cents + value["cents"], max(last, value["pickup_ms"]))
+        state.set("all", now)
+        return {"trips": now[0], "cents": now[1], "last_ms": now[2]}
+
+    return rows.apply(add, stateful=True)
+
+
+_JOBS = {"windows": _windows, "statistics": _statistics, "sessions": _sessions, "velocity": _velocity}
 
 
 if __name__ == "__main__":

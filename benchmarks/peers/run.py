@@ -6,8 +6,8 @@ arrival; a tenth is up to ten minutes late. Two cores each, exactly once, start-
 - ours: a real driver from the command line's parts, Delta tables, a commit and a checkpoint for each batch. From when
   the rows are committed to the end of the last batch; a first file before that starts the JVM.
 - Flink: PyFlink with RocksDB, incremental checkpoints every ten seconds, Parquet in, CSV files out. From the slope
-  between a part of the rows and all of them, since start and end are of a bounded run. SQL, and for sessions and
-  velocity a KeyedProcessFunction in process and in thread mode, over fewer rows.
+  between a part of the rows and all of them, since start and end are of a bounded run. SQL, and but for windows a
+  KeyedProcessFunction in process and in thread mode, over fewer rows.
 - Quix: see ``quix_job.py``.
 
 *lost by a kill* and *by a rescale*: a run is interrupted in the middle. How many seconds later does it end than one
@@ -36,7 +36,7 @@ from benchmarks.peers.ours import OurJob
 from benchmarks.peers.quix import Quix
 from benchmarks.report import REPOSITORY, goal_met, let_drivers_import, print_machine
 
-JOBS = ("windows", "sessions", "velocity")
+JOBS = ("windows", "statistics", "sessions", "velocity")
 PYTHON_ROWS = 160_000
 """Rows for PyFlink's functions in Python and for Quix, which do some thousands a second; a quarter for the slope."""
 
@@ -119,6 +119,15 @@ class Peers:
             said = check_csv("sessions", rows, work / "cut" / "out")
         self.keep(f"flink {form} lost by a {what} s", both - whole, f"({whole:.1f} s without; {said})")
 
+    def quix_lost(self) -> None:
+        """Measure what a kill costs Quix Streams. It has no rescale: its state follows the topic's partitions."""
+        rows, seconds, said = self.rows.slice(0, min(PYTHON_ROWS, self.rows.num_rows)), {}, ""
+        for kill in (False, True):
+            with self._work() as work:
+                done, said = Quix(self.environments).run("sessions", rows, work, kill=kill)
+            seconds[kill] = done["seconds"]
+        self.keep("quix lost by a kill s", seconds[True] - seconds[False], f"({seconds[False]:.1f} s without; {said})")
+
     def _work(self) -> tempfile.TemporaryDirectory[str]:
         return _Folder(dir=self.folder, ignore_cleanup_errors=True)
 
@@ -159,6 +168,7 @@ def main() -> int:
             plan[f"ours lost {what}"] = lambda what=what: peers.ours_lost(what)  # type: ignore[misc]
             for form in ("sql", "thread"):
                 plan[f"flink {form} lost {what}"] = lambda what=what, form=form: peers.flink_lost(what, form)  # type: ignore[misc]
+        plan["quix lost kill"] = peers.quix_lost
         for _ in range(given.runs):
             for name, measure in plan.items():
                 if all(word in name.split() for word in given.only):
@@ -181,7 +191,7 @@ def goals(peers: Peers) -> list[bool]:
             name = f"{job}_to_{peer.replace(' ', '_')}"
             met.append(goal_met(name, peers.median(ours) / peers.median(theirs), goal, at_least=True))
     for what in ("kill", "rescale"):
-        for peer in ("flink sql", "flink thread"):
+        for peer in ("flink sql", "flink thread", "quix"):
             ours, theirs = f"ours lost by a {what} s", f"{peer} lost by a {what} s"
             if {ours, theirs} <= peers.figures.keys():
                 name = f"lost_by_{what}_to_{peer.replace(' ', '_')}"

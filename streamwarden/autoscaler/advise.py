@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -135,10 +135,13 @@ def advise(workspace: Workspace, job: str, *, now: datetime | None = None) -> Ad
         parallelism,
         _since(workspace, job, spec, at),
         spec.trigger.interval,
-        spec.advisor,
+        _limits(spec),
         _state(workspace, job, parallelism.partitions) if stateful else None,
         idle=seen.heartbeat is not None and seen.heartbeat.idle,
     )
+    most = _limits(spec).max_partitions
+    if said.to.partitions == most < spec.advisor.max_partitions:
+        said = replace(said, why=(*said.why, f"{spec.state.buckets} buckets allow {most} partitions (state.buckets)"))
     return Advice(job, at, said, holds_back(workspace, job, said.changes, now=at) if said.changes else ())
 
 
@@ -215,6 +218,15 @@ def batches_seen(
         for done in seen.progress.recent:
             found.setdefault((seen.progress.incarnation, done.batch), _seen(seen.progress.incarnation, done))
     return sorted(found.values(), key=lambda one: one.at)
+
+
+def _limits(spec: JobSpec) -> AdvisorSpec:
+    """Return a job's limits: keyed state allows at most an eighth as many partitions as it has buckets."""
+    if spec.state.buckets is None:
+        return spec.advisor
+    most = min(spec.advisor.max_partitions, spec.state.buckets // 8)
+    least = min(spec.advisor.min_partitions, most)
+    return spec.advisor.model_copy(update={"max_partitions": most, "min_partitions": least})
 
 
 def _seen(incarnation: str, done: BatchProgress) -> BatchSeen:

@@ -12,6 +12,11 @@ A job module turns a DataFrame into a DataFrame. It has
     The streaming query. An upserted output may carry a boolean column ``_deleted``: true removes the row of its keys.
 ``outputs(batch) -> Mapping[str, DataFrame]``
     Optional. Splits one batch of `transform`'s rows into the outputs; without it the batch is ``main``.
+``MIGRATES_FROM : tuple[int, ...]``
+    Optional. Earlier values of ``VERSION`` whose state ``migrate`` reads: numbers, not expressions.
+``migrate(old: PreviousState) -> DataFrame``
+    Needed with ``MIGRATES_FROM``. Returns the new version's initial state. `transform` gets it once, as
+    ``settings.initial_state``, and gives it to ``with_keyed_state`` or transformWithState.
 ``refused_files(batch) -> DataFrame``
     Optional, for a job that reads ``files``. Returns the files of one batch of `transform`'s rows that were refused
     as a whole: columns ``source_file`` (:attr:`LandedFile.label`) and ``reason``.
@@ -32,6 +37,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from streamwarden.driver.previous_state import PreviousState
 from streamwarden.landing.file import LandedFile, LandedFileChanged, LandedFileGone
 
 __all__ = [
@@ -42,6 +48,7 @@ __all__ = [
     "LandedFile",
     "LandedFileChanged",
     "LandedFileGone",
+    "PreviousState",
     "StreamingJob",
     "observe_event_ends",
 ]
@@ -77,12 +84,15 @@ class JobSettings:
         The validated ``Options`` of the module, or None if it has none.
     buckets
         The spec's ``state.buckets``, for :func:`~streamwarden.keyed_state.with_keyed_state`.
+    initial_state
+        What the module's ``migrate`` has returned; None but in the one batch by which a restore migrates the state.
     """
 
     watermark: timedelta | None
     ttl: timedelta | None
     options: BaseModel | None
     buckets: int | None = None
+    initial_state: DataFrame | None = None
 
 
 @runtime_checkable

@@ -9,11 +9,11 @@ from pyspark.sql import SparkSession
 from streamwarden.driver.logs import write_log4j
 from streamwarden.model.profile import Profile
 from streamwarden.model.spec import JobSpec, KafkaSource
-from streamwarden.spark.java_options import quoted
+from streamwarden.spark.java_options import SHORT_LIVED, quoted
 from streamwarden.spark.session import build_session
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["PROVIDERS", "adapt_session", "start_session", "temporary"]
+__all__ = ["PROVIDERS", "adapt_session", "checkpoint_session", "start_session", "temporary"]
 
 PROVIDERS = {
     "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -43,6 +43,21 @@ def start_session(workspace: Workspace, spec: JobSpec, incarnation: str, *, owne
         memory=spec.resources.memory,
         settings=_settings(profile, spec),
         java_options=f"{write_log4j(logs, profile.logs)} {_ends_itself(logs)} {temporary(scratch)}",
+        s3=workspace.s3,
+        kafka=isinstance(spec.source, KafkaSource),
+    )
+
+
+def checkpoint_session(workspace: Workspace, spec: JobSpec, scratch: Path) -> SparkSession:
+    """Start a session with a job's settings that works on checkpoints on this machine, wherever the job runs."""
+    profile = workspace.profile
+    local = profile.master.startswith("local")
+    return build_session(
+        f"streamwarden {spec.name} checkpoint",
+        master="local[2]",
+        memory=spec.resources.memory,
+        settings=_settings(profile if local else profile.model_copy(update={"master": "local", "spark": {}}), spec),
+        java_options=f"{SHORT_LIVED} {temporary(scratch)}",
         s3=workspace.s3,
         kafka=isinstance(spec.source, KafkaSource),
     )

@@ -16,7 +16,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.damage import checkpoint_damaged
 from streamwarden.storage import Storage
 
-__all__ = ["BatchOffsets", "CheckpointReader", "changed_offsets", "next_watermark_ms"]
+__all__ = ["BatchOffsets", "CheckpointReader", "changed_offsets", "continued_offsets", "next_watermark_ms"]
 
 _VERSION = "v1"
 
@@ -215,6 +215,30 @@ def changed_offsets(entry: bytes, change: Callable[[dict[str, Any]], None]) -> b
     content = json.loads(metadata)
     change(content)
     return "\n".join([version, json.dumps(content, separators=(",", ":")), *sources]).encode()
+
+
+def continued_offsets(before: bytes, entry: bytes) -> bytes:
+    """Return an entry of the offset log whose sources and watermark are those of an earlier one.
+
+    Parameters
+    ----------
+    before
+        The earlier entry.
+    entry
+        The entry whose settings stay.
+
+    Raises
+    ------
+    ValueError
+        If the entry has another format than Spark 4.2's.
+    """
+    _, old, *sources = before.decode().split("\n")
+
+    def change(metadata: dict[str, Any]) -> None:
+        metadata["batchWatermarkMs"] = json.loads(old).get("batchWatermarkMs", 0)
+
+    version, metadata, *_ = changed_offsets(entry, change).decode().split("\n")
+    return "\n".join([version, metadata, *sources]).encode()
 
 
 def next_watermark_ms(entry: bytes) -> int:

@@ -9,13 +9,15 @@ from typing import Literal
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.group import GroupedData
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.keyed_state.calls import Caller
+from streamwarden.keyed_state.chunks import NEVER, encoded
 from streamwarden.keyed_state.job import KeyedJob
-from streamwarden.keyed_state.layout import HASH, StateLayout
+from streamwarden.keyed_state.layout import EXPIRES, HASH, TIMER, StateLayout
 from streamwarden.keyed_state.processor import PACKED_OUTPUT, BucketProcessor, packed, unpacked
 
 __all__ = ["KEYED_STATE", "with_keyed_state"]
@@ -33,6 +35,7 @@ def with_keyed_state(
     ttl: timedelta | None,
     time: Literal["processing", "event"] = "processing",
     event_time: str | None = None,
+    initial: DataFrame | None = None,
 ) -> DataFrame:
     """Run a job with state by key over a stream.
 
@@ -54,6 +57,9 @@ def with_keyed_state(
         A column of `rows` with timestamps, for ``time="event"``. Events at or before the watermark are dropped and
         counted as late. None drops none; then `ttl` must be None. Spark's own operators compare with the watermark of
         the batch before, and so drop a batch later.
+    initial
+        ``settings.initial_state``: state to begin with. The key's columns and the job's fields. ``timer_at`` and
+        ``expires_at`` (milliseconds) are optional, as in a result; in event time with a `ttl`, ``expires_at`` is not.
 
     Returns
     -------
@@ -75,7 +81,8 @@ def with_keyed_state(
     events = [name for name in rows.columns if name not in key]
     event_schema = pa.schema([(HASH, pa.int64()), *((name, types[name]) for name in (*key, *events))])
     hashed = F.xxhash64(*key)
-    flat = rows.select(F.pmod(hashed, F.lit(buckets)).cast("int").alias("bucket"), hashed.alias(HASH), *key, *events)
+    address = [F.pmod(hashed, F.lit(buckets)).cast("int").alias("bucket"), hashed.alias(HASH)]
+    flat = rows.select(*address, *key, *events)
     blobs = flat.mapInArrow(packed(event_schema), "bucket int, blob binary")
     ttl_ms = None if ttl is None else ttl // timedelta(milliseconds=1)
     done = blobs.groupBy("bucket").transformWithState(
@@ -85,11 +92,37 @@ def with_keyed_state(
         outputStructType=PACKED_OUTPUT,
         outputMode="Update",
         timeMode="ProcessingTime" if time == "processing" else "EventTime",
+        initialState=None if initial is None else _stored(initial.select(*address, "*"), layout, ttl_ms, time),
     )
     counted = done.observe(KEYED_STATE, F.sum("keys_added").alias("added"), F.sum("late").alias("late"))
     output = pa.schema([*layout.key.items(), *job.output.items()])
     spark_schema = StructType([StructField(one.name, from_arrow_type(one.type)) for one in output])
     return counted.mapInArrow(unpacked(output), spark_schema)
+
+
+def _stored(initial: DataFrame, layout: StateLayout, ttl_ms: int | None, time: str) -> GroupedData:
+    """Return initial state as the processor takes it: a blob for each bucket."""
+    if time == "event" and ttl_ms is not None and EXPIRES not in initial.columns:
+        what = f"with_keyed_state: initial lacks {EXPIRES}: a ttl in event time has nothing to count from"
+        raise StreamwardenError("CONFIG_INVALID", what)
+    ends = F.lit(NEVER) if ttl_ms is None else F.unix_millis(F.current_timestamp()) + ttl_ms
+    missing = {EXPIRES: ends, TIMER: F.lit(NEVER)}
+    columns = [
+        (F.coalesce(one.name, missing[one.name]) if one.name in initial.columns else missing[one.name])
+        .cast(from_arrow_type(one.type))
+        .alias(one.name)
+        if one.name in missing
+        else F.col(one.name).cast(from_arrow_type(one.type))
+        for one in layout.schema
+    ]
+    rows = initial.select("bucket", *columns)
+
+    def store(bucket: tuple[pa.Scalar, ...], rows: pa.Table) -> pa.Table:
+        own = rows.select(layout.schema.names).cast(layout.schema)
+        chunk = encoded(layout, layout.sorted_by_hash(own.to_batches()))
+        return pa.table({"bucket": pa.array([bucket[0].as_py()], pa.int32()), "blob": pa.array([chunk.blob])})
+
+    return rows.groupBy("bucket").applyInArrow(store, "bucket int, blob binary").groupBy("bucket")
 
 
 def _check_time(rows: DataFrame, ttl: timedelta | None, time: str, event_time: str | None) -> None:

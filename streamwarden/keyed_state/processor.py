@@ -23,6 +23,7 @@ from streamwarden.keyed_state.chunks import (
     BucketState,
     StoredChunk,
     alive,
+    decoded,
     encoded,
     next_timer,
     number_of_keys,
@@ -105,6 +106,15 @@ class BucketProcessor(StatefulProcessor):
                 timer = self._move_timer(timer, wanted)
             self._store(chunk, timer, keys, whole=merged is not None)
         yield _Output(keys - stored.keys, late, _blob(done.output))
+
+    def handleInitialState(self, key: Any, initialState: Row, timerValues: TimerValues) -> None:  # noqa: ARG002, N802, N803
+        """Store what a migration has made of an earlier version's state; a bucket has one row of it."""
+        layout, now = self._caller.layout, self._now(timerValues)
+        rows = alive(decoded(layout, StoredChunk(layout.version, initialState.blob)), now)
+        if rows.num_rows:
+            # Not before the next batch: what this one emits is not written.
+            timer = self._move_timer(NEVER, max(next_timer(rows), now + 1))
+            self._store(encoded(layout, rows), timer, number_of_keys(rows), whole=True)
 
     def handleExpiredTimer(  # noqa: N802
         self,

@@ -16,8 +16,15 @@ from streamwarden.runtime.operation_lock import begin
 from streamwarden.runtime.standby import Standby
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.catalog import Savepoint
-from streamwarden.savepoints.compatibility import incompatibilities, missing_outputs, readers_of, taken_outputs
+from streamwarden.savepoints.compatibility import (
+    incompatibilities,
+    migrates,
+    missing_outputs,
+    readers_of,
+    taken_outputs,
+)
 from streamwarden.savepoints.fresh_checkpoint import fresh_checkpoint
+from streamwarden.savepoints.migrated_checkpoint import migrated_checkpoint
 from streamwarden.savepoints.table_damage import (
     cut_off,
     damaged_outputs,
@@ -59,6 +66,9 @@ def restore(
     and to the tables' versions at the switch. The operation's document records every step. If the process of a restore
     died, the same call resumes it; meanwhile a supervisor starts the checkpoint that is in force.
 
+    A savepoint of an earlier ``VERSION`` of the job's module is migrated, if the module can: its state is read out and
+    becomes the new version's initial state.
+
     Does not undo what other jobs read from the outputs. Refuses to put back a table from which another job streams.
 
     Parameters
@@ -86,7 +96,7 @@ def restore(
     StreamwardenError
         Before any change: ``JOB_UNKNOWN``, ``CONFIG_INVALID``, ``SAVEPOINT_NOT_FOUND``, ``SAVEPOINT_DAMAGED``,
         ``OPERATION_RUNNING``, or one of ``RESTORE_…`` for the first obstacle. After the job has returned to its old
-        state: ``STOP_TIMED_OUT``, ``SAVEPOINT_…``, ``RESTORE_UNHEALTHY``.
+        state: ``STOP_TIMED_OUT``, ``SAVEPOINT_…``, ``MIGRATION_FAILED``, ``RESTORE_UNHEALTHY``.
     """
     params = {"savepoint": savepoint, "of": of, "outputs": outputs, "suspended": suspended, "reason": reason}
     with begin(workspace, job, "restore", by=by, params=params) as handle:
@@ -119,7 +129,7 @@ class _Restore(JobOperation):
         spec = effective_spec(self._workspace, self._job)
         found = catalog.find(self._workspace, self._savepoint_job, self._asked)
         manifest, name = found.manifest, f"{self._savepoint_job} {found.manifest.id}"
-        if manifest.partitions is not None:
+        if manifest.partitions is not None and not migrates(manifest, spec):
             # The state has the savepoint's number of partitions, whatever the job was rescaled to since.
             spec = with_parallelism(spec, parallelism_of(spec).model_copy(update={"partitions": manifest.partitions}))
         if found.record.verification is not None and found.verdict == "damaged":
@@ -187,19 +197,20 @@ class _Restore(JobOperation):
 
     def _make_checkpoint(self) -> CheckpointRef:
         manifest = self._found.manifest
+        given: dict[str, Any] = {
+            "outputs": _starts(manifest, self._spec, self._outputs),
+            "operation": self.handle.id,
+            "reason": f"restored from {manifest.job} {manifest.id}",
+            "check": self.handle.check,
+        }
         with self.handle.step(StepName.FRESH_CHECKPOINT) as step:
+            generation = self._next_generation()
+            if migrates(manifest, self._spec):
+                made, what = migrated_checkpoint(self._workspace, self._spec, manifest, generation, **given)
+                step.detail = f"{made.path}: {what}"
+                return made
             try:
-                made = fresh_checkpoint(
-                    self._workspace,
-                    self._job,
-                    manifest,
-                    self._next_generation(),
-                    outputs=_starts(manifest, self._spec, self._outputs),
-                    operation=self.handle.id,
-                    reason=f"restored from {manifest.job} {manifest.id}",
-                    check=self.handle.check,
-                    report=self._report,
-                )
+                made = fresh_checkpoint(self._workspace, self._job, manifest, generation, report=self._report, **given)
             except StreamwardenError as error:
                 if error.code == "SAVEPOINT_DAMAGED":
                     # Recorded, so that `latest` and the errors of the job name another one from now on.

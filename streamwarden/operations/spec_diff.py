@@ -12,7 +12,7 @@ from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.column_changes import compared_columns, existing_tables
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Desired
-from streamwarden.savepoints.compatibility import Written, job_version, misfits, spark_version, stored_backend
+from streamwarden.savepoints.compatibility import Written, job_version, migrates, misfits, spark_version, stored_backend
 from streamwarden.savepoints.take import writer_versions
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import effective_spec
@@ -435,6 +435,10 @@ def _misfit(error: StreamwardenError, found: Mapping[str, Change], written: Writ
             return [Change("module VERSION", before, after, Effect.SAVEPOINT, why)]
         why = "by its version, the module can't read the existing state"
         remedy = f"Bring back the module of version {before}, or deploy the job under another name."
+        if migrates(written, wanted):
+            why = "the existing state is of another version, which the module can migrate"
+            commands = [f"`streamwarden {one} {wanted.name}`" for one in ("stop", "savepoints take", "restore")]
+            remedy = f"{', '.join(commands)}: the restore migrates the state."
         return [Change("module VERSION", before, after, Effect.REFUSED, why, remedy)]
     if error.code == "RESTORE_SPARK_VERSION":
         why = "this Spark version may not be able to read the checkpoint"

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from streamwarden.runtime import work_dirs
 from streamwarden.runtime.processes import kill, process_of
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["SCRATCH", "StateAt", "read_state"]
+__all__ = ["SCRATCH", "StateAt", "read_state", "spark_answers"]
 
 SCRATCH = "_state_reader"
 """In place of a job's name in the paths of its scratch folders; no job can have this name."""
@@ -75,9 +75,40 @@ def read_state(
     StreamwardenError
         `code`, if an answer is missing.
     """
-    command = [sys.executable, "-m", "streamwarden.driver.state_reader", "--profile", workspace.profile.name]
-    command += ["--config", str(workspace.config), "--root", str(workspace.root)]
-    command += [f"{name}={state}" for name, state in asked.items()]
+    arguments = [f"{name}={state}" for name, state in asked.items()]
+    found = spark_answers(
+        workspace, "streamwarden.driver.state_reader", arguments, number=len(asked), code=code, heed=heed
+    )
+    return {answer.pop("name"): answer for answer in found}
+
+
+def spark_answers(
+    workspace: Workspace,
+    module: str,
+    arguments: Sequence[str],
+    *,
+    number: int,
+    code: ErrorCode,
+    heed: Callable[[], object],
+) -> list[dict[str, Any]]:
+    """Run a module of the driver that works on state, and return the JSON lines that it prints.
+
+    Parameters
+    ----------
+    module, arguments
+        What to run. It also gets the place: profile, config and root.
+    number
+        How many lines it has to print.
+    code, heed
+        As for :func:`read_state`.
+
+    Raises
+    ------
+    StreamwardenError
+        `code`, if it fails or prints another number of lines.
+    """
+    command = [sys.executable, "-m", module, "--profile", workspace.profile.name]
+    command += ["--config", str(workspace.config), "--root", str(workspace.root), *arguments]
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -96,12 +127,8 @@ def read_state(
             kill(process_of(process.pid))
             # Its unpacked files may be as large as the state.
             work_dirs.sweep(workspace, SCRATCH)
-    answers: dict[str, dict[str, Any]] = {}
-    for line in output.splitlines():
-        if line.startswith("{"):
-            answer = json.loads(line)
-            answers[answer.pop("name")] = answer
-    if process.returncode != 0 or answers.keys() != asked.keys():
+    answers = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    if process.returncode != 0 or len(answers) != number:
         tail = "\n".join(errors.strip().splitlines()[-8:])
         raise StreamwardenError(code, f"reading state ended with {process.returncode}: {tail}")
     return answers

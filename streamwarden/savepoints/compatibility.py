@@ -29,6 +29,7 @@ __all__ = [
     "Written",
     "incompatibilities",
     "job_version",
+    "migrates",
     "misfits",
     "missing_outputs",
     "readers_of",
@@ -98,12 +99,14 @@ def incompatibilities(
     Notes
     -----
     Does not run the query: its plan is inferred from the module's VERSION and the current checkpoint. Spark itself
-    checks the schema again when the query starts.
+    checks the schema again when the query starts. State that the module migrates is written anew: its settings,
+    operators and schema may be others.
     """
+    migrated = migrates(manifest, spec)
     return [
-        *_code(manifest, spec),
-        *_settings(manifest, spec),
-        *_operators(workspace, manifest, current),
+        *(error for error in _code(manifest, spec) if not (migrated and error.code == "RESTORE_JOB_VERSION")),
+        *(() if migrated else _settings(manifest, spec)),
+        *(() if migrated else _operators(workspace, manifest, current)),
         *_source(workspace, manifest, spec, current),
     ]
 
@@ -116,6 +119,24 @@ def job_version(module: str) -> int | None:
     StreamwardenError
         ``JOB_MODULE_INVALID`` for a module that isn't Python: otherwise a driver would find it after the stop.
     """
+    value = _constant(module, "VERSION")
+    return value if isinstance(value, int) else None
+
+
+def migrates(written: Written, spec: JobSpec) -> bool:
+    """Return whether a savepoint is of an earlier version of a job's module whose state the module can migrate.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_MODULE_INVALID``, as for :func:`job_version`.
+    """
+    before, known = written.versions.get("job"), _constant(spec.module, "MIGRATES_FROM")
+    return written.partitions is not None and isinstance(known, tuple) and before in [str(one) for one in known]
+
+
+def _constant(module: str, name: str) -> object:
+    """Return a literal that a module assigns to a name; None if there is none."""
     try:
         found = find_spec(module)
     except ModuleNotFoundError:
@@ -131,9 +152,12 @@ def job_version(module: str) -> int | None:
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if "VERSION" in (target.id for target in targets if isinstance(target, ast.Name)):
+            if name in (target.id for target in targets if isinstance(target, ast.Name)):
                 value = node.value
-    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, int) else None
+    try:
+        return ast.literal_eval(value) if value is not None else None
+    except ValueError:
+        return None
 
 
 def readers_of(workspace: Workspace, tables: Iterable[str], *, but: str) -> dict[str, list[str]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 from nyc_taxi.demo.verify import read_table
@@ -82,8 +83,12 @@ class Place:
             time.sleep(0.05)
         return found
 
+    def table(self, name: str) -> pa.Table:
+        return read_table(self.workspace, name)
+
     def rows(self, table: str) -> list[dict[str, Any]]:
-        return read_table(self.workspace, table).to_pylist()
+        found: list[dict[str, Any]] = self.table(table).to_pylist()
+        return found
 
     def kill_all(self) -> None:
         for job in sorted({key.split("/")[1] for key in self.workspace.storage.list("control")}):

@@ -1,4 +1,4 @@
-"""The project's three jobs over trips that stream in, supervised as their DAGs do it."""
+"""The project's four jobs over trips that stream in, supervised as their DAGs do it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from streamwarden.supervision.decide import Action, decide
 from streamwarden.supervision.observe import Observation, Phase, observe
 from tests.integration.conftest import BY, REPOSITORY, Place
 
-JOBS = ("ingest_trips", "zone_windows", "card_sessions")
-TABLES = ("trips", "trips_quarantine", "zone_windows", "card_sessions")
+JOBS = ("ingest_trips", "zone_windows", "card_sessions", "card_velocity")
+TABLES = ("trips", "trips_quarantine", "zone_windows", "card_sessions", "card_alerts", "card_velocity")
 # More than any test needs: trips land until it says that it has seen enough.
 START, END = datetime(2023, 3, 6), datetime(2023, 3, 31)
 
@@ -78,6 +78,8 @@ class Fleet:
         self.place = place
         for job in JOBS:
             place.job(job, restarts={"max": 200, "backoff": "100ms", "backoff_max": "1s"})
+        # Bursts and windows that a month of trips on some hundreds of cards has.
+        place.job("card_velocity", options={"trips": 3, "within": "15m", "window": "20m", "every": "5m"})
         # Some batches more than the default would make of it, so that there is more to be killed in.
         place.job("ingest_trips", source={"kind": "files", "path": "landing", "max_files_per_batch": 6})
         place.profile(

@@ -361,7 +361,7 @@ def test_all_stateful_jobs_stay_right_while_trips_stream_in(place: Place) -> Non
     rescale_fleet(Fleet(place, speed=1_200))
 
 
-STATEFUL = ("zone_windows", "card_sessions")
+STATEFUL = ("zone_windows", "card_sessions", "card_velocity")
 ROUNDS: tuple[dict[str, Any], ...] = (
     {"partitions": 8},
     # Nothing is healthy so soon.
@@ -389,7 +389,7 @@ def rescale_fleet(fleet: Fleet) -> None:
                 assert not fleet.supervisor.gave_up, fleet.supervisor.gave_up
                 done = documents.past_operation(documents.past_operations()[-1]).read()
                 assert done is not None
-                told = {key: done.plan[key] for key in ("state_rows", "downtime_s")}
+                told = {key: getattr(done.plan, key) for key in ("state_rows", "downtime_s")}
                 sys.stdout.write(f"{job}: {target}: {done.state}, {told}\n")
         fleet.settle()
     fleet.stop_and_compare("rescaled")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from streamwarden.autoscaler.advise import holds_back
+from streamwarden.autoscaler.advise import _limits, holds_back
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import Operation, Step
 from streamwarden.model.record import ErrorInfo, utc_now
@@ -114,3 +114,10 @@ def test_behind_one_that_was_cut_off_one_that_went_back_still_counts(past: Past)
 def test_a_restore_is_waited_out(past: Past) -> None:
     past.operation(("precheck",), kind="restore", code="SAVEPOINT_NOT_FOUND")
     assert past.holds() == ["cool-down"]
+
+
+def test_keyed_state_limits_the_partitions() -> None:
+    fields: dict[str, Any] = {"state": {"partitions": 2, "buckets": 64}}
+    assert _limits(spec(**fields)).max_partitions == 8
+    assert _limits(spec(**fields, advisor={"max_partitions": 4})).max_partitions == 4
+    assert _limits(spec(**fields, advisor={"min_partitions": 16})).min_partitions == 8

@@ -9,7 +9,7 @@ import pytest
 
 from streamwarden.driver.job_api import EVENT_ENDS
 from streamwarden.driver.progress import late_rows
-from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.checkpoint import CheckpointReader, continued_offsets
 from streamwarden.storage import LocalStorage
 
 pytestmark = pytest.mark.unit
@@ -38,6 +38,14 @@ def test_reads_the_logs(storage: LocalStorage) -> None:
     found = reader.offsets(10)
     assert found is not None and found.watermark_ms == 5 and found.conf["spark.sql.shuffle.partitions"] == "4"
     assert reader.offsets(11) is None
+
+
+def test_an_entry_goes_on_where_another_ended_with_settings_of_its_own() -> None:
+    before = b'v1\n{"batchWatermarkMs":7,"batchTimestampMs":1,"conf":{"a":"1"}}\n{"position":5}\n-'
+    entry = b'v1\n{"batchWatermarkMs":0,"batchTimestampMs":2,"conf":{"a":"2"}}\n{"position":0}'
+    version, metadata, *sources = continued_offsets(before, entry).decode().split("\n")
+    assert (version, sources) == ("v1", ['{"position":5}', "-"])
+    assert json.loads(metadata) == {"batchWatermarkMs": 7, "batchTimestampMs": 2, "conf": {"a": "2"}}
 
 
 @pytest.mark.parametrize(("batch", "late"), [(0, 0), (1, 0), (2, 7), (3, 12)])

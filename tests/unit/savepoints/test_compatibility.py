@@ -20,6 +20,7 @@ from streamwarden.model.status import CheckpointRef, Desired, OutputStart
 from streamwarden.savepoints.compatibility import (
     incompatibilities,
     job_version,
+    migrates,
     missing_outputs,
     readers_of,
     spark_version,
@@ -136,6 +137,21 @@ def test_another_version_of_the_job_does_not_fit(workspace: Workspace, made: Mad
     found = of(made, versions={"spark": version("pyspark"), "job": "1"})
     (reason,) = incompatibilities(workspace, found, spec(), current())
     assert reason.code == "RESTORE_JOB_VERSION" and "is version 2, the savepoint has version 1" in reason.what
+
+
+def test_a_version_that_the_module_migrates_may_have_other_state(
+    workspace: Workspace, made: Made, job_module: Path
+) -> None:
+    job_module.write_text("VERSION = 2\nMIGRATES_FROM = (1,)\nraise AssertionError('imported')\n")
+    versions = {"spark": version("pyspark"), "job": "1"}
+    others = [one.model_copy(update={"name": "other"}) for one in of(made).operators]
+    found = of(made, versions=versions, operators=others, settings={PROVIDER: MEMORY})
+    assert migrates(found, spec()) and codes(workspace, found, spec(state={"partitions": 4, "buckets": 64})) == []
+    elsewhere = of(made, versions=versions, spec=spec(source=DELTA))
+    assert codes(workspace, elsewhere) == ["RESTORE_SOURCE_CHANGED"], "the source goes on"
+    for other in ({"job": "3"}, {"job": "2"}, {}):
+        assert not migrates(of(made, versions=other), spec())
+    assert not migrates(of(made, versions=versions, operators=[]), spec()), "there is no state"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from nyc_taxi.demo.batch import (
     read_landed,
 )
 from nyc_taxi.demo.compare import Difference
+from nyc_taxi.demo.velocity import compare_card_alerts, compare_card_velocity, expected_card_velocity
+from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.model.durations import parse_duration
 from streamwarden.store.workspace import Workspace
 
@@ -32,7 +34,7 @@ def read_table(workspace: Workspace, name: str) -> pa.Table:
 
 
 def verify_outputs(workspace: Workspace, *, finished: bool = True) -> list[Difference]:
-    """Compare the four tables with the landed files.
+    """Compare the four tables, and those of ``card_velocity`` if it has run, with the landed files.
 
     Parameters
     ----------
@@ -56,16 +58,33 @@ def verify_outputs(workspace: Workspace, *, finished: bool = True) -> list[Diffe
         compare_zone_windows(expected_zone_windows(landed.trips), windows),
         compare_card_sessions(expected_card_sessions(landed.trips, gap=gap), sessions),
     ]
-    found.append(_marks("zone_windows.is_final", _wrong_final(workspace, landed.trips, windows), windows))
+    wrong = _wrong_final(workspace, "zone_windows", landed.trips, windows)
+    found.append(_marks("zone_windows.is_final", wrong, windows))
+    if DeltaLog(workspace.files, "card_velocity").latest is not None:
+        found += _of_velocity(workspace, landed.trips)
     if finished:
         still_open = pc.sum(pc.not_equal(sessions["status"], "closed")).as_py() or 0
         found.append(_marks("card_sessions.status", still_open, sessions))
     return found
 
 
-def _wrong_final(workspace: Workspace, trips: pa.Table, windows: pa.Table) -> int:
+def _of_velocity(workspace: Workspace, trips: pa.Table) -> list[Difference]:
+    """Compare the two tables of ``card_velocity``, which runs in tests only; right if no trip was late."""
+    trips = trips.filter(pc.is_valid(trips["card_id"]))
+    options = workspace.job("card_velocity").options
+    within, window, every = (parse_duration(options[name]) for name in ("within", "window", "every"))
+    windows, alerts = read_table(workspace, "card_velocity"), read_table(workspace, "card_alerts")
+    wrong = _wrong_final(workspace, "card_velocity", trips, windows)
+    return [
+        compare_card_velocity(expected_card_velocity(trips, window=window, every=every), windows),
+        _marks("card_velocity.is_final", wrong, windows),
+        compare_card_alerts(trips, alerts, burst=options["trips"], within=within),
+    ]
+
+
+def _wrong_final(workspace: Workspace, job: str, trips: pa.Table, windows: pa.Table) -> int:
     """Count windows whose mark disagrees with the last watermark: newest pickup minus the delay."""
-    delay: timedelta | None = workspace.job("zone_windows").watermark
+    delay: timedelta | None = workspace.job(job).watermark
     assert delay is not None
     newest: Any = pc.max(trips["lpep_pickup_datetime"]).as_py()
     watermark = newest.replace(tzinfo=None) - delay

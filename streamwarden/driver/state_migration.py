@@ -1,0 +1,93 @@
+"""``python -m streamwarden.driver.state_migration``: make a checkpoint from the state of a job's earlier version.
+
+It runs the job's query for one batch without input and without tables, with the old state as its initial state. Its
+standard output is one JSON line: ``{"rows": N, "state": [M]}``, the rows that the job's ``migrate`` has returned and
+those of each operator's new state; or ``{"error": "…"}``. Called by :mod:`streamwarden.runtime.state_migration`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from streamwarden.driver.causes import headline
+from streamwarden.driver.job_session import checkpoint_session
+from streamwarden.driver.pipeline.module import load_module, settings_for
+from streamwarden.driver.pipeline.source import open_source
+from streamwarden.driver.previous_state import PreviousState
+from streamwarden.driver.state_only_batch import write_nowhere
+from streamwarden.driver.state_rows import plain_path
+from streamwarden.model.spec import JobSpec
+from streamwarden.runtime import work_dirs
+from streamwarden.runtime.state_reader import SCRATCH
+from streamwarden.store.ids import new_id
+from streamwarden.store.workspace import Workspace, open_workspace
+
+
+def main() -> int:
+    """Make the checkpoint and print the result."""
+    parser = argparse.ArgumentParser(prog="python -m streamwarden.driver.state_migration")
+    for name in ("profile", "config", "root", "spec", "old", "new"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("batch", "version"):
+        parser.add_argument(f"--{name}", required=True, type=int)
+    given = parser.parse_args()
+    workspace = open_workspace(given.profile, config=Path(given.config), root=given.root)
+    spec = JobSpec.model_validate_json(given.spec)
+    # Leftovers of killed ones.
+    work_dirs.sweep(workspace, SCRATCH)
+    own = work_dirs.claim(workspace, SCRATCH, new_id())
+    os.environ["TMPDIR"] = str(own)
+    try:
+        session = checkpoint_session(workspace, spec, own)
+        session.sparkContext.setLogLevel("ERROR")
+        try:
+            # State stores report to a coordinator that is created with the session's streaming side.
+            _ = session.streams.active
+            with plain_path(workspace.uri(given.old)) as path:
+                old = PreviousState(session, path, given.batch, given.version)
+                answer = _migrate(session, workspace, spec, old, workspace.uri(given.new), own / "empty")
+        except Exception as error:
+            # Any exception, also of the job's code: the caller leaves the job as it was.
+            answer = {"error": headline(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+        session.stop()
+    finally:
+        work_dirs.remove(own)
+    return 0
+
+
+def _migrate(
+    session: SparkSession, workspace: Workspace, spec: JobSpec, old: PreviousState, checkpoint: str, folder: Path
+) -> dict[str, Any]:
+    module = load_module(spec)
+    initial = module.migrate(old).persist()  # type: ignore[attr-defined]
+    rows = initial.count()
+    # A file source begins a batch for a file without rows.
+    schema = open_source(session, workspace, spec).schema
+    session.createDataFrame([], schema).write.parquet(str(folder))
+    empty = session.readStream.schema(schema).parquet(str(folder))
+    query = (
+        module.transform(empty, replace(settings_for(spec, module), initial_state=initial))
+        .writeStream.queryName(f"{spec.name} migration")
+        .outputMode("update")
+        .option("checkpointLocation", checkpoint)
+        .trigger(once=True)
+        .foreachBatch(write_nowhere)
+        .start()
+    )
+    query.awaitTermination()
+    last = query.lastProgress
+    return {"rows": rows, "state": [one.numRowsTotal for one in last.stateOperators] if last is not None else []}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Create a checkpoint from a savepoint of a job's earlier version: its state migrated, its source's position kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from streamwarden.formats.checkpoint import continued_offsets
+from streamwarden.model.savepoint import Manifest
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import CheckpointRef, OutputStart
+from streamwarden.runtime.state_migration import migrate_state
+from streamwarden.runtime.state_reader import StateAt
+from streamwarden.savepoints.fresh_checkpoint import fresh_checkpoint
+from streamwarden.store.layout import savepoint_checkpoint_key
+from streamwarden.store.workspace import Workspace
+
+__all__ = ["migrated_checkpoint"]
+
+
+def migrated_checkpoint(
+    workspace: Workspace,
+    spec: JobSpec,
+    manifest: Manifest,
+    generation: int,
+    *,
+    outputs: list[OutputStart],
+    operation: str,
+    reason: str,
+    check: Callable[[], None],
+) -> tuple[CheckpointRef, str]:
+    """Create a checkpoint with migrated state; return the reference to put in force, and a description.
+
+    Spark takes an initial state in a query's first batch only, and that would also read the source from its beginning.
+    So the first batch is run without input, and then gets the savepoint's offsets and watermark: the next batch begins
+    where the savepoint ended.
+
+    Parameters
+    ----------
+    spec
+        The job's new spec.
+    manifest, generation, outputs, operation, reason, check
+        As for :func:`~streamwarden.savepoints.fresh_checkpoint.fresh_checkpoint`.
+
+    Raises
+    ------
+    StreamwardenError
+        ``MIGRATION_FAILED``.
+    """
+    files, old = workspace.files, savepoint_checkpoint_key(manifest.job, manifest.id)
+    reference = fresh_checkpoint(
+        workspace, spec.name, None, generation, outputs=outputs, operation=operation, reason=reason, check=check
+    )
+    new, version = reference.path, int(manifest.versions["job"])
+    rows, state = migrate_state(workspace, spec, StateAt(old, manifest.batch), version, new, heed=check)
+    files.delete_tree(f"{new}/sources")
+    files.copy_many(
+        [(f"{old}/{one.path}", f"{new}/{one.path}") for one in manifest.files if one.path.startswith("sources/")]
+    )
+    begun = continued_offsets(files.read(f"{old}/offsets/{manifest.batch}"), files.read(f"{new}/offsets/0"))
+    for log, entry in (("offsets", begun), ("commits", files.read(f"{old}/commits/{manifest.batch}"))):
+        # Hadoop's checksum of the replaced entry.
+        files.delete(f"{new}/{log}/.0.crc")
+        files.write(f"{new}/{log}/0", entry)
+    made = reference.model_copy(update={"savepoint": manifest.id, "base_batch": 0, "partitions": spec.state.partitions})
+    return made, f"state of version {version}: {rows} rows read out, {state} rows of state written"
