@@ -98,6 +98,7 @@ ErrorCode = Literal[
     "STOP_UNCLEAN",
     "STATE_PARTITIONS_FIXED",
     "STATE_BACKEND_FIXED",
+    "STATE_VERSION_FIXED",
     "SINK_SCHEMA_MISMATCH",
     "SINK_KEY_TWICE",
     "SAVEPOINT_NOTHING",
@@ -493,6 +494,11 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     "STATE_BACKEND_FIXED": ErrorKind(
         "the checkpoint was made with another state backend",
         "Set state.backend back: state of one backend cannot be read by the other.",
+    ),
+    "STATE_VERSION_FIXED": ErrorKind(
+        "the checkpoint has state of another version of the job's module",
+        "Bring back the module of that version and deploy. Or, if the new one migrates that state: `streamwarden stop"
+        " JOB`, `streamwarden savepoints take JOB`, `streamwarden restore JOB --savepoint ID`.",
     ),
     "SINK_SCHEMA_MISMATCH": ErrorKind(
         "an output table has columns that the job can't write",

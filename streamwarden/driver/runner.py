@@ -31,7 +31,7 @@ from streamwarden.driver.metrics import DriverMetrics, DriverView
 from streamwarden.driver.pipeline.arrivals import Arrivals
 from streamwarden.driver.pipeline.batches import BatchWriter
 from streamwarden.driver.pipeline.module import load_module, settings_for
-from streamwarden.driver.pipeline.outputs import AUTHOR, clear_unborn, keep_tables, start_outputs
+from streamwarden.driver.pipeline.outputs import AUTHOR, clear_unborn, keep_facts, start_outputs
 from streamwarden.driver.pipeline.query import RunningQuery
 from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.driver.pipeline.source import missing_source, open_source
@@ -44,6 +44,7 @@ from streamwarden.driver.start_checks import (
     check_fixed,
     check_known,
     check_tables,
+    check_version,
 )
 from streamwarden.errors import CATALOGUE, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
@@ -247,6 +248,7 @@ class Driver:
         check_described(self._workspace.storage, reference.path)
         check_tables(self._workspace, spec, reference)
         check_fixed(spec, checkpoint)
+        check_version(spec, module.VERSION, reference, checkpoint)
         self._heart.batch = checkpoint.last_commit()
         return module
 
@@ -282,7 +284,7 @@ class Driver:
             )
             for sink in spec.sinks
         }
-        keep_tables(self._workspace, spec.name, tables, guard=self._heart.guard)
+        keep_facts(self._workspace, spec.name, tables, module.VERSION, guard=self._heart.guard)
         self._heart.notes = [*changes, *(note for sink in sinks.values() for note in sink.notes)]
         return sinks
 

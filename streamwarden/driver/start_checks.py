@@ -18,7 +18,7 @@ from streamwarden.savepoints.table_damage import check_output, check_source, for
 from streamwarden.store.layout import CHECKPOINTS, document_key, job_key
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["changed_by_others", "check_first_start", "check_fixed", "check_known", "check_tables"]
+__all__ = ["changed_by_others", "check_first_start", "check_fixed", "check_known", "check_tables", "check_version"]
 
 _log = logging.getLogger(__name__)
 
@@ -114,3 +114,16 @@ def check_fixed(spec: JobSpec, checkpoint: CheckpointReader) -> None:
         raise StreamwardenError(
             "STATE_BACKEND_FIXED", f"{spec.name}: state.backend is {spec.state.backend}, the checkpoint has {provider}"
         )
+
+
+def check_version(spec: JobSpec, version: int, reference: CheckpointRef, checkpoint: CheckpointReader) -> None:
+    """Reject a module of another ``VERSION`` than the state's: Spark's error for it names neither.
+
+    Raises
+    ------
+    StreamwardenError
+        ``STATE_VERSION_FIXED``.
+    """
+    if reference.version not in (None, version) and checkpoint.has_state():
+        what = f"{spec.name}: {spec.module} is version {version}, and version {reference.version} wrote the state"
+        raise StreamwardenError("STATE_VERSION_FIXED", what)

@@ -11,11 +11,13 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from streamwarden.driver.causes import headline
 from streamwarden.driver.job_session import checkpoint_session
@@ -71,22 +73,45 @@ def _migrate(
     module = load_module(spec)
     initial = module.migrate(old).persist()  # type: ignore[attr-defined]
     rows = initial.count()
-    # A file source begins a batch for a file without rows.
+    settings = replace(settings_for(spec, module), initial_state=initial)
     schema = open_source(session, workspace, spec).schema
+    state = run_without_input(session, schema, lambda source: module.transform(source, settings), checkpoint, folder)
+    return {"rows": rows, "state": state}
+
+
+def run_without_input(
+    session: SparkSession,
+    schema: StructType,
+    query: Callable[[DataFrame], DataFrame],
+    checkpoint: str,
+    folder: Path,
+) -> list[int]:
+    """Run a query's first batch without input and without tables; return the rows of each operator's state.
+
+    Parameters
+    ----------
+    schema
+        The columns of its source.
+    query
+        Returns the query over a source.
+    checkpoint
+        Where its checkpoint is made, in the form that Spark writes to.
+    folder
+        A new folder for the source.
+    """
+    # A file source begins a batch for a file without rows.
     session.createDataFrame([], schema).write.parquet(str(folder))
-    empty = session.readStream.schema(schema).parquet(str(folder))
-    query = (
-        module.transform(empty, replace(settings_for(spec, module), initial_state=initial))
-        .writeStream.queryName(f"{spec.name} migration")
-        .outputMode("update")
+    running = (
+        query(session.readStream.schema(schema).parquet(str(folder)))
+        .writeStream.outputMode("update")
         .option("checkpointLocation", checkpoint)
         .trigger(once=True)
         .foreachBatch(write_nowhere)
         .start()
     )
-    query.awaitTermination()
-    last = query.lastProgress
-    return {"rows": rows, "state": [one.numRowsTotal for one in last.stateOperators] if last is not None else []}
+    running.awaitTermination()
+    last = running.lastProgress
+    return [one.numRowsTotal for one in last.stateOperators] if last is not None else []
 
 
 if __name__ == "__main__":

@@ -77,6 +77,9 @@ class CheckpointRef(Decided):
     partitions: int | None = Field(
         default=None, description="Its state partitions; overrides the spec. None: as in the spec."
     )
+    version: int | None = Field(
+        default=None, description="VERSION of the module that wrote its state. None: not known, as before version 0.2."
+    )
     fenced: bool = Field(default=False, description="Late commits of other generations are kept out of the tables.")
     outputs: list[OutputStart] = Field(
         default_factory=list, description="Tables that the driver puts in place before the generation's first batch."

@@ -69,6 +69,7 @@ def fresh_checkpoint(
         highest=generation,
         operation=operation,
         partitions=manifest.partitions if manifest else None,
+        version=int(manifest.versions["job"]) if manifest and manifest.versions.get("job", "").isdigit() else None,
         outputs=outputs,
     )
 

@@ -10,6 +10,7 @@ from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef, OutputStart
 from streamwarden.runtime.state_migration import migrate_state
 from streamwarden.runtime.state_reader import StateAt
+from streamwarden.savepoints.compatibility import job_version
 from streamwarden.savepoints.fresh_checkpoint import fresh_checkpoint
 from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.store.workspace import Workspace
@@ -61,5 +62,12 @@ def migrated_checkpoint(
         # Hadoop's checksum of the replaced entry.
         files.delete(f"{new}/{log}/.0.crc")
         files.write(f"{new}/{log}/0", entry)
-    made = reference.model_copy(update={"savepoint": manifest.id, "base_batch": 0, "partitions": spec.state.partitions})
+    made = reference.model_copy(
+        update={
+            "savepoint": manifest.id,
+            "base_batch": 0,
+            "partitions": spec.state.partitions,
+            "version": job_version(spec.module),
+        }
+    )
     return made, f"state of version {version}: {rows} rows read out, {state} rows of state written"

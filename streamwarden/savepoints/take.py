@@ -173,12 +173,19 @@ def _stop(workspace: Workspace, job: str, *, by: str, reason: str, timeout: floa
 
 
 def writer_versions(documents: JobDocuments) -> dict[str, str]:
-    """Return the versions of the checkpoint's writer, from the newest driver that reported them; else empty."""
+    """Return the versions of the checkpoint's writer, from the newest driver that reported them; else empty.
+
+    That driver may have ended before it wrote, with another version of the job: the checkpoint's own counts.
+    """
+    found: dict[str, str] = {}
     for incarnation in reversed(documents.incarnations()[-5:]):
         heartbeat = documents.heartbeat(incarnation).read()
         if heartbeat is not None and heartbeat.versions:
-            return heartbeat.versions
-    return {}
+            found = heartbeat.versions
+            break
+    reference = documents.checkpoint.read()
+    own = reference.version if reference is not None else None
+    return found if own is None else {**found, "job": str(own)}
 
 
 class _Take:

@@ -6,7 +6,9 @@ import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from nyc_taxi.demo.batch import compare_card_sessions, expected_card_sessions
 
 from streamwarden.errors import StreamwardenError
@@ -20,7 +22,7 @@ from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import Observation
 from tests.conftest import TripMaker
 from tests.integration.conftest import BY, Place
-from tests.spark.job_runs import as_trips, in_order_of_arrival, write_table
+from tests.spark.job_runs import as_trips, in_order_of_arrival
 from tests.spark.test_zone_windows import real_days
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.driver]
@@ -40,12 +42,22 @@ def _read_all(place: Place, rows: int) -> None:
     place.wait(JOB, done, f"{rows} rows read", timeout=90)
 
 
+def _append(place: Place, parts: list[pa.Table]) -> None:
+    address, options = place.workspace.delta_rs("trips")
+    for part in parts:
+        write_deltalake(address, part, mode="append", storage_options=options)
+
+
 def test_sessions_of_version_1_go_on_in_version_2(place: Place, real_trips: Path | None, make_trips: TripMaker) -> None:
     trips = real_days(real_trips, datetime(2023, 3, 8), days=1) if real_trips else as_trips(make_trips(1200, cards=60))
+    migrate_sessions(place, trips)
+
+
+def migrate_sessions(place: Place, trips: pa.Table) -> None:
+    """Run version 1 on a half of the trips, and version 2 on the other; compare with batch."""
     parts = in_order_of_arrival(trips, seed=4, late_share=0.3, latest=timedelta(hours=5), batches=6)
     place.job(JOB, **PLAIN)
-    table = place.workspace.table("trips")
-    write_table(Path(table), parts[:3])
+    _append(place, parts[:3])
     deploy_job(place.workspace, JOB, by=BY)
     _read_all(place, sum(map(len, parts[:3])))
     driver_control.stop(place.workspace, JOB, by=BY)
@@ -61,7 +73,7 @@ def test_sessions_of_version_1_go_on_in_version_2(place: Place, real_trips: Path
     assert done.state == "done"
     (step,) = [step for step in done.steps if step.name == "fresh checkpoint"]
     assert "state of version 1" in step.detail and " 0 rows" not in step.detail, step.detail
-    write_table(Path(table), parts[3:])
+    _append(place, parts[3:])
     _read_all(place, sum(map(len, parts[3:])))
     deadline = time.monotonic() + 60
     while {row["status"] for row in place.rows(JOB)} != {"closed"} and time.monotonic() < deadline:

@@ -25,7 +25,7 @@ from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import delta_log_key
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["AUTHOR", "clear_unborn", "keep_tables", "start_outputs"]
+__all__ = ["AUTHOR", "clear_unborn", "keep_facts", "start_outputs"]
 
 _log = logging.getLogger(__name__)
 
@@ -117,17 +117,27 @@ def start_outputs(
     document.update(strike)
 
 
-def keep_tables(workspace: Workspace, job: str, tables: Iterable[str], *, guard: Callable[[], None]) -> None:
-    """Record in the checkpoint's document that a job's output tables exist: from now on a missing one is an error."""
+def keep_facts(
+    workspace: Workspace, job: str, tables: Iterable[str], version: int, *, guard: Callable[[], None]
+) -> None:
+    """Record in the checkpoint's document what its drivers have found, so that a later one finds the same.
+
+    Parameters
+    ----------
+    tables
+        The output tables, which exist: from now on a missing one is an error.
+    version
+        The module's ``VERSION``: from now on state is of this version.
+    """
     document = JobDocuments(workspace.storage, job).checkpoint
     found = document.read()
-    if found is None or set(tables) <= set(found.tables):
+    if found is None or (set(tables) <= set(found.tables) and found.version == version):
         return
 
     def keep(now: CheckpointRef | None) -> CheckpointRef:
         guard()
         assert now is not None
-        return now.model_copy(update={"tables": sorted({*now.tables, *tables})})
+        return now.model_copy(update={"tables": sorted({*now.tables, *tables}), "version": version})
 
     document.update(keep)
 

@@ -10,7 +10,7 @@ import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 from streamwarden.driver.job_session import PROVIDERS
-from streamwarden.driver.start_checks import check_first_start, check_fixed, check_known
+from streamwarden.driver.start_checks import check_first_start, check_fixed, check_known, check_version
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_fence import fence
@@ -132,3 +132,16 @@ def test_what_a_checkpoint_has_fixed_cannot_be_changed(
     assert raised.value.code == code and value.rpartition(".")[2] in raised.value.what
     recorded(conf)
     check_fixed(spec, reader)
+
+
+def test_state_of_another_version_is_refused_by_its_name(workspace: Workspace) -> None:
+    spec, reader = desired().spec, CheckpointReader(workspace.storage, PATH)
+    reference = CheckpointRef(job=JOB, generation=1, path=PATH, since=utc_now(), reason="", version=1)
+    # Without state a new version has nothing to read.
+    check_version(spec, 2, reference, reader)
+    workspace.files.write(f"{PATH}/state/0/_metadata/metadata", b"v1")
+    check_version(spec, 1, reference, reader)
+    check_version(spec, 2, reference.model_copy(update={"version": None}), reader)
+    with pytest.raises(StreamwardenError, match="STATE_VERSION_FIXED") as raised:
+        check_version(spec, 2, reference, reader)
+    assert "version 2, and version 1 wrote the state" in raised.value.what

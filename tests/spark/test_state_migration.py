@@ -1,0 +1,122 @@
+"""State read out by PreviousState and put into another query: in event time, from plain and from keyed state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from streamwarden.driver.previous_state import PreviousState
+from streamwarden.driver.state_migration import run_without_input
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader, continued_offsets
+from streamwarden.keyed_state import with_keyed_state
+from streamwarden.storage import LocalStorage
+from tests.conftest import DAY
+from tests.spark.job_runs import run
+from tests.unit.keyed_state.test_event_time import GAP_MS, LAYOUT, Keyed, Plain
+
+pytestmark = pytest.mark.spark
+
+# The watermark is ten seconds behind, and a key is emitted ten seconds after its newest event.
+BATCHES = [
+    [("a", 0, 1), ("b", 5, 2)],
+    [("a", 3, 10), ("c", 40, 1), ("e", 38, 5)],
+    # Here the state is migrated: `c` and `e` have some. The event of `a` is late.
+    [("a", 1, 100), ("b", 90, 7), ("e", 45, 6)],
+    [("d", 200, 5)],
+]
+SCHEMA = "key string, at timestamp, value long"
+EMITTED = [("a", 11, 3), ("b", 2, 5), ("b", 7, 90), ("c", 1, 40), ("e", 11, 45)]
+
+Query = Callable[[DataFrame], DataFrame]
+
+
+def _land(folder: Path, numbers: range) -> None:
+    folder.mkdir(exist_ok=True)
+    for number in numbers:
+        rows = [{"key": key, "at": DAY + timedelta(seconds=at), "value": value} for key, at, value in BATCHES[number]]
+        schema = pa.schema([("key", pa.string()), ("at", pa.timestamp("us", "UTC")), ("value", pa.int64())])
+        path = folder / f"{number}.parquet"
+        pq.write_table(pa.Table.from_pylist(rows, schema), path)
+        os.utime(path, (1_700_000_000 + number,) * 2)
+
+
+def _plain(rows: DataFrame) -> DataFrame:
+    return (
+        rows.withWatermark("at", "10 seconds")
+        .groupBy("key")
+        .transformWithState(Plain(), "key string, total long, last long", "Update", "EventTime")
+    )
+
+
+def _keyed(rows: DataFrame, initial: DataFrame | None = None) -> DataFrame:
+    events = rows.withWatermark("at", "10 seconds")
+    given: dict[str, Any] = {"buckets": 8, "ttl": None, "time": "event", "event_time": "at", "initial": initial}
+    return with_keyed_state(events, ["key"], Keyed(), **given)
+
+
+def _of_plain(old: PreviousState) -> DataFrame:
+    sums = old.variable("sum").select("key.key", F.col("value.total").alias("total"), F.col("value.last").alias("last"))
+    timers = old.timers().select("key.key", F.col("expiration_timestamp_ms").alias("timer_at"))
+    return sums.join(timers, "key", "left")
+
+
+def _of_keyed(old: PreviousState) -> DataFrame:
+    rows = old.keyed(LAYOUT.key, LAYOUT.fields)
+    assert [row.timer_at - row["last"] for row in rows.collect()] == [GAP_MS] * rows.count()
+    return rows
+
+
+@pytest.mark.parametrize(("before", "migrate"), [(_plain, _of_plain), (_keyed, _of_keyed)])
+def test_sums_timers_and_the_watermark_go_on(
+    spark: SparkSession, tmp_path: Path, before: Query, migrate: Callable[[PreviousState], DataFrame]
+) -> None:
+    landing, old, new = tmp_path / "landing", tmp_path / "old", tmp_path / "new"
+    found: list[tuple[str, int, int]] = []
+
+    def sink(batch: DataFrame, _: int) -> None:
+        found.extend((row.key, row.total, row["last"] // 1000 - int(DAY.timestamp())) for row in batch.collect())
+
+    def source() -> DataFrame:
+        return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(landing))
+
+    _land(landing, range(2))
+    run(before(source()), sink, old).awaitTermination()
+    storage = LocalStorage(tmp_path)
+    batch = CheckpointReader(storage, "old").last_commit()
+    assert batch is not None
+    initial = migrate(PreviousState(spark, str(old), batch, 1))
+    state = run_without_input(spark, source().schema, lambda rows: _keyed(rows, initial), str(new), tmp_path / "empty")
+    assert sum(state) > 0
+    for log in ("offsets", "commits"):
+        (new / log / ".0.crc").unlink(missing_ok=True)
+    (new / "offsets/0").write_bytes(
+        continued_offsets((old / f"offsets/{batch}").read_bytes(), (new / "offsets/0").read_bytes())
+    )
+    (new / "commits/0").write_bytes((old / f"commits/{batch}").read_bytes())
+    for path in (new / "sources/0").iterdir():
+        path.unlink()
+    for path in (old / "sources/0").iterdir():
+        (new / "sources/0" / path.name).write_bytes(path.read_bytes())
+
+    _land(landing, range(2, 4))
+    # Without an initial state, as the driver runs it.
+    run(_keyed(source()), sink, new).awaitTermination()
+    assert sorted(found) == EMITTED
+
+
+def test_initial_state_in_event_time_must_say_how_long_it_lives(spark: SparkSession) -> None:
+    rows = spark.readStream.format("rate").load().selectExpr("CAST(value AS string) AS key", "timestamp AS at", "value")
+    initial = spark.createDataFrame([("a", 1, 2)], "key string, total long, last long")
+    given: dict[str, Any] = {"buckets": 8, "ttl": timedelta(hours=1), "time": "event", "event_time": "at"}
+    with pytest.raises(StreamwardenError, match="initial lacks expires_at"):
+        with_keyed_state(rows.withWatermark("at", "1 second"), ["key"], Keyed(), initial=initial, **given)
