@@ -17,7 +17,8 @@ EXPECTED = {
             FROM trips WINDOW card AS (PARTITION BY card_id ORDER BY pickup_ms)
         ), numbered AS (
             SELECT *, count(*) FILTER (begins) OVER (
-                PARTITION BY card_id ORDER BY pickup_ms ROWS UNBOUNDED PRECEDING
+                -- Not ROWS: trips of one moment may be in another order than above.
+                PARTITION BY card_id ORDER BY pickup_ms RANGE UNBOUNDED PRECEDING
             ) AS session FROM marked
         ) SELECT card_id AS card, min(pickup_ms) AS start_ms, max(pickup_ms) AS end_ms, count(*) AS trips,
             sum(cents) AS cents FROM numbered GROUP BY card_id, session""",

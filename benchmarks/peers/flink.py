@@ -73,9 +73,8 @@ class Flink:
             raise SystemExit(f"{job} in {form}: {log[-3000:]}")
         *printed, last = said.splitlines()
         done = json.loads(last)
-        if updates := [_UPDATE.search(line) for line in printed]:
+        if rows := [found[1].replace(" ", "") for line in printed if (found := _UPDATE.search(line)) is not None]:
             (work / "out").mkdir(exist_ok=True)
-            rows = [found[1].replace(" ", "") for found in updates if found is not None]
             (work / "out" / "printed.csv").write_text("\n".join(rows))
         return {"seconds": done["seconds"], "process_s": time.time() - began, "memory_gb": peak / 2**30}
 

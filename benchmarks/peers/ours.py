@@ -161,7 +161,7 @@ class OurJob:
 
     def _await(self, rows: int) -> float:
         """Wait until so many rows are done; return the peak of the driver's memory in bytes."""
-        deadline = time.monotonic() + 1800
+        began, deadline = time.time(), time.monotonic() + 1800
         peak = 0.0
         documents = JobDocuments(self.workspace.storage, self.name)
         while True:
@@ -170,17 +170,21 @@ class OurJob:
             self._keep_newest(seen)
             totals = documents.current_totals()
             # A batch whose driver was killed right after its commit is in no total: then nothing is left to read.
-            if totals is not None and (totals.rows_in >= rows or self._is_idle(seen)):
+            if totals is not None and (totals.rows_in >= rows or self._is_idle(seen, began)):
                 return peak
             assert time.monotonic() < deadline, seen
             time.sleep(0.2)
 
-    def _is_idle(self, seen: Observation) -> bool:
-        if seen.phase is not Phase.RUNNING or seen.heartbeat is None or time.time() - self._newest < _IDLE_S:
+    def _is_idle(self, seen: Observation, since: float) -> bool:
+        """Return whether a driver has found nothing to read, some time after `since` and after its last rows."""
+        if seen.phase is not Phase.RUNNING or time.time() - max(self._newest, since) < _IDLE_S:
             return False
-        recent = seen.progress.recent if seen.progress is not None else []
+        beat, recent = seen.heartbeat, seen.progress.recent if seen.progress is not None else []
+        if beat is not None and beat.idle and beat.idle_at is not None and beat.idle_at.timestamp() > since:
+            return True
         # A job with timers is never idle: it runs batches without input.
-        return seen.heartbeat.idle or bool(recent and recent[-1].source and recent[-1].source.pending == 0)
+        last = recent[-1] if recent else None
+        return bool(last and last.source and last.source.pending == 0 and last.at.timestamp() > since)
 
     def _keep_newest(self, seen: Observation) -> None:
         # After a rescale the new driver's batches may all be without rows.
