@@ -121,9 +121,9 @@ class OurJob:
         processes.kill(heartbeat.process)
 
     def rescale(self, partitions: int) -> None:
-        """Rescale online."""
+        """Rescale offline: a job that uses all cores is slowed down by a rescale online, for longer than it would stop."""
         began = time.time()
-        done = rescale(self.workspace, self.name, partitions=partitions, by=BY)
+        done = rescale(self.workspace, self.name, partitions=partitions, mode="offline", by=BY)
         self._rescaled_at = time.time()
         print(f"rescaled in {self._rescaled_at - began:.1f} s, down for {done.plan.downtime_s} s", flush=True)
 

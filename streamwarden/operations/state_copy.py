@@ -83,7 +83,14 @@ def follow(copy: _Follows, replay: Callable[[], float], *, again: float) -> bool
             # Plus 1: the batch in flight.
             return (now + 1) * took <= again
         behind.append(now)
-        took = replay()
+        try:
+            took = replay()
+        except (StreamwardenError, FileNotFoundError) as error:
+            # The job may have removed the batch from its logs since it was looked for.
+            differs = isinstance(error, StreamwardenError) and error.code != "RESCALE_FAILED"
+            if differs or not (copy.behind > 0 and copy.outrun):
+                raise
+            return False
     return True
 
 

@@ -77,6 +77,32 @@ def test_another_watermark_is_another_state(workspace: Workspace) -> None:
         following.check(3)
 
 
+def test_what_a_quick_job_removes_during_a_replay_ends_nothing(workspace: Workspace) -> None:
+    following = follower(workspace)
+
+    def replay() -> float:
+        following.begin()
+        commit(workspace, COPY, 4)
+        # The job has gone on, and keeps a few batches only.
+        for batch in range(5):
+            workspace.files.delete(f"{HERE}/commits/{batch}")
+            workspace.files.delete(f"{HERE}/offsets/{batch}")
+        following.check(3)
+        return 0.1
+
+    assert follow(following, replay, again=60) is False
+    assert following.outrun
+
+    def too_late() -> float:
+        workspace.files.delete(f"{HERE}/offsets/4")
+        following.begin()
+        return 0.1
+
+    begin(workspace, HERE, 4, partitions=2)
+    assert not following.outrun
+    assert follow(following, too_late, again=60) is False
+
+
 def test_what_it_cannot_follow_it_refuses(workspace: Workspace) -> None:
     begin(workspace, HERE, 3, partitions=2, version="v9")
     with pytest.raises(StreamwardenError, match=r"RESCALE_FAILED.*v9"):
