@@ -121,7 +121,7 @@ class OurJob:
         processes.kill(heartbeat.process)
 
     def rescale(self, partitions: int) -> None:
-        """Rescale offline: a job that uses all cores is slowed down by a rescale online, for longer than it would stop."""
+        """Rescale offline: online, a job that uses all cores is slowed down for longer than it would stop."""
         began = time.time()
         done = rescale(self.workspace, self.name, partitions=partitions, mode="offline", by=BY)
         self._rescaled_at = time.time()
