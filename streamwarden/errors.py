@@ -593,8 +593,8 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     ),
     "MIGRATION_FAILED": ErrorKind(
         "the state of a job's earlier version could not be migrated",
-        "The job is as before. Correct the module's `migrate` and repeat the restore, or bring back the module of the"
-        " savepoint's version.",
+        "Checkpoint and tables are as before. Correct the module's `migrate` and repeat the restore. Or bring back the"
+        " module of the savepoint's version: until then the job can't run.",
     ),
     "RESTORE_JOB_VERSION": ErrorKind(
         "the savepoint's state is of another version of the job",

@@ -60,6 +60,7 @@ from streamwarden.model.status import CheckpointRef, DriverState, Exit
 from streamwarden.model.supervision import Supervision
 from streamwarden.runtime import work_dirs
 from streamwarden.runtime.failure_signatures import Places
+from streamwarden.savepoints.take import writer_versions
 from streamwarden.storage import Conflict
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import parallelism_of, with_parallelism
@@ -237,6 +238,9 @@ class Driver:
         module = load_module(spec)
         self._job_file = getattr(module, "__file__", None)
         self._places = _places(self._workspace, spec)
+        # Before this driver reports its own: of a checkpoint without a version, the newest report tells.
+        written = reference.version or int(writer_versions(self._documents).get("job", 0)) or None
+        check_version(spec, module.VERSION, written, checkpoint)
         self._heart.versions = {
             "spark": pyspark.__version__,
             "delta": version("delta-spark"),
@@ -248,7 +252,6 @@ class Driver:
         check_described(self._workspace.storage, reference.path)
         check_tables(self._workspace, spec, reference)
         check_fixed(spec, checkpoint)
-        check_version(spec, module.VERSION, reference, checkpoint)
         self._heart.batch = checkpoint.last_commit()
         return module
 

@@ -116,14 +116,21 @@ def check_fixed(spec: JobSpec, checkpoint: CheckpointReader) -> None:
         )
 
 
-def check_version(spec: JobSpec, version: int, reference: CheckpointRef, checkpoint: CheckpointReader) -> None:
+def check_version(spec: JobSpec, version: int, written: int | None, checkpoint: CheckpointReader) -> None:
     """Reject a module of another ``VERSION`` than the state's: Spark's error for it names neither.
+
+    Parameters
+    ----------
+    version
+        The module's.
+    written
+        The version that wrote the state; None if it is not known.
 
     Raises
     ------
     StreamwardenError
         ``STATE_VERSION_FIXED``.
     """
-    if reference.version not in (None, version) and checkpoint.has_state():
-        what = f"{spec.name}: {spec.module} is version {version}, and version {reference.version} wrote the state"
+    if written not in (None, version) and checkpoint.has_state():
+        what = f"{spec.name}: {spec.module} is version {version}, and version {written} wrote the state"
         raise StreamwardenError("STATE_VERSION_FIXED", what)

@@ -11,12 +11,13 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StateOperatorProgress
 from pyspark.sql.types import StructType
 
 from streamwarden.driver.causes import headline
@@ -26,11 +27,15 @@ from streamwarden.driver.pipeline.source import open_source
 from streamwarden.driver.previous_state import PreviousState
 from streamwarden.driver.state_only_batch import write_nowhere
 from streamwarden.driver.state_rows import plain_path
+from streamwarden.errors import StreamwardenError
 from streamwarden.model.spec import JobSpec
 from streamwarden.runtime import work_dirs
 from streamwarden.runtime.state_reader import SCRATCH
 from streamwarden.store.ids import new_id
 from streamwarden.store.workspace import Workspace, open_workspace
+
+_INITIAL = "streamwarden_initial_state"
+"""An alias by which a plan shows that it uses the initial state."""
 
 
 def main() -> int:
@@ -73,10 +78,22 @@ def _migrate(
     module = load_module(spec)
     initial = module.migrate(old).persist()  # type: ignore[attr-defined]
     rows = initial.count()
-    settings = replace(settings_for(spec, module), initial_state=initial)
+    settings = replace(settings_for(spec, module), initial_state=initial.alias(_INITIAL))
+
+    def query(source: DataFrame) -> DataFrame:
+        made = module.transform(source, settings)
+        # Not told by the rows of the new state: all may have expired.
+        if _INITIAL not in made._jdf.queryExecution().logical().toString():
+            raise StreamwardenError("MIGRATION_FAILED", "transform has not used settings.initial_state")
+        return made
+
     schema = open_source(session, workspace, spec).schema
-    state = run_without_input(session, schema, lambda source: module.transform(source, settings), checkpoint, folder)
-    return {"rows": rows, "state": state}
+    operators = run_without_input(session, schema, query, checkpoint, folder)
+    for number, operator in enumerate(operators):
+        if not operator.operatorName.startswith("transformWithState"):
+            what = f"operator {number}, {operator.operatorName}, takes no initial state: its state would be lost"
+            raise StreamwardenError("MIGRATION_FAILED", what)
+    return {"rows": rows, "state": [one.numRowsTotal for one in operators]}
 
 
 def run_without_input(
@@ -85,8 +102,8 @@ def run_without_input(
     query: Callable[[DataFrame], DataFrame],
     checkpoint: str,
     folder: Path,
-) -> list[int]:
-    """Run a query's first batch without input and without tables; return the rows of each operator's state.
+) -> Sequence[StateOperatorProgress]:
+    """Run a query's first batch without input and without tables; return the progress of its stateful operators.
 
     Parameters
     ----------
@@ -111,7 +128,7 @@ def run_without_input(
     )
     running.awaitTermination()
     last = running.lastProgress
-    return [one.numRowsTotal for one in last.stateOperators] if last is not None else []
+    return last.stateOperators if last is not None else []
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Literal
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.group import GroupedData
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
@@ -92,7 +92,7 @@ def with_keyed_state(
         outputStructType=PACKED_OUTPUT,
         outputMode="Update",
         timeMode="ProcessingTime" if time == "processing" else "EventTime",
-        initialState=None if initial is None else _stored(initial.select(*address, "*"), layout, ttl_ms, time),
+        initialState=None if initial is None else _stored(initial, rows.schema, address, layout, ttl_ms, time),
     )
     counted = done.observe(KEYED_STATE, F.sum("keys_added").alias("added"), F.sum("late").alias("late"))
     output = pa.schema([*layout.key.items(), *job.output.items()])
@@ -100,12 +100,26 @@ def with_keyed_state(
     return counted.mapInArrow(unpacked(output), spark_schema)
 
 
-def _stored(initial: DataFrame, layout: StateLayout, ttl_ms: int | None, time: str) -> GroupedData:
+def _stored(
+    initial: DataFrame,
+    events: StructType,
+    address: Sequence[Column],
+    layout: StateLayout,
+    ttl_ms: int | None,
+    time: str,
+) -> GroupedData:
     """Return initial state as the processor takes it: a blob for each bucket."""
+    # The hash of a number depends on its type: with another one, no event would find its state.
+    initial = initial.withColumns({name: F.col(name).cast(events[name].dataType) for name in layout.key})
     if time == "event" and ttl_ms is not None and EXPIRES not in initial.columns:
         what = f"with_keyed_state: initial lacks {EXPIRES}: a ttl in event time has nothing to count from"
         raise StreamwardenError("CONFIG_INVALID", what)
-    ends = F.lit(NEVER) if ttl_ms is None else F.unix_millis(F.current_timestamp()) + ttl_ms
+    if ttl_ms is None:
+        ends = F.lit(NEVER)
+    elif time == "event":
+        ends = F.raise_error(F.lit(f"with_keyed_state: initial: {EXPIRES} is null")).cast("long")
+    else:
+        ends = F.unix_millis(F.current_timestamp()) + ttl_ms
     missing = {EXPIRES: ends, TIMER: F.lit(NEVER)}
     columns = [
         (F.coalesce(one.name, missing[one.name]) if one.name in initial.columns else missing[one.name])
@@ -115,7 +129,7 @@ def _stored(initial: DataFrame, layout: StateLayout, ttl_ms: int | None, time: s
         else F.col(one.name).cast(from_arrow_type(one.type))
         for one in layout.schema
     ]
-    rows = initial.select("bucket", *columns)
+    rows = initial.select(*address, "*").select("bucket", *columns)
 
     def store(bucket: tuple[pa.Scalar, ...], rows: pa.Table) -> pa.Table:
         own = rows.select(layout.schema.names).cast(layout.schema)

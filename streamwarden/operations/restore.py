@@ -205,11 +205,11 @@ class _Restore(JobOperation):
         }
         with self.handle.step(StepName.FRESH_CHECKPOINT) as step:
             generation = self._next_generation()
-            if migrates(manifest, self._spec):
-                made, what = migrated_checkpoint(self._workspace, self._spec, manifest, generation, **given)
-                step.detail = f"{made.path}: {what}"
-                return made
             try:
+                if migrates(manifest, self._spec):
+                    made, what = migrated_checkpoint(self._workspace, self._spec, manifest, generation, **given)
+                    step.detail = f"{made.path}: {what}"
+                    return made
                 made = fresh_checkpoint(self._workspace, self._job, manifest, generation, report=self._report, **given)
             except StreamwardenError as error:
                 if error.code == "SAVEPOINT_DAMAGED":

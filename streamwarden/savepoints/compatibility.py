@@ -129,10 +129,14 @@ def migrates(written: Written, spec: JobSpec) -> bool:
     Raises
     ------
     StreamwardenError
-        ``JOB_MODULE_INVALID``, as for :func:`job_version`.
+        ``JOB_MODULE_INVALID``, as for :func:`job_version`, or if ``MIGRATES_FROM`` is no tuple.
     """
     before, known = written.versions.get("job"), _constant(spec.module, "MIGRATES_FROM")
-    return written.partitions is not None and isinstance(known, tuple) and before in [str(one) for one in known]
+    if known is None or written.partitions is None:
+        return False
+    if not isinstance(known, tuple | list):
+        raise StreamwardenError("JOB_MODULE_INVALID", f"{spec.module}: MIGRATES_FROM must be a tuple, such as (1,)")
+    return before != str(job_version(spec.module)) and before in [str(one) for one in known]
 
 
 def _constant(module: str, name: str) -> object:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from streamwarden.formats.checkpoint import continued_offsets
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.checkpoint import CheckpointReader, continued_offsets
 from streamwarden.model.savepoint import Manifest
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef, OutputStart
@@ -12,6 +13,7 @@ from streamwarden.runtime.state_migration import migrate_state
 from streamwarden.runtime.state_reader import StateAt
 from streamwarden.savepoints.compatibility import job_version
 from streamwarden.savepoints.fresh_checkpoint import fresh_checkpoint
+from streamwarden.savepoints.verify import check_files
 from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.store.workspace import Workspace
 
@@ -45,14 +47,23 @@ def migrated_checkpoint(
     Raises
     ------
     StreamwardenError
-        ``MIGRATION_FAILED``.
+        ``SAVEPOINT_DAMAGED``; ``MIGRATION_FAILED``.
     """
     files, old = workspace.files, savepoint_checkpoint_key(manifest.job, manifest.id)
+    problems = check_files(workspace, manifest, old)
+    if problems:
+        raise StreamwardenError("SAVEPOINT_DAMAGED", f"{manifest.id}: {'; '.join(problems[:3])}")
     reference = fresh_checkpoint(
         workspace, spec.name, None, generation, outputs=outputs, operation=operation, reason=reason, check=check
     )
     new, version = reference.path, int(manifest.versions["job"])
     rows, state = migrate_state(workspace, spec, StateAt(old, manifest.batch), version, new, heed=check)
+    reader, before = CheckpointReader(workspace.storage, new), sum(one.rows or 0 for one in manifest.operators)
+    if (reader.last_offset(), reader.last_commit()) != (0, 0):
+        raise StreamwardenError("MIGRATION_FAILED", f"{new} has other batches than its first")
+    if before and not rows:
+        what = f"{spec.module}.migrate has returned no rows, and the savepoint's state has {before}"
+        raise StreamwardenError("MIGRATION_FAILED", f"{spec.name}: {what}")
     files.delete_tree(f"{new}/sources")
     files.copy_many(
         [(f"{old}/{one.path}", f"{new}/{one.path}") for one in manifest.files if one.path.startswith("sources/")]

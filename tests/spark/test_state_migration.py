@@ -19,6 +19,7 @@ from streamwarden.driver.state_migration import run_without_input
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader, continued_offsets
 from streamwarden.keyed_state import with_keyed_state
+from streamwarden.keyed_state.processor import STATE_NAME
 from streamwarden.storage import LocalStorage
 from tests.conftest import DAY
 from tests.spark.job_runs import run
@@ -96,7 +97,7 @@ def test_sums_timers_and_the_watermark_go_on(
     assert batch is not None
     initial = migrate(PreviousState(spark, str(old), batch, 1))
     state = run_without_input(spark, source().schema, lambda rows: _keyed(rows, initial), str(new), tmp_path / "empty")
-    assert sum(state) > 0
+    assert [one.operatorName.startswith("transformWithState") and one.numRowsTotal > 0 for one in state] == [True]
     for log in ("offsets", "commits"):
         (new / log / ".0.crc").unlink(missing_ok=True)
     (new / "offsets/0").write_bytes(
@@ -120,3 +121,23 @@ def test_initial_state_in_event_time_must_say_how_long_it_lives(spark: SparkSess
     given: dict[str, Any] = {"buckets": 8, "ttl": timedelta(hours=1), "time": "event", "event_time": "at"}
     with pytest.raises(StreamwardenError, match="initial lacks expires_at"):
         with_keyed_state(rows.withWatermark("at", "1 second"), ["key"], Keyed(), initial=initial, **given)
+
+
+def test_a_key_of_another_type_finds_its_state(spark: SparkSession, tmp_path: Path) -> None:
+    """The hash of 7 depends on its type."""
+
+    def query(rows: DataFrame, initial: DataFrame | None = None) -> DataFrame:
+        keyed = rows.select(F.col("value").alias("key"), "at", "value")
+        return with_keyed_state(keyed, ["key"], Keyed(), buckets=8, ttl=timedelta(days=9), initial=initial)
+
+    _land(tmp_path / "landing", range(1))
+    source = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "landing"))
+    initial = spark.createDataFrame([(7, 100, 0)], "key int, total long, last long")
+    run_without_input(
+        spark, source.schema, lambda rows: query(rows, initial), str(tmp_path / "new"), tmp_path / "empty"
+    )
+    stored = PreviousState(spark, str(tmp_path / "new"), 0, 1).keyed({"key": pa.int64()}, LAYOUT.fields)
+    hashed = spark.createDataFrame([(7,)], "key long").select(F.pmod(F.xxhash64("key"), F.lit(8))).first()
+    buckets = PreviousState(spark, str(tmp_path / "new"), 0, 1).variable(STATE_NAME).select("key.bucket")
+    assert [row.key for row in stored.collect()] == [7]
+    assert [row.bucket for row in buckets.collect()] == [hashed[0] if hashed else None]

@@ -152,6 +152,11 @@ def test_a_version_that_the_module_migrates_may_have_other_state(
     for other in ({"job": "3"}, {"job": "2"}, {}):
         assert not migrates(of(made, versions=other), spec())
     assert not migrates(of(made, versions=versions, operators=[]), spec()), "there is no state"
+    job_module.write_text("VERSION = 2\nMIGRATES_FROM = [1, 2]\n")
+    assert migrates(found, spec()) and not migrates(of(made, versions={"job": "2"}), spec())
+    job_module.write_text("VERSION = 2\nMIGRATES_FROM = (1)\n")
+    with pytest.raises(StreamwardenError, match=r"JOB_MODULE_INVALID.*such as \(1,\)"):
+        migrates(found, spec())
 
 
 @pytest.mark.parametrize(
