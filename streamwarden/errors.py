@@ -498,7 +498,7 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     "STATE_VERSION_FIXED": ErrorKind(
         "the checkpoint has state of another version of the job's module",
         "Bring back the module of that version and deploy. Or, if the new one migrates that state: `streamwarden stop"
-        " JOB`, `streamwarden savepoints take JOB`, `streamwarden restore JOB --savepoint ID`.",
+        " JOB`, `streamwarden savepoint JOB`, `streamwarden restore JOB --savepoint ID`.",
     ),
     "SINK_SCHEMA_MISMATCH": ErrorKind(
         "an output table has columns that the job can't write",
@@ -593,8 +593,8 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     ),
     "MIGRATION_FAILED": ErrorKind(
         "the state of a job's earlier version could not be migrated",
-        "Checkpoint and tables are as before. Correct the module's `migrate` and repeat the restore. Or bring back the"
-        " module of the savepoint's version: until then the job can't run.",
+        "Checkpoint and tables are as before. A job that ran is started again, with the module as it is now. Correct"
+        " that and repeat the restore, or bring back the module of the checkpoint's version.",
     ),
     "RESTORE_JOB_VERSION": ErrorKind(
         "the savepoint's state is of another version of the job",

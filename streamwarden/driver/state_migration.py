@@ -1,8 +1,8 @@
 """``python -m streamwarden.driver.state_migration``: make a checkpoint from the state of a job's earlier version.
 
 It runs the job's query for one batch without input and without tables, with the old state as its initial state. Its
-standard output is one JSON line: ``{"rows": N, "state": [M]}``, the rows that the job's ``migrate`` has returned and
-those of each operator's new state; or ``{"error": "…"}``. Called by :mod:`streamwarden.runtime.state_migration`.
+standard output is one JSON line: ``{"rows": N}``, the rows that the job's ``migrate`` has returned; or
+``{"error": "…"}``. Called by :mod:`streamwarden.runtime.state_migration`.
 """
 
 from __future__ import annotations
@@ -61,9 +61,11 @@ def main() -> int:
             with plain_path(workspace.uri(given.old)) as path:
                 old = PreviousState(session, path, given.batch, given.version)
                 answer = _migrate(session, workspace, spec, old, workspace.uri(given.new), own / "empty")
+        except StreamwardenError as error:
+            answer = {"error": error.what}
         except Exception as error:
             # Any exception, also of the job's code: the caller leaves the job as it was.
-            answer = {"error": headline(error)}
+            answer = {"error": f"{spec.module}.migrate: {headline(error)}"}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
         session.stop()
@@ -93,7 +95,7 @@ def _migrate(
         if not operator.operatorName.startswith("transformWithState"):
             what = f"operator {number}, {operator.operatorName}, takes no initial state: its state would be lost"
             raise StreamwardenError("MIGRATION_FAILED", what)
-    return {"rows": rows, "state": [one.numRowsTotal for one in operators]}
+    return {"rows": rows}
 
 
 def run_without_input(

@@ -283,9 +283,13 @@ def _distinct(hashes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _frame(rows: pa.RecordBatch, ids: NDArray[np.int64]) -> pl.DataFrame:
+    numbers = pl.Series(KEY_ID, ids, dtype=pl.Int64)
+    if not rows.num_columns:
+        # Without columns a frame has no rows either.
+        return pl.DataFrame([numbers])
     frame = pl.from_arrow(rows)
     assert isinstance(frame, pl.DataFrame)
-    return frame.insert_column(0, pl.Series(KEY_ID, ids, dtype=pl.Int64))
+    return frame.insert_column(0, numbers)
 
 
 def _record_batch(frame: pl.DataFrame) -> pa.RecordBatch:

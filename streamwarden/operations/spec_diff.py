@@ -437,7 +437,7 @@ def _misfit(error: StreamwardenError, found: Mapping[str, Change], written: Writ
         remedy = f"Bring back the module of version {before}, or deploy the job under another name."
         if migrates(written, wanted):
             why = "the existing state is of another version, which the module can migrate"
-            commands = [f"`streamwarden {one} {wanted.name}`" for one in ("stop", "savepoints take", "restore")]
+            commands = [f"`streamwarden {one} {wanted.name}`" for one in ("stop", "savepoint", "restore")]
             remedy = f"{', '.join(commands)}: the restore migrates the state."
         return [Change("module VERSION", before, after, Effect.REFUSED, why, remedy)]
     if error.code == "RESTORE_SPARK_VERSION":

@@ -16,7 +16,7 @@ _CODE: ErrorCode = "MIGRATION_FAILED"
 
 def migrate_state(
     workspace: Workspace, spec: JobSpec, old: StateAt, version: int, path: str, *, heed: Callable[[], object]
-) -> tuple[int, int]:
+) -> int:
     """Have the job's module migrate a state.
 
     Parameters
@@ -34,8 +34,8 @@ def migrate_state(
 
     Returns
     -------
-    tuple
-        The number of rows that the module has read out, and of those in the new state. With keyed state, buckets.
+    int
+        The number of rows that the module has read out.
 
     Raises
     ------
@@ -48,5 +48,5 @@ def migrate_state(
         workspace, "streamwarden.driver.state_migration", arguments, number=1, code=_CODE, heed=heed
     )
     if "error" in answer:
-        raise StreamwardenError(_CODE, f"{spec.name}: {spec.module}.migrate: {answer['error']}")
-    return int(answer["rows"]), sum(answer["state"])
+        raise StreamwardenError(_CODE, f"{spec.name}: {answer['error']}")
+    return int(answer["rows"])

@@ -57,12 +57,12 @@ def migrated_checkpoint(
         workspace, spec.name, None, generation, outputs=outputs, operation=operation, reason=reason, check=check
     )
     new, version = reference.path, int(manifest.versions["job"])
-    rows, state = migrate_state(workspace, spec, StateAt(old, manifest.batch), version, new, heed=check)
+    rows = migrate_state(workspace, spec, StateAt(old, manifest.batch), version, new, heed=check)
     reader, before = CheckpointReader(workspace.storage, new), sum(one.rows or 0 for one in manifest.operators)
     if (reader.last_offset(), reader.last_commit()) != (0, 0):
         raise StreamwardenError("MIGRATION_FAILED", f"{new} has other batches than its first")
     if before and not rows:
-        what = f"{spec.module}.migrate has returned no rows, and the savepoint's state has {before}"
+        what = f"{spec.module}.migrate has returned no rows, though the savepoint has state: are names and types right?"
         raise StreamwardenError("MIGRATION_FAILED", f"{spec.name}: {what}")
     files.delete_tree(f"{new}/sources")
     files.copy_many(
@@ -81,4 +81,4 @@ def migrated_checkpoint(
             "version": job_version(spec.module),
         }
     )
-    return made, f"state of version {version}: {rows} rows read out, {state} rows of state written"
+    return made, f"state of version {version}: {rows} rows read out"

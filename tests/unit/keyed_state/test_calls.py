@@ -305,3 +305,20 @@ def test_the_example_of_the_docs_runs() -> None:
     assert caller.fire(done.fresh, 3_600_000).output is None
     quiet = caller.fire(done.fresh, 3_600_001).output
     assert quiet is not None and {row["quiet"] for row in quiet.to_pylist()} == {True}
+
+
+def test_events_may_have_no_column_but_the_key() -> None:
+    class Visits(KeyedJob):
+        fields: ClassVar = {"visits": StateField(pa.int64())}
+        output: ClassVar = {"visits": pa.int64()}
+
+        def update(self, batch: KeyedBatch) -> KeyedResult:
+            new = batch.events.group_by(KEY_ID).agg(visits=pl.len().cast(pl.Int64))
+            counts = pl.concat([batch.state.select(KEY_ID, "visits"), new]).group_by(KEY_ID).agg(pl.col("visits").sum())
+            return KeyedResult(counts, counts)
+
+    layout = StateLayout({"key": pa.string()}, Visits.fields)
+    events = pa.RecordBatch.from_pydict({HASH: [1, 2, 1], "key": ["a", "b", "a"]}, pa.schema(list(EVENTS)[:2]))
+    done = Caller(Visits(), layout, TTL).update(BucketState.read(layout, []), events, now=1)
+    assert done.output is not None
+    assert sorted(map(tuple, (row.values() for row in done.output.to_pylist()))) == [("a", 2), ("b", 1)]

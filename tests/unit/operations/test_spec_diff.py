@@ -243,7 +243,7 @@ def test_another_version_of_the_module_is_refused_where_there_is_state(module: C
     assert "version 2" in found.remedy
     module("VERSION = 3\nMIGRATES_FROM = (1, 2)\n")
     (found,) = changes_between(spec(), spec(), with_state(versions={"job": "2"}))
-    assert found.effect is Effect.REFUSED and "`streamwarden savepoints take job`" in found.remedy
+    assert found.effect is Effect.REFUSED and "`streamwarden savepoint job`" in found.remedy
     stateless = CheckpointFacts(spec=spec(), versions={"job": "2"})
     (found,) = changes_between(spec(), spec(), stateless)
     assert found.effect is Effect.SAVEPOINT
