@@ -4,10 +4,10 @@ Run by ``make bench-commits``. Queries run with the driver's writer and sinks, i
 with two cores and two state partitions:
 
 - ``sessions``: ``card_sessions`` at 50,000 cards, 250,000 rows a batch, a tenth of them late. About 100,000 rows
-  of its table change in each. The sink's share of a batch's time counts, the median of the later half.
+  of its table change in each. What counts is the sink's share of a batch's time, as the median of the later half.
 - ``sessions_50x``: the same, into a table that has fifty times as many rows of earlier days.
 - ``windows``: ``zone_windows`` over the same rows, with 250,000 and with a million rows a batch. The line through both
-  gives the time of a batch without rows: the fixed cost.
+  tells the fixed cost, which a batch without rows would have.
 - ``idle``: the CPU time of a driver of ``zone_windows`` that finds nothing new every five seconds, as a share of a
   core.
 

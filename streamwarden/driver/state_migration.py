@@ -2,7 +2,7 @@
 
 It runs the job's query for one batch without input and without tables, with the old state as its initial state. Its
 standard output is one JSON line: ``{"rows": N}``, the rows that the job's ``migrate`` has returned; or
-``{"error": "…"}``. Called by :mod:`streamwarden.runtime.state_migration`.
+``{"error": "…"}``. Called by :mod:`streamwarden.savepoints.migrated_checkpoint`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streamwarden.driver.job_session import checkpoint_session
 from streamwarden.driver.pipeline.module import load_module, settings_for
 from streamwarden.driver.pipeline.source import open_source
 from streamwarden.driver.previous_state import PreviousState
-from streamwarden.driver.state_only_batch import write_nowhere
+from streamwarden.driver.state_only_batch import run_batch
 from streamwarden.driver.state_rows import plain_path
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.spec import JobSpec
@@ -120,17 +120,7 @@ def run_without_input(
     """
     # A file source begins a batch for a file without rows.
     session.createDataFrame([], schema).write.parquet(str(folder))
-    running = (
-        query(session.readStream.schema(schema).parquet(str(folder)))
-        .writeStream.outputMode("update")
-        .option("checkpointLocation", checkpoint)
-        .trigger(once=True)
-        .foreachBatch(write_nowhere)
-        .start()
-    )
-    running.awaitTermination()
-    last = running.lastProgress
-    return last.stateOperators if last is not None else []
+    return run_batch(query(session.readStream.schema(schema).parquet(str(folder))), checkpoint, "migration")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StateOperatorProgress
 
 from streamwarden.driver.causes import headline
 from streamwarden.driver.pipeline.module import load_module, settings_for
@@ -12,7 +14,7 @@ from streamwarden.driver.pipeline.source import open_source
 from streamwarden.model.spec import JobSpec
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["Replay", "write_nowhere"]
+__all__ = ["Replay", "run_batch", "write_nowhere"]
 
 
 class Replay:
@@ -48,18 +50,39 @@ class Replay:
         pyspark.errors.StreamingQueryException
             The batch's error.
         """
-        query = (
-            self.rows.writeStream.queryName(f"{self._spec.name} replay")
-            .outputMode("update")
-            .option("checkpointLocation", checkpoint)
-            # Exactly one batch, the one begun; `availableNow` would continue after it.
-            .trigger(once=True)
-            .foreachBatch(write_nowhere)
-            .start()
-        )
-        query.awaitTermination()
-        last = query.lastProgress
-        return [operator.numRowsTotal for operator in last.stateOperators] if last is not None else []
+        operators = run_batch(self.rows, checkpoint, f"{self._spec.name} replay")
+        return [operator.numRowsTotal for operator in operators]
+
+
+def run_batch(rows: DataFrame, checkpoint: str, name: str) -> Sequence[StateOperatorProgress]:
+    """Run exactly one batch of a query for its state, the one begun if there is one; discard its rows.
+
+    Parameters
+    ----------
+    rows
+        The query.
+    checkpoint
+        URI of its checkpoint.
+    name
+        The query's name.
+
+    Returns
+    -------
+    Sequence
+        The progress of its stateful operators.
+    """
+    query = (
+        rows.writeStream.queryName(name)
+        .outputMode("update")
+        .option("checkpointLocation", checkpoint)
+        # Exactly one batch; `availableNow` would continue after it.
+        .trigger(once=True)
+        .foreachBatch(write_nowhere)
+        .start()
+    )
+    query.awaitTermination()
+    last = query.lastProgress
+    return last.stateOperators if last is not None else []
 
 
 def write_nowhere(batch: DataFrame, _: int) -> None:

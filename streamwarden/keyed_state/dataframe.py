@@ -121,15 +121,11 @@ def _stored(
     else:
         ends = F.unix_millis(F.current_timestamp()) + ttl_ms
     missing = {EXPIRES: ends, TIMER: F.lit(NEVER)}
-    columns = [
-        (F.coalesce(one.name, missing[one.name]) if one.name in initial.columns else missing[one.name])
-        .cast(from_arrow_type(one.type))
-        .alias(one.name)
-        if one.name in missing
-        else F.col(one.name).cast(from_arrow_type(one.type))
-        for one in layout.schema
-    ]
-    rows = initial.select(*address, "*").select("bucket", *columns)
+    filled = initial.withColumns(
+        {name: F.coalesce(name, value) if name in initial.columns else value for name, value in missing.items()}
+    )
+    own = [F.col(one.name).cast(from_arrow_type(one.type)) for one in layout.schema if one.name != HASH]
+    rows = filled.select(*address, *own)
 
     def store(bucket: tuple[pa.Scalar, ...], rows: pa.Table) -> pa.Table:
         own = rows.select(layout.schema.names).cast(layout.schema)

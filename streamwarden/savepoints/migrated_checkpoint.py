@@ -9,8 +9,7 @@ from streamwarden.formats.checkpoint import CheckpointReader, continued_offsets
 from streamwarden.model.savepoint import Manifest
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef, OutputStart
-from streamwarden.runtime.state_migration import migrate_state
-from streamwarden.runtime.state_reader import StateAt
+from streamwarden.runtime.state_reader import spark_answers
 from streamwarden.savepoints.compatibility import job_version
 from streamwarden.savepoints.fresh_checkpoint import fresh_checkpoint
 from streamwarden.savepoints.verify import check_files
@@ -57,7 +56,13 @@ def migrated_checkpoint(
         workspace, spec.name, None, generation, outputs=outputs, operation=operation, reason=reason, check=check
     )
     new, version = reference.path, int(manifest.versions["job"])
-    rows = migrate_state(workspace, spec, StateAt(old, manifest.batch), version, new, heed=check)
+    arguments = ["--spec", spec.model_dump_json(), "--old", old, "--batch", str(manifest.batch)]
+    arguments += ["--version", str(version), "--new", new]
+    program = "streamwarden.driver.state_migration"
+    (answer,) = spark_answers(workspace, program, arguments, number=1, code="MIGRATION_FAILED", heed=check)
+    if "error" in answer:
+        raise StreamwardenError("MIGRATION_FAILED", f"{spec.name}: {answer['error']}")
+    rows = int(answer["rows"])
     reader, before = CheckpointReader(workspace.storage, new), sum(one.rows or 0 for one in manifest.operators)
     if (reader.last_offset(), reader.last_commit()) != (0, 0):
         raise StreamwardenError("MIGRATION_FAILED", f"{new} has other batches than its first")
