@@ -60,6 +60,7 @@ ENVIRONMENT = {
         " overrides the job's YAML.",
     ),
     "STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG": ("none", "`sasl.jaas.config` of Kafka's clients: the login."),
+    "STREAMWARDEN_REDIS_URL": ("none", "Address of the Redis server of serving stores; it overrides `serve.url`."),
     launcher.DRIVER_MODULE_ENV: (
         "`streamwarden.driver`",
         "For tests: the module that is launched instead of the driver.",

@@ -99,8 +99,13 @@ ErrorCode = Literal[
     "STATE_PARTITIONS_FIXED",
     "STATE_BACKEND_FIXED",
     "STATE_VERSION_FIXED",
+    "WATERMARK_POLICY_FIXED",
     "SINK_SCHEMA_MISMATCH",
     "SINK_KEY_TWICE",
+    "STATE_UNREADABLE",
+    "SERVING_UNREACHABLE",
+    "SERVING_NEWER",
+    "SERVING_NONE",
     "SAVEPOINT_NOTHING",
     "SAVEPOINT_OUTRUN",
     "SAVEPOINT_FAILED",
@@ -124,6 +129,7 @@ ErrorCode = Literal[
     "RESTORE_PARTITIONS",
     "RESTORE_BACKEND",
     "RESTORE_BUCKETS",
+    "RESTORE_WATERMARK_POLICY",
     "RESTORE_SPARK_VERSION",
     "RESTORE_SOURCE_CHANGED",
     "RESTORE_SOURCE_GONE",
@@ -500,6 +506,11 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "Bring back the module of that version and deploy. Or, if the new one migrates that state: `streamwarden stop"
         " JOB`, `streamwarden savepoint JOB`, `streamwarden restore JOB --savepoint ID`.",
     ),
+    "WATERMARK_POLICY_FIXED": ErrorKind(
+        "the checkpoint has another policy for the watermark of several sources",
+        "Set watermark_policy back: Spark keeps the first one with the checkpoint. A job of another name starts with"
+        " the new one.",
+    ),
     "SINK_SCHEMA_MISMATCH": ErrorKind(
         "an output table has columns that the job can't write",
         "Each column is listed with its remedy. A table may have columns that the job does not write, if they accept"
@@ -512,6 +523,26 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         " Then deploy the job: the whole batch is tried again.",
     ),
     # Savepoints
+    "SERVING_UNREACHABLE": ErrorKind(
+        "the serving store does not answer",
+        "Start the server, or correct `serve` of the sink or STREAMWARDEN_REDIS_URL. The batch is tried again: nothing"
+        " is lost.",
+        retryable=True,
+    ),
+    "SERVING_NONE": ErrorKind(
+        "there is no serving store of that table",
+        "Give its sink `serve` in the job's YAML, and deploy the job: its driver makes the store.",
+    ),
+    "SERVING_NEWER": ErrorKind(
+        "the serving store has values of a later generation than the job's",
+        "It belongs to another root, or to this job before its root was made anew. If nothing else uses it:"
+        " `streamwarden features clear TABLE`, then deploy; the driver fills it from the table.",
+    ),
+    "STATE_UNREADABLE": ErrorKind(
+        "the state cannot be shown",
+        "Name a batch that is still kept, or a verified savepoint: `streamwarden savepoints list` shows them. Keyed"
+        " state is read with the job's module: it must be the one that wrote it, and its sources must be there.",
+    ),
     "SAVEPOINT_NOTHING": ErrorKind(
         "the job has nothing to take a savepoint of",
         "Deploy it and wait for its first committed batch.",
@@ -616,6 +647,10 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     "RESTORE_BACKEND": ErrorKind(
         "the savepoint uses another state backend",
         "Set state.backend to the savepoint's: state of one backend cannot be read by the other.",
+    ),
+    "RESTORE_WATERMARK_POLICY": ErrorKind(
+        "the savepoint has another policy for the watermark of several sources",
+        "Set watermark_policy to the savepoint's: Spark keeps the first one with the checkpoint.",
     ),
     "RESTORE_BUCKETS": ErrorKind(
         "the keys of the savepoint's state are divided into another number of buckets",

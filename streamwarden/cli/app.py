@@ -18,6 +18,7 @@ from streamwarden import __version__
 from streamwarden.cli import (
     advise,
     diff,
+    features,
     jobs,
     landing,
     observability,
@@ -26,6 +27,7 @@ from streamwarden.cli import (
     repair,
     rescale,
     savepoints,
+    state,
 )
 
 __all__ = ["app", "main"]
@@ -37,9 +39,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for part in (jobs, diff, observability, savepoints, rescale, advise, quality, repair):
+for part in (jobs, diff, observability, savepoints, rescale, advise, quality, repair, state):
     app.add_typer(part.app)
 app.add_typer(savepoints.catalogue_app, name="savepoints")
+app.add_typer(features.features_app, name="features")
 app.add_typer(landing.landing_app, name="landing")
 app.add_typer(operations.operations_app, name="operations")
 for found in entry_points(group="streamwarden.commands"):

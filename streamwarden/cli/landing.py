@@ -14,7 +14,7 @@ from rich.table import Table
 from streamwarden.cli.terminal import JsonOption, ProfileOption, RootOption, out, print_json, reported, who
 from streamwarden.errors import StreamwardenError
 from streamwarden.landing.inspect import FileState, Landed, ask_reread, landed_files
-from streamwarden.model.spec import FileSource, JobSpec
+from streamwarden.model.spec import JobSpec
 from streamwarden.store.config import job_names
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import CONTROL
@@ -79,7 +79,7 @@ def _spec(workspace: Workspace, job: str | None) -> JobSpec:
         return _described(workspace, job) or workspace.job(job)
     known = {*job_names(workspace.config), *workspace.files.folders(CONTROL)}
     specs = [spec for spec in (_described(workspace, name) for name in sorted(known)) if spec is not None]
-    reading = [spec for spec in specs if isinstance(spec.source, FileSource)]
+    reading = [spec for spec in specs if spec.files_source is not None]
     if len(reading) != 1:
         names = ", ".join(spec.name for spec in reading) or "none"
         raise StreamwardenError("LANDING_NONE", f"name a job with --job; these read files: {names}")

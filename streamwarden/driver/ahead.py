@@ -102,10 +102,18 @@ class QueryAhead:
     checkpoint
         The checkpoint's folder, relative to the storage's root. A batch that was begun there is one that the job has
         already written.
+    mode
+        Spark's output mode.
     """
 
     def __init__(
-        self, session: SparkSession, workspace: Workspace, spec: JobSpec, rows: DataFrame, checkpoint: str
+        self,
+        session: SparkSession,
+        workspace: Workspace,
+        spec: JobSpec,
+        rows: DataFrame,
+        checkpoint: str,
+        mode: str = "update",
     ) -> None:
         self.checkpoint = checkpoint
         self._reader = CheckpointReader(workspace.storage, checkpoint)
@@ -114,7 +122,7 @@ class QueryAhead:
         if session.conf.get("spark.sql.streaming.noDataMicroBatches.enabled") == "true":
             begin_no_data_batch(workspace.storage, checkpoint)
         self._held = _Held(begun)
-        self._query = RunningQuery(spec, rows, self._held, workspace.uri(checkpoint), self._reader)
+        self._query = RunningQuery(spec, rows, self._held, workspace.uri(checkpoint), self._reader, mode)
 
     def rows(self) -> list[int] | None:
         """Wait for the batch that was begun; return the rows of each operator's state after it. None if there was none.

@@ -9,7 +9,10 @@ A job module turns a DataFrame into a DataFrame. It has
 ``Options : type[pydantic.BaseModel]``
     Optional. The job's own options (``options`` of its YAML); unknown keys refused.
 ``transform(source, settings) -> DataFrame``
-    The streaming query. An upserted output may carry a boolean column ``_deleted``: true removes the row of its keys.
+    The streaming query. With ``sources`` in the YAML, it gets a mapping of their DataFrames by name instead of one
+    DataFrame. An upserted output may carry a boolean column ``_deleted``: true removes the row of its keys.
+``OUTPUT_MODE : str``
+    Optional, Spark's output mode: ``update`` by default, or ``append``, which joins of streams need.
 ``outputs(batch) -> Mapping[str, DataFrame]``
     Optional. Splits one batch of `transform`'s rows into the outputs; without it the batch is ``main``.
 ``MIGRATES_FROM : tuple[int, ...]``

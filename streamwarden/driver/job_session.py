@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from streamwarden.driver.logs import write_log4j
 from streamwarden.model.profile import Profile
-from streamwarden.model.spec import JobSpec, KafkaSource
+from streamwarden.model.spec import JobSpec
 from streamwarden.spark.java_options import SHORT_LIVED, quoted
 from streamwarden.spark.session import build_session
 from streamwarden.store.workspace import Workspace
@@ -44,7 +44,7 @@ def start_session(workspace: Workspace, spec: JobSpec, incarnation: str, *, owne
         settings=_settings(profile, spec),
         java_options=f"{write_log4j(logs, profile.logs)} {_ends_itself(logs)} {temporary(scratch)}",
         s3=workspace.s3,
-        kafka=isinstance(spec.source, KafkaSource),
+        kafka=bool(spec.kafka_sources),
     )
 
 
@@ -59,7 +59,7 @@ def checkpoint_session(workspace: Workspace, spec: JobSpec, scratch: Path) -> Sp
         settings=_settings(profile if local else profile.model_copy(update={"master": "local", "spark": {}}), spec),
         java_options=f"{SHORT_LIVED} {temporary(scratch)}",
         s3=workspace.s3,
-        kafka=isinstance(spec.source, KafkaSource),
+        kafka=bool(spec.kafka_sources),
     )
 
 
@@ -78,6 +78,7 @@ def _settings(profile: Profile, spec: JobSpec) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(spec.state.partitions),
         "spark.sql.streaming.stateStore.providerClass": PROVIDERS[spec.state.backend],
         "spark.sql.streaming.minBatchesToRetain": str(spec.state.min_batches_to_retain),
+        "spark.sql.streaming.multipleWatermarkPolicy": spec.watermark_policy,
         # Interval of the event that reports no new data; with Spark's default of 10 s, a restore would wait for it.
         "spark.sql.streaming.noDataProgressEventInterval": "2000",
     }

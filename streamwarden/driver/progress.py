@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +22,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
     StreamingQueryProgress,
 )
+from pyspark.sql.streaming.listener import SourceProgress as SparkSource
 
 from streamwarden.driver.backlog import Backlog
 from streamwarden.driver.job_api import EVENT_ENDS
@@ -85,12 +86,14 @@ def batch_progress(
     keys: int | None = None,
     tries: int = 1,
     at: datetime | None = None,
-    backlog: Backlog | None = None,
+    backlogs: Mapping[str, Backlog] | None = None,
+    sources: Sequence[str] = (),
 ) -> BatchProgress:
     """Translate a progress event.
 
     For a `files` source, Spark counts files; the input rows are then the rows that the job found in them. `keys` are
-    those of keyed state. `at` is the time when the batch was done, by default now.
+    those of keyed state. `at` is the time when the batch was done, by default now. `sources` are the names of its
+    sources in Spark's order, and `backlogs` measure them.
     """
     watermark = _time(progress.eventTime.get("watermark"))
     newest = _time(progress.eventTime.get("max"))
@@ -103,6 +106,7 @@ def batch_progress(
         rows_in = counts.computed
         rate = rows_in * 1000 / duration_ms if duration_ms else 0.0
     checkpoint_ms = took.get("walCommit", 0) + took.get("commitOffsets", 0)
+    by_source = _by_source(progress, backlogs or {}, sources)
     operators = [
         OperatorProgress(
             id=number,
@@ -133,14 +137,23 @@ def batch_progress(
         commit_ms=checkpoint_ms + (counts.sink_ms if counts else 0),
         checkpoint_ms=checkpoint_ms,
         tries=tries,
-        source=_source(progress, backlog) if backlog is not None else None,
+        source=SourceProgress.total(list(by_source.values())),
+        sources=by_source if len(progress.sources) > 1 else {},
     )
 
 
-def _source(progress: StreamingQueryProgress, backlog: Backlog) -> SourceProgress | None:
-    source = progress.sources[0] if progress.sources else None
-    if source is None:
-        return None
+def _by_source(
+    progress: StreamingQueryProgress, backlogs: Mapping[str, Backlog], names: Sequence[str]
+) -> dict[str, SourceProgress]:
+    found = {}
+    for name, source in zip(names, progress.sources, strict=False):
+        one = _source(progress, source, backlogs[name]) if name in backlogs else None
+        if one is not None:
+            found[name] = one
+    return found
+
+
+def _source(progress: StreamingQueryProgress, source: SparkSource, backlog: Backlog) -> SourceProgress | None:
     try:
         return backlog.after(source.startOffset, source.endOffset, source.latestOffset, source.numInputRows)
     except (OSError, StreamwardenError, ValueError):
@@ -190,8 +203,10 @@ class ProgressListener(StreamingQueryListener):
     tries
         Returns the number of tries of the batch that has just been committed. It includes failed tries of earlier
         batches for which `committed` was not yet called.
-    backlog
-        Measures the source.
+    backlogs
+        Measure the sources, by name.
+    sources
+        Returns the names of the query's sources, in Spark's order.
     keys
         Counts the keys of keyed state after a batch.
     after
@@ -210,8 +225,9 @@ class ProgressListener(StreamingQueryListener):
         committed: Callable[[BatchProgress], None],
         idle: Callable[[], None],
         tries: Callable[[], int],
-        backlog: Backlog,
+        backlogs: Mapping[str, Backlog],
         *,
+        sources: Callable[[], Sequence[str]],
         keys: Callable[[StreamingQueryProgress], int | None] = lambda _: None,
         after: int | None = None,
         files: bool,
@@ -224,7 +240,8 @@ class ProgressListener(StreamingQueryListener):
         self._committed = committed
         self._idle = idle
         self._tries = tries
-        self._backlog = backlog
+        self._backlogs = backlogs
+        self._sources = sources
         self._keys = keys
         self._after = -1 if after is None else after
         self._files = files
@@ -306,7 +323,8 @@ class ProgressListener(StreamingQueryListener):
             keys=self._keys(event),
             tries=told.tries,
             at=told.at,
-            backlog=self._backlog,
+            backlogs=self._backlogs,
+            sources=self._sources(),
         )
         self._recent = [*self._recent, done][-_KEPT:]
         self._uncounted = [*self._uncounted, done][-_KEPT:]

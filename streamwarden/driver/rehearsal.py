@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import tempfile
 from collections.abc import Callable
@@ -13,17 +14,17 @@ from pyspark.sql import DataFrame, SparkSession
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.job_session import adapt_session
 from streamwarden.driver.pipeline.batches import BatchWriter
-from streamwarden.driver.pipeline.module import settings_for
+from streamwarden.driver.pipeline.module import output_mode
 from streamwarden.driver.pipeline.query import POLL_S, RunningQuery
 from streamwarden.driver.pipeline.sink import DeltaSink
-from streamwarden.driver.pipeline.source import missing_source, open_plans, open_source
+from streamwarden.driver.pipeline.source import job_rows, missing_source, open_plans, open_source
 from streamwarden.driver.repartition import repartition
 from streamwarden.driver.state_digest import state_digests
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.landing.folder import landing_folder
 from streamwarden.landing.plans import Plans
-from streamwarden.model.spec import DeltaSource, FileSource, JobSpec, KafkaSource, Source
+from streamwarden.model.spec import THE_SOURCE, DeltaSource, FileSource, JobSpec, KafkaSource, Source
 from streamwarden.runtime.polling import Deadline
 from streamwarden.spark.session import BASE
 from streamwarden.storage import LocalStorage
@@ -116,12 +117,13 @@ def _run(
     small = spec.model_copy(
         update={
             "name": f"{spec.name} rehearsal",
-            "source": spec.source.model_copy(update=_little(spec.source)),
+            **_little_of(spec),
             "trigger": spec.trigger.model_copy(update={"interval": _INTERVAL}),
         }
     )
-    rows = module.transform(_some(session, workspace, small, folder), settings_for(spec, module))
-    query = RunningQuery(small, rows, writer, str(folder / _CHECKPOINT), checkpoint)
+    opener = functools.partial(_some, session, workspace, small, folder)
+    rows = job_rows(session, workspace, small, module, opener=opener)
+    query = RunningQuery(small, rows, writer, str(folder / _CHECKPOINT), checkpoint, output_mode(module))
     deadline = Deadline(_SECONDS)
     while not _is_enough(session):
         failure = query.failure()
@@ -134,23 +136,30 @@ def _run(
     return True
 
 
+def _little_of(spec: JobSpec) -> dict[str, object]:
+    little = {name: one.model_copy(update=_little(one)) for name, one in spec.inputs.items()}
+    return {"source": little[THE_SOURCE]} if spec.sources is None else {"sources": little}
+
+
 def _little(source: Source) -> dict[str, int]:
     return {"max_offsets_per_batch": _RECORDS} if isinstance(source, KafkaSource) else {"max_files_per_batch": 1}
 
 
-def _some(session: SparkSession, workspace: Workspace, spec: JobSpec, folder: Path) -> DataFrame:
-    if isinstance(spec.source, FileSource):
+def _some(
+    session: SparkSession, workspace: Workspace, spec: JobSpec, folder: Path, name: str, source: Source
+) -> DataFrame:
+    if isinstance(source, FileSource):
         # Uses the newest files: older files may be archived by now.
-        files = sorted(landing_folder(workspace, spec.source).look().files.values(), key=lambda file: file.modified_ms)
+        files = sorted(landing_folder(workspace, source).look().files.values(), key=lambda file: file.modified_ms)
         plans = Plans(LocalStorage(folder), "plans")
         plans.make_folder()
         for number, file in enumerate(files[-_BATCHES:]):
             plans.create(number, [file])
-        return open_plans(session, str(folder / "plans"), spec.resources.cores)
-    if not isinstance(spec.source, DeltaSource):
-        return open_source(session, workspace, spec)
-    latest = DeltaLog(workspace.files, spec.source.table).latest or 0
-    return open_source(session, workspace, spec, since_version=max(latest + 1 - _BATCHES, 0))
+        return open_plans(session, str(folder / "plans"), spec.resources.cores, name)
+    if not isinstance(source, DeltaSource):
+        return open_source(session, workspace, spec, name)
+    latest = DeltaLog(workspace.files, source.table).latest or 0
+    return open_source(session, workspace, spec, name, since_version=max(latest + 1 - _BATCHES, 0))
 
 
 def _is_enough(session: SparkSession) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import signal
@@ -28,34 +27,32 @@ from streamwarden.driver.jvm import end_jvm, is_unanswered, jvm_end, jvm_of
 from streamwarden.driver.key_counts import KeyCounts
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.metrics import DriverMetrics, DriverView
+from streamwarden.driver.open_outputs import open_outputs
 from streamwarden.driver.pipeline.arrivals import Arrivals
 from streamwarden.driver.pipeline.batches import BatchWriter
-from streamwarden.driver.pipeline.module import load_module, settings_for
-from streamwarden.driver.pipeline.outputs import AUTHOR, clear_unborn, keep_facts, start_outputs
+from streamwarden.driver.pipeline.module import load_module, output_mode, settings_for
+from streamwarden.driver.pipeline.outputs import AUTHOR, keep_sources
 from streamwarden.driver.pipeline.query import RunningQuery
-from streamwarden.driver.pipeline.sink import DeltaSink
-from streamwarden.driver.pipeline.source import missing_source, open_source
+from streamwarden.driver.pipeline.serving import Server
+from streamwarden.driver.pipeline.source import job_rows, missing_source, source_names
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.driver.recorder import BatchRecorder
 from streamwarden.driver.spare_keeper import SpareKeeper
 from streamwarden.driver.start_checks import (
-    changed_by_others,
     check_first_start,
     check_fixed,
-    check_known,
+    check_sources,
     check_tables,
     check_version,
 )
 from streamwarden.errors import CATALOGUE, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.checkpoint_files import check_described
-from streamwarden.formats.delta_checksum import write_checksum
-from streamwarden.formats.delta_log import application_id
 from streamwarden.formats.no_data_batch import begin_no_data_batch
 from streamwarden.landing.planner import Planner
 from streamwarden.model.progress import BatchProgress
 from streamwarden.model.record import ErrorInfo, utc_now
-from streamwarden.model.spec import DeltaSource, FileSource, JobSpec
+from streamwarden.model.spec import DeltaSource, FileSource, JobSpec, Source
 from streamwarden.model.status import CheckpointRef, DriverState, Exit
 from streamwarden.model.supervision import Supervision
 from streamwarden.runtime import work_dirs
@@ -143,6 +140,8 @@ class Driver:
         self._arrivals: Arrivals | None = None
         self._query: RunningQuery | None = None
         self._keeper: SpareKeeper | None = None
+        self._sources: list[str] = []
+        self._servers: dict[str, Server] = {}
 
     def run(self) -> int:
         """Run, and return the process's exit code: 0 stopped, 1 failed."""
@@ -182,10 +181,26 @@ class Driver:
         self._await_source(session, spec)
         if self._heart.stop.is_set():
             return
-        sinks = self._open_sinks(session, spec, module, reference, checkpoint, went_back=desired.went_back)
-        backlog = self._open_backlog(spec, reference)
+        opened = open_outputs(
+            session,
+            self._workspace,
+            spec,
+            module,
+            reference,
+            checkpoint,
+            went_back=desired.went_back,
+            guard=self._heart.guard,
+        )
+        self._heart.notes, self._servers = opened.notes, opened.servers
+        backlogs = self._open_backlogs(spec, reference)
         writer = BatchWriter(
-            spec, module, sinks, checkpoint, self._heart.guard, refused=self._planner.refused if self._planner else None
+            spec,
+            module,
+            opened.sinks,
+            checkpoint,
+            self._heart.guard,
+            servers=self._servers,
+            refused=self._planner.refused if self._planner else None,
         )
         self._records.batch = lambda: writer.in_flight
         listener = ProgressListener(
@@ -197,10 +212,11 @@ class Driver:
             self._committed,
             self._idled,
             lambda: self._heart.failures + 1,
-            backlog,
+            backlogs,
             keys=KeyCounts(session, self._workspace.uri(reference.path)).after,
             after=reference.base_batch,
-            files=isinstance(spec.source, FileSource),
+            files=spec.source is not None and spec.source is spec.files_source,
+            sources=lambda: self._sources,
         )
         session.streams.addListener(listener)
 
@@ -255,46 +271,14 @@ class Driver:
         self._heart.batch = checkpoint.last_commit()
         return module
 
-    def _open_sinks(
-        self,
-        session: SparkSession,
-        spec: JobSpec,
-        module: StreamingJob,
-        reference: CheckpointRef,
-        checkpoint: CheckpointReader,
-        *,
-        went_back: bool,
-    ) -> dict[str, DeltaSink]:
-        """Put the output tables in place, and open them."""
-        for sink in spec.sinks:
-            clear_unborn(self._workspace, sink.table, guard=self._heart.guard)
-        tables = [sink.table for sink in spec.sinks]
-        changes = changed_by_others(self._workspace, spec, reference)
-        start_outputs(session, self._workspace, reference, tables, guard=self._heart.guard)
-        check_known(self._workspace, spec, reference, checkpoint)
-        application = application_id(spec.name, reference.generation)
-        sinks = {
-            sink.output: DeltaSink(
-                session,
-                self._workspace.table(sink.table),
-                sink,
-                module.OUTPUTS[sink.output],
-                application,
-                place=self._workspace.delta_rs(sink.table),
-                committed=functools.partial(write_checksum, self._workspace, sink.table),
-                released=went_back,
-                guard=self._heart.guard,
-            )
-            for sink in spec.sinks
-        }
-        keep_facts(self._workspace, spec.name, tables, module.VERSION, guard=self._heart.guard)
-        self._heart.notes = [*changes, *(note for sink in sinks.values() for note in sink.notes)]
-        return sinks
+    def _open_backlogs(self, spec: JobSpec, reference: CheckpointRef) -> dict[str, Backlog]:
+        self._sources = reference.sources or list(spec.inputs)
+        return {name: self._open_backlog(spec, source, reference) for name, source in spec.inputs.items()}
 
-    def _open_backlog(self, spec: JobSpec, reference: CheckpointRef) -> Backlog:
-        if not isinstance(spec.source, FileSource):
-            return backlog_of(self._workspace, spec.source)
-        self._planner = Planner(self._workspace, spec.name, spec.source, reference, self._heart.guard)
+    def _open_backlog(self, spec: JobSpec, source: Source, reference: CheckpointRef) -> Backlog:
+        if not isinstance(source, FileSource):
+            return backlog_of(self._workspace, source)
+        self._planner = Planner(self._workspace, spec.name, source, reference, self._heart.guard)
         self._heart.landing = self._planner.state
         self._arrivals = Arrivals(self._planner, spec.trigger.interval.total_seconds(), self._wake)
         self._arrivals.start()
@@ -334,14 +318,17 @@ class Driver:
         writer: BatchWriter,
         checkpoint: CheckpointReader,
     ) -> RunningQuery:
-        source = open_source(session, self._workspace, spec)
-        rows = module.transform(source, settings_for(spec, module))
+        rows = job_rows(session, self._workspace, spec, module)
+        self._sources = source_names(rows)
+        check_sources(spec, self._sources, reference.sources)
+        keep_sources(self._workspace, spec.name, self._sources, guard=self._heart.guard)
         if session.conf.get("spark.sql.streaming.noDataMicroBatches.enabled") == "true":
             self._heart.guard()
             owed = begin_no_data_batch(self._workspace.storage, reference.path)
             if owed is not None:
                 _log.info("batch %d has no input: the one before it moved the watermark", owed)
-        return RunningQuery(spec, rows, writer, self._workspace.uri(reference.path), checkpoint)
+        path = self._workspace.uri(reference.path)
+        return RunningQuery(spec, rows, writer, path, checkpoint, output_mode(module))
 
     def _query_ahead(self, reference: CheckpointRef, writer: BatchWriter) -> RunningQuery | None:
         """Return the query that was started before the lease was acquired, once, if it is the one to run."""
@@ -537,6 +524,8 @@ class Driver:
             self._arrivals.close()
         if self._ahead is not None:
             self._ahead.drop()
+        for server in self._servers.values():
+            server.close()
         if self._session is not None:
             # Before the lease is released: until then nobody else may write.
             end_jvm(self._session)
@@ -563,10 +552,11 @@ class Driver:
 
 
 def _places(workspace: Workspace, spec: JobSpec) -> Places:
-    source, read = spec.source, ""
-    if isinstance(source, DeltaSource):
-        read = workspace.table(source.table)
-    elif isinstance(source, FileSource):
-        # Spark reads plans; the job itself reports which landed file is gone.
-        read = workspace.uri(job_key(ARRIVALS, spec.name))
-    return Places(read, tuple(workspace.table(sink.table) for sink in spec.sinks))
+    read = []
+    for source in spec.inputs.values():
+        if isinstance(source, DeltaSource):
+            read.append(workspace.table(source.table))
+        elif isinstance(source, FileSource):
+            # Spark reads plans; the job itself reports which landed file is gone.
+            read.append(workspace.uri(job_key(ARRIVALS, spec.name)))
+    return Places(tuple(read), tuple(workspace.table(sink.table) for sink in spec.sinks))

@@ -189,5 +189,6 @@ class _Standby:
         return {"code": code, "what": f"{self._spec.name}: {words}"}
 
     def _start_ahead(self, checkpoint: str) -> list[int] | None:
-        self.prepared.ahead = QueryAhead(self._session, self._workspace, self._spec, self._replay.rows, checkpoint)
+        rows, mode = self._replay.rows, self._replay.mode
+        self.prepared.ahead = QueryAhead(self._session, self._workspace, self._spec, rows, checkpoint, mode)
         return self.prepared.ahead.rows()

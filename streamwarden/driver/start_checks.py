@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
@@ -12,13 +13,21 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_fence import SHUT
 from streamwarden.formats.delta_log import DeltaLog, application_id
-from streamwarden.model.spec import DeltaSource, JobSpec
+from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef
 from streamwarden.savepoints.table_damage import check_output, check_source, forget_damaged_checkpoints
 from streamwarden.store.layout import CHECKPOINTS, document_key, job_key
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["changed_by_others", "check_first_start", "check_fixed", "check_known", "check_tables", "check_version"]
+__all__ = [
+    "changed_by_others",
+    "check_first_start",
+    "check_fixed",
+    "check_known",
+    "check_sources",
+    "check_tables",
+    "check_version",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +37,8 @@ def check_tables(workspace: Workspace, spec: JobSpec, reference: CheckpointRef) 
     for sink in spec.sinks:
         forget_damaged_checkpoints(workspace, sink.table)
         check_output(workspace, spec.name, sink.table, known=sink.table in reference.tables)
-    if isinstance(spec.source, DeltaSource):
-        check_source(workspace, spec.source.table)
+    for source in spec.delta_sources.values():
+        check_source(workspace, source.table)
 
 
 def check_first_start(workspace: Workspace, job: str) -> None:
@@ -99,10 +108,17 @@ def changed_by_others(workspace: Workspace, spec: JobSpec, reference: Checkpoint
 def check_fixed(spec: JobSpec, checkpoint: CheckpointReader) -> None:
     """Reject changes of what the checkpoint has fixed: Spark would silently ignore them, or die in the state store."""
     last = checkpoint.last_offset()
-    if last is None or not checkpoint.has_state():
+    offsets = checkpoint.offsets(last) if last is not None else None
+    if offsets is None:
         return
-    offsets = checkpoint.offsets(last)
-    assert offsets is not None
+    policy = offsets.conf.get("spark.sql.streaming.multipleWatermarkPolicy", spec.watermark_policy)
+    if policy != spec.watermark_policy:
+        raise StreamwardenError(
+            "WATERMARK_POLICY_FIXED",
+            f"{spec.name}: watermark_policy is {spec.watermark_policy}, the checkpoint has {policy}",
+        )
+    if not checkpoint.has_state():
+        return
     partitions = offsets.conf.get("spark.sql.shuffle.partitions")
     if partitions is not None and int(partitions) != spec.state.partitions:
         raise StreamwardenError(
@@ -114,6 +130,27 @@ def check_fixed(spec: JobSpec, checkpoint: CheckpointReader) -> None:
         raise StreamwardenError(
             "STATE_BACKEND_FIXED", f"{spec.name}: state.backend is {spec.state.backend}, the checkpoint has {provider}"
         )
+
+
+def check_sources(spec: JobSpec, names: Sequence[str], known: Sequence[str]) -> None:
+    """Reject a query that reads its sources in another order than the checkpoint's: each would get another's position.
+
+    Parameters
+    ----------
+    names
+        The query's sources, in Spark's order.
+    known
+        The checkpoint's; empty if not known.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SOURCE_REPLACED``.
+    """
+    if known and list(names) != list(known):
+        what = f"{spec.name}: transform reads {', '.join(names)} in this order, the checkpoint has {', '.join(known)}"
+        remedy = "Let transform use them in the checkpoint's order, or deploy the job under another name."
+        raise StreamwardenError("SOURCE_REPLACED", what, remedy=remedy)
 
 
 def check_version(spec: JobSpec, version: int, written: int | None, checkpoint: CheckpointReader) -> None:

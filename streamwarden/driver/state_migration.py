@@ -1,8 +1,8 @@
 """``python -m streamwarden.driver.state_migration``: make a checkpoint from the state of a job's earlier version.
 
 It runs the job's query for one batch without input and without tables, with the old state as its initial state. Its
-standard output is one JSON line: ``{"rows": N}``, the rows that the job's ``migrate`` has returned; or
-``{"error": "…"}``. Called by :mod:`streamwarden.savepoints.migrated_checkpoint`.
+standard output is one JSON line: ``{"rows": N, "sources": […]}``, the rows that the job's ``migrate`` has returned and
+the names of the query's sources; or ``{"error": "…"}``. Called by :mod:`streamwarden.savepoints.migrated_checkpoint`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from pyspark.sql.types import StructType
 
 from streamwarden.driver.causes import headline
 from streamwarden.driver.job_session import checkpoint_session
-from streamwarden.driver.pipeline.module import load_module, settings_for
-from streamwarden.driver.pipeline.source import open_source
+from streamwarden.driver.pipeline.module import load_module, output_mode, settings_for
+from streamwarden.driver.pipeline.source import TAG, Opener, job_rows, open_source, source_names
 from streamwarden.driver.previous_state import PreviousState
 from streamwarden.driver.state_only_batch import run_batch
 from streamwarden.driver.state_rows import plain_path
@@ -82,45 +82,58 @@ def _migrate(
     rows = initial.count()
     settings = replace(settings_for(spec, module), initial_state=initial.alias(_INITIAL))
 
-    def query(source: DataFrame) -> DataFrame:
-        made = module.transform(source, settings)
+    def query(opener: Opener) -> DataFrame:
+        made = job_rows(session, workspace, spec, module, settings=settings, opener=opener)
         # Not told by the rows of the new state: all may have expired.
         if _INITIAL not in made._jdf.queryExecution().logical().toString():
             raise StreamwardenError("MIGRATION_FAILED", "transform has not used settings.initial_state")
         return made
 
-    schema = open_source(session, workspace, spec).schema
-    operators = run_without_input(session, schema, query, checkpoint, folder)
+    schemas = {name: open_source(session, workspace, spec, name).schema for name in spec.inputs}
+    names, operators = run_without_input(session, schemas, query, checkpoint, folder, output_mode(module))
     for number, operator in enumerate(operators):
         if not operator.operatorName.startswith("transformWithState"):
             what = f"operator {number}, {operator.operatorName}, takes no initial state: its state would be lost"
             raise StreamwardenError("MIGRATION_FAILED", what)
-    return {"rows": rows}
+    return {"rows": rows, "sources": names}
 
 
 def run_without_input(
     session: SparkSession,
-    schema: StructType,
-    query: Callable[[DataFrame], DataFrame],
+    schemas: Mapping[str, StructType],
+    query: Callable[[Opener], DataFrame],
     checkpoint: str,
     folder: Path,
-) -> Sequence[StateOperatorProgress]:
-    """Run a query's first batch without input and without tables; return the progress of its stateful operators.
+    mode: str = "update",
+) -> tuple[list[str], Sequence[StateOperatorProgress]]:
+    """Run a query's first batch without input and without tables.
 
     Parameters
     ----------
-    schema
-        The columns of its source.
+    schemas
+        The columns of its sources, by name.
     query
-        Returns the query over a source.
+        Returns the query over sources that the given function opens.
     checkpoint
         Where its checkpoint is made, in the form that Spark writes to.
     folder
-        A new folder for the source.
+        A new folder for the sources.
+    mode
+        Spark's output mode.
+
+    Returns
+    -------
+    names, operators
+        The names of the sources in Spark's order; the progress of the stateful operators.
     """
-    # A file source begins a batch for a file without rows.
-    session.createDataFrame([], schema).write.parquet(str(folder))
-    return run_batch(query(session.readStream.schema(schema).parquet(str(folder))), checkpoint, "migration")
+
+    def opened(name: str, _: object) -> DataFrame:
+        # A file source begins a batch for a file without rows.
+        session.createDataFrame([], schemas[name]).write.parquet(str(folder / name))
+        return session.readStream.schema(schemas[name]).option(TAG, name).parquet(str(folder / name))
+
+    rows = query(opened)
+    return source_names(rows), run_batch(rows, checkpoint, "migration", mode)
 
 
 if __name__ == "__main__":

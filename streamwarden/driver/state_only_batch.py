@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StateOperatorProgress
 
 from streamwarden.driver.causes import headline
-from streamwarden.driver.pipeline.module import load_module, settings_for
-from streamwarden.driver.pipeline.source import open_source
+from streamwarden.driver.pipeline.module import load_module, output_mode
+from streamwarden.driver.pipeline.source import job_rows
 from streamwarden.model.spec import JobSpec
 from streamwarden.store.workspace import Workspace
 
@@ -36,9 +36,12 @@ class Replay:
     @functools.cached_property
     def rows(self) -> DataFrame:
         """The job's streaming DataFrame, from which several queries can be started."""
-        module = load_module(self._spec)
-        source = open_source(self._session, self._workspace, self._spec)
-        return module.transform(source, settings_for(self._spec, module))
+        return job_rows(self._session, self._workspace, self._spec, load_module(self._spec))
+
+    @property
+    def mode(self) -> str:
+        """Spark's output mode."""
+        return output_mode(load_module(self._spec))
 
     def __call__(self, checkpoint: str) -> list[int]:
         """Finish the batch that was begun in a checkpoint, given by URI; return the rows of each operator's state.
@@ -50,11 +53,11 @@ class Replay:
         pyspark.errors.StreamingQueryException
             The batch's error.
         """
-        operators = run_batch(self.rows, checkpoint, f"{self._spec.name} replay")
+        operators = run_batch(self.rows, checkpoint, f"{self._spec.name} replay", self.mode)
         return [operator.numRowsTotal for operator in operators]
 
 
-def run_batch(rows: DataFrame, checkpoint: str, name: str) -> Sequence[StateOperatorProgress]:
+def run_batch(rows: DataFrame, checkpoint: str, name: str, mode: str) -> Sequence[StateOperatorProgress]:
     """Run exactly one batch of a query for its state, the one begun if there is one; discard its rows.
 
     Parameters
@@ -65,6 +68,8 @@ def run_batch(rows: DataFrame, checkpoint: str, name: str) -> Sequence[StateOper
         URI of its checkpoint.
     name
         The query's name.
+    mode
+        Spark's output mode.
 
     Returns
     -------
@@ -73,7 +78,7 @@ def run_batch(rows: DataFrame, checkpoint: str, name: str) -> Sequence[StateOper
     """
     query = (
         rows.writeStream.queryName(name)
-        .outputMode("update")
+        .outputMode(mode)
         .option("checkpointLocation", checkpoint)
         # Exactly one batch; `availableNow` would continue after it.
         .trigger(once=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Literal
 
@@ -20,10 +22,24 @@ from streamwarden.keyed_state.job import KeyedJob
 from streamwarden.keyed_state.layout import EXPIRES, HASH, TIMER, StateLayout
 from streamwarden.keyed_state.processor import PACKED_OUTPUT, BucketProcessor, packed, unpacked
 
-__all__ = ["KEYED_STATE", "with_keyed_state"]
+__all__ = ["KEYED_STATE", "layouts_of_queries", "with_keyed_state"]
 
 KEYED_STATE = "keyed_state"
 """Name of the observed metric of a batch: the number of keys that it ``added``, and of its ``late`` events."""
+
+
+_layouts: ContextVar[list[StateLayout] | None] = ContextVar("_layouts", default=None)
+
+
+@contextmanager
+def layouts_of_queries() -> Iterator[list[StateLayout]]:
+    """Yield a list of the columns of state of the queries that are built meanwhile: chunks are stored without them."""
+    found: list[StateLayout] = []
+    token = _layouts.set(found)
+    try:
+        yield found
+    finally:
+        _layouts.reset(token)
 
 
 def with_keyed_state(
@@ -78,6 +94,9 @@ def with_keyed_state(
     zone = rows.sparkSession.conf.get("spark.sql.session.timeZone")
     types = {one.name: to_arrow_type(one.dataType, timezone=zone) for one in rows.schema}
     layout = StateLayout({name: types[name] for name in key}, job.fields)
+    built = _layouts.get()
+    if built is not None:
+        built.append(layout)
     events = [name for name in rows.columns if name not in key]
     event_schema = pa.schema([(HASH, pa.int64()), *((name, types[name]) for name in (*key, *events))])
     hashed = F.xxhash64(*key)

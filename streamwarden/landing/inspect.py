@@ -190,14 +190,16 @@ def _committed(workspace: Workspace, job: str) -> int:
     reader = CheckpointReader(workspace.storage, reference.path) if reference is not None else None
     batch = reader.last_commit() if reader is not None else None
     offsets = reader.offsets(batch) if reader is not None and batch is not None else None
-    position = offsets.sources[0] if offsets is not None and offsets.sources else None
-    return int(json.loads(position)["logOffset"]) if position else -1
+    found = [json.loads(one) for one in offsets.sources if one] if offsets is not None else []
+    # A job has at most one source of files.
+    return next((int(one["logOffset"]) for one in found if "logOffset" in one), -1)
 
 
 def _source(spec: JobSpec) -> FileSource:
-    if not isinstance(spec.source, FileSource):
-        raise StreamwardenError("LANDING_NONE", f"{spec.name} reads {spec.source.kind}")
-    return spec.source
+    if spec.files_source is None:
+        kinds = ", ".join(sorted({source.kind for source in spec.inputs.values()}))
+        raise StreamwardenError("LANDING_NONE", f"{spec.name} reads {kinds}")
+    return spec.files_source
 
 
 def _known(workspace: Workspace, spec: JobSpec, source: FileSource) -> tuple[Plans, list[Read], dict[str, LandedFile]]:

@@ -5,7 +5,7 @@ time; a file with a future time hides all others; it misses replaced files; and 
 driver writes the names into plans, one file of JSON lines per batch, and Spark streams over the plans.
 
 ``arrivals/JOB/gNNNNNN/NUMBER.jsonl`` is a plan, written once and never changed. The generation is the first in which
-the job had plans there; all later ones continue in that folder. A checkpoint's own log (``sources/0``) records which
+the job had plans there; all later ones continue in that folder. A checkpoint's own log (``sources/N``) records which
 plans it has read, so a restored or copied checkpoint reads exactly the plans that it has not read.
 """
 
@@ -75,8 +75,7 @@ def read_plans(workspace: Workspace, checkpoint: str, *, first: int = 0) -> Iter
     StreamwardenError
         ``CHECKPOINT_DAMAGED``.
     """
-    folder = f"{checkpoint}/sources/0"
-    names = {key.rsplit("/", 1)[1] for key in workspace.storage.list(folder)}
+    folder, names = _log(workspace, checkpoint)
     # A compact entry repeats the entries before it.
     compacted = max((int(name.split(".")[0]) for name in names if name.endswith(".compact")), default=-1)
     later = sorted(int(name) for name in names if name.isdigit() and int(name) > max(compacted, first - 1))
@@ -94,6 +93,25 @@ def read_plans(workspace: Workspace, checkpoint: str, *, first: int = 0) -> Iter
                 ) from error
             if read.batch >= first:
                 yield read
+
+
+def _log(workspace: Workspace, checkpoint: str) -> tuple[str, set[str]]:
+    """Return the log of a checkpoint's source of files, and the names of its entries."""
+    logs: dict[str, set[str]] = {}
+    # One listing: on S3 each is a request, at every look for new files.
+    for key in workspace.storage.list(f"{checkpoint}/sources"):
+        folder, name = key.rsplit("/", 1)
+        logs.setdefault(folder, set()).add(name)
+    for folder, names in logs.items():
+        # Of several sources, only that of files logs paths.
+        if len(logs) == 1 or _logs_paths(workspace, f"{folder}/{min(names)}"):
+            return folder, names
+    return f"{checkpoint}/sources/0", set()
+
+
+def _logs_paths(workspace: Workspace, entry: str) -> bool:
+    found = workspace.storage.read(entry)
+    return found is not None and b'"path"' in found.data
 
 
 def plans_of(workspace: Workspace, job: str) -> Plans:

@@ -119,6 +119,11 @@ class HealthSpec(_Strict):
         description="Arriving input divided by processed input over the window, while the waiting input grows and"
         " exceeds three batches. Above 1 the backlog never ends; 1.1 leaves room for noise.",
     )
+    idle_source: DurationLimit = Field(
+        default=DurationLimit(warn=timedelta(minutes=10)),
+        description="Of a job with several sources and watermark_policy min: how long the watermark has stood still"
+        " while one source had no input and another had. 10m: longer than the gap between two deliveries.",
+    )
     late_rows: ShareLimit = Field(
         default=ShareLimit(warn=0.05, critical=0.25),
         description="Share of late rows in the window, from 100 input rows on. 0.05: TLC's trips lose 0.01 at 2h.",

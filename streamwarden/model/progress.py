@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -28,8 +29,9 @@ class OperatorProgress(Record):
 class SourceProgress(Record):
     """The job's position in its input."""
 
-    unit: Literal["files", "versions", "offsets"] = Field(
-        description="Landed files, commits of a Delta table with new rows, or offsets of a Kafka topic."
+    unit: Literal["files", "versions", "offsets", "files, versions and offsets"] = Field(
+        description="Landed files, commits of a Delta table with new rows, or offsets of a Kafka topic; the last for"
+        " the sum over sources of several kinds."
     )
     taken: int = Field(description="Read by the batch.")
     finished: int | None = Field(
@@ -47,6 +49,24 @@ class SourceProgress(Record):
         default=0, description="Commits of a Delta table that changed or deleted rows, and that it skipped."
     )
     skipped_last: str = Field(default="", description="The newest of them, in words.")
+
+    @classmethod
+    def total(cls, of: Sequence[SourceProgress]) -> SourceProgress | None:
+        """Return the sum over a job's sources; None without any. What is unknown of one is unknown of the sum."""
+        if len(of) <= 1:
+            return of[0] if of else None
+        units = {one.unit for one in of}
+        pending = [one.pending for one in of]
+        finished = [one.taken if one.finished is None else one.finished for one in of]
+        return cls(
+            unit=of[0].unit if len(units) == 1 else "files, versions and offsets",
+            taken=sum(one.taken for one in of),
+            finished=sum(finished) if any(one.finished is not None for one in of) else None,
+            pending=None if None in pending else sum(one or 0 for one in pending),
+            cut=any(one.cut for one in of),
+            skipped=sum(one.skipped for one in of),
+            skipped_last=next((one.skipped_last for one in reversed(of) if one.skipped_last), ""),
+        )
 
 
 class BatchProgress(Record):
@@ -71,7 +91,10 @@ class BatchProgress(Record):
     commit_ms: int = Field(default=0, description="Time of the sink's and the offset log's commits.")
     checkpoint_ms: int = Field(default=0, description="Part of that: the offset log and the commit log.")
     tries: int = Field(default=1, description="Number of tries.")
-    source: SourceProgress | None = None
+    source: SourceProgress | None = Field(default=None, description="The sum over its sources.")
+    sources: dict[str, SourceProgress] = Field(
+        default_factory=dict, description="Each of them by name, for a job with several."
+    )
 
 
 class Progress(Record):

@@ -104,6 +104,9 @@ class Manifest(Part):
     planned_at: datetime | None = Field(default=None, description="When the batch was planned.")
     watermark_ms: int = Field(description="The watermark that the batch began with.")
     sources: list[str | None] = Field(description="Where each source stood after the batch, in its own words.")
+    source_names: list[str] = Field(
+        default_factory=list, description="Their names, in the same order; empty as an older version wrote it."
+    )
     settings: dict[str, str] = Field(description="Spark settings that the checkpoint fixes.")
     operators: list[OperatorState]
     sinks: list[SinkState]
@@ -116,6 +119,11 @@ class Manifest(Part):
     def partitions(self) -> int | None:
         """The number of state partitions, or None for a stateless job."""
         return self.operators[0].partitions if self.operators else None
+
+    @property
+    def positions(self) -> dict[str, str | None]:
+        """Where each source stood after the batch, by its name in the spec; None for one without data yet."""
+        return dict(zip(self.source_names or self.spec.inputs, self.sources, strict=False))
 
     @property
     def state_rows(self) -> int | None:

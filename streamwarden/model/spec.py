@@ -17,6 +17,7 @@ from streamwarden.model.health_spec import HealthSpec
 
 __all__ = [
     "PROGRESS_TABLE",
+    "THE_SOURCE",
     "DeltaSource",
     "FailureSpec",
     "FileSource",
@@ -27,6 +28,7 @@ __all__ = [
     "RestartSpec",
     "RetentionSpec",
     "SavepointSpec",
+    "ServeSpec",
     "SinkSpec",
     "Source",
     "StateSpec",
@@ -39,6 +41,7 @@ PROGRESS_TABLE = "job_progress"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _ADDRESS = re.compile(r"(?:[^\s:,\[\]]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
+_REDIS = re.compile(r"rediss?://[^\s@/:]+(:\d{1,5})?(/\d{1,3})?")
 _MEMORY = re.compile(r"[1-9]\d*[mg]")
 _SIZE = re.compile(r"[1-9]\d*[kmg]")
 _SIZES = {"k": 2**10, "m": 2**20, "g": 2**30}
@@ -59,6 +62,7 @@ _OWNED_SETTINGS = {
     "spark.sql.streaming.stateStore.providerClass": "state.backend",
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "state.changelog",
     "spark.sql.streaming.minBatchesToRetain": "state.min_batches_to_retain",
+    "spark.sql.streaming.multipleWatermarkPolicy": "watermark_policy",
     "spark.sql.streaming.checkpointLocation": "the job's generation",
     "spark.sql.session.timeZone": "nothing: Streamwarden runs in UTC",
 }
@@ -187,6 +191,45 @@ class KafkaSource(_Strict):
 
 Source = FileSource | DeltaSource | KafkaSource
 
+THE_SOURCE = "source"
+"""The name of a job's source if it has one only, given as `source`."""
+
+
+class ServeSpec(_Strict):
+    """A key-value store that gets an upserted table's rows as well, for readers that look up single keys.
+
+    A Redis server's address with a password comes from the environment: ``STREAMWARDEN_REDIS_URL`` overrides `url`.
+    """
+
+    kind: Literal["sqlite", "redis"] = Field(
+        description="sqlite: a file in the root's folder serving, for readers on the driver's machine. redis: a server."
+    )
+    url: str = Field(
+        default="redis://127.0.0.1:6379/0", description="redis only: redis://HOST:PORT/DATABASE, on this machine."
+    )
+    expire_after: Duration | None = Field(
+        default=None,
+        description="How long a value can be read after its last write. Default: for ever. Set it for keys that never"
+        " come back.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _no_secret(cls, value: str) -> str:
+        if not _REDIS.fullmatch(value):
+            raise ValueError(
+                f"{value.rpartition('@')[2]!r} is no redis://HOST:PORT/DATABASE; one with a password belongs in"
+                " STREAMWARDEN_REDIS_URL"
+            )
+        return value
+
+    @field_validator("expire_after")
+    @classmethod
+    def _long_enough(cls, value: timedelta | None) -> timedelta | None:
+        if value is not None and value < timedelta(seconds=1):
+            raise ValueError("must be at least 1s")
+        return value
+
 
 class SinkSpec(_Strict):
     """One Delta table that a job writes."""
@@ -211,6 +254,9 @@ class SinkSpec(_Strict):
         description="A timestamp column (upsert only). Once the watermark has passed it, the row can't change any"
         " more, and its column `is_final` is set.",
     )
+    serve: ServeSpec | None = Field(
+        default=None, description="Also keep the newest row of each key in a serving store (upsert only)."
+    )
     partition_by: tuple[str, ...] = ()
     on_restore: Literal["rewind", "leave"] | None = Field(
         default=None,
@@ -228,6 +274,8 @@ class SinkSpec(_Strict):
             raise ValueError("mode upsert needs keys: they are what MERGE matches on")
         if self.first_by and (self.mode == "upsert" or not self.keys):
             raise ValueError("first_by goes with mode append and keys: it says which duplicate stays")
+        if self.mode == "append" and self.serve:
+            raise ValueError("serve goes with mode upsert: a key has one newest row")
         if self.mode == "append" and self.final_when_passed:
             raise ValueError("final_when_passed goes with mode upsert: appended rows are never touched again")
         if self.on_restore == "leave" and not self.keys:
@@ -456,13 +504,34 @@ class ResourceSpec(_Strict):
         return _bytes(self.memory)
 
 
+def _check_several(sources: dict[str, Source]) -> None:
+    if len(sources) < 2:
+        raise ValueError("sources: name two or more, or give the only one as source")
+    for name in sources:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"sources.{name}: a name has lower-case letters, digits and _, and starts with a letter")
+    files = [name for name, one in sources.items() if isinstance(one, FileSource)]
+    if len(files) > 1:
+        raise ValueError(
+            f"sources: {' and '.join(files)} are both of kind files, and a job has at most one: land the others in"
+            " tables by jobs of their own"
+        )
+
+
 class JobSpec(_Strict):
     """One streaming query with its own checkpoint."""
 
     name: str
     description: str = ""
     module: str = Field(description="Python module with transform() and OUTPUTS; see docs/jobs.md.")
-    source: Annotated[Source, Field(discriminator="kind")]
+    source: Annotated[Source, Field(discriminator="kind")] | None = Field(
+        default=None, description="What the job reads, if it is one source; `transform` gets its DataFrame."
+    )
+    sources: dict[str, Annotated[Source, Field(discriminator="kind")]] | None = Field(
+        default=None,
+        description="What the job reads, if it is two or more sources, by name; `transform` gets their DataFrames by"
+        " these names. At most one of kind files.",
+    )
     sinks: tuple[SinkSpec, ...] = Field(min_length=1, description="The first is the main one.")
     trigger: TriggerSpec = TriggerSpec()
     failures: FailureSpec = FailureSpec()
@@ -474,6 +543,12 @@ class JobSpec(_Strict):
     advisor: AdvisorSpec = AdvisorSpec()
     watermark: Duration | None = Field(
         default=None, description="How far event time may lag behind the newest seen before a row counts as late."
+    )
+    watermark_policy: Literal["min", "max"] = Field(
+        default="min",
+        description="The watermark of several sources. min: follows the slowest, and drops no row of a source that is"
+        " behind. max: follows the quickest, so that an idle source holds nothing back. It can't change while the"
+        " checkpoint is kept.",
     )
     spark: dict[str, str] = Field(default_factory=dict, description="Free Spark settings, for this job only.")
     options: dict[str, Any] = Field(default_factory=dict, description="The job module's own options, checked by it.")
@@ -501,12 +576,41 @@ class JobSpec(_Strict):
         outputs = [sink.output for sink in self.sinks]
         if len(set(outputs)) != len(outputs):
             raise ValueError("sinks: an output is named twice")
-        if isinstance(self.source, DeltaSource) and self.source.table in tables:
-            raise ValueError(f"source.table {self.source.table} is also a sink: the job would read what it writes")
+        if (self.source is None) == (self.sources is None):
+            raise ValueError("give source, or sources for two or more")
+        if self.sources is not None:
+            _check_several(self.sources)
+        for name, source in self.inputs.items():
+            if isinstance(source, DeltaSource) and source.table in tables:
+                field = "source" if self.sources is None else f"sources.{name}"
+                raise ValueError(f"{field}.table {source.table} is also a sink: the job would read what it writes")
         for sink in self.sinks:
             if sink.final_when_passed and self.watermark is None:
                 raise ValueError(f"sinks: {sink.table}.final_when_passed needs a watermark")
         return self
+
+    @property
+    def inputs(self) -> dict[str, Source]:
+        """What the job reads, by name; the only source is named :data:`THE_SOURCE`."""
+        if self.sources is not None:
+            return self.sources
+        assert self.source is not None
+        return {THE_SOURCE: self.source}
+
+    @property
+    def files_source(self) -> FileSource | None:
+        """The source of landed files, if the job has one."""
+        return next((one for one in self.inputs.values() if isinstance(one, FileSource)), None)
+
+    @property
+    def delta_sources(self) -> dict[str, DeltaSource]:
+        """The sources that are Delta tables, by name."""
+        return {name: one for name, one in self.inputs.items() if isinstance(one, DeltaSource)}
+
+    @property
+    def kafka_sources(self) -> dict[str, KafkaSource]:
+        """The sources that are Kafka topics, by name."""
+        return {name: one for name, one in self.inputs.items() if isinstance(one, KafkaSource)}
 
     def digest(self) -> str:
         """Return the SHA-256 of the spec's canonical JSON: equal specs, equal digests."""

@@ -80,6 +80,9 @@ class CheckpointRef(Decided):
     version: int | None = Field(
         default=None, description="VERSION of the module that wrote its state. None: not known, as before version 0.2."
     )
+    sources: list[str] = Field(
+        default_factory=list, description="Names of its sources in Spark's order; empty before a driver has told."
+    )
     fenced: bool = Field(default=False, description="Late commits of other generations are kept out of the tables.")
     outputs: list[OutputStart] = Field(
         default_factory=list, description="Tables that the driver puts in place before the generation's first batch."

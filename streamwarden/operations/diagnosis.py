@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from streamwarden.errors import CATALOGUE, StreamwardenError, is_code
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.model.record import ErrorInfo
-from streamwarden.model.spec import DeltaSource, KafkaSource
+from streamwarden.model.spec import THE_SOURCE
 from streamwarden.model.status import Desired
 from streamwarden.runtime.postmortem import LastWords, last_words
 from streamwarden.savepoints import catalog
@@ -150,33 +150,37 @@ def _state_changed(case: _Case) -> tuple[str, str]:
 
 
 def _source_gone(case: _Case) -> tuple[str, str]:
-    source = case.desired.spec.source
-    if isinstance(source, KafkaSource):
+    spec = case.desired.spec
+    if len(spec.kafka_sources) == len(spec.inputs):
+        topics = " or ".join(source.topic for source in spec.kafka_sources.values())
         return (
-            f"records of topic {source.topic} were dropped before they were read, by its retention or with the topic:"
+            f"records of topic {topics} were dropped before they were read, by its retention or with the topic:"
             " they are lost to this job. Raise the topic's retention; to continue without them, deploy the job under"
             " another name",
             case.deploy,
         )
-    name = f"table {source.table}" if isinstance(source, DeltaSource) else f"folder {source.path}"
+    names = [f"table {source.table}" for source in spec.delta_sources.values()]
+    names += [f"folder {spec.files_source.path}"] if spec.files_source is not None else []
     act = (
-        f"bring the missing files of the source {name} back, then deploy. No savepoint helps against rows that the"
-        " source no longer has"
+        f"bring the missing files of the source {' or '.join(names)} back, then deploy. No savepoint helps against rows"
+        " that the source no longer has"
     )
-    if isinstance(source, DeltaSource):
+    if spec.delta_sources:
         act += f". If they are gone for good, as after VACUUM: {_ANOTHER_JOB}"
     return act, case.deploy
 
 
 def _source_rows(case: _Case) -> tuple[str, str]:
-    source = case.desired.spec.source
+    sources = case.desired.spec.delta_sources
     found = _AT_VERSION.search(case.error.what)
-    change = None
-    if isinstance(source, DeltaSource) and found is not None:
+    change, name = None, next(iter(sources), THE_SOURCE)
+    for one, source in sources.items():
         with suppress(OSError, ValueError, StreamwardenError):
-            change = DeltaLog(case.workspace.files, source.table).change(int(found[1]))
+            if found is not None and change is None:
+                change, name = DeltaLog(case.workspace.files, source.table).change(int(found[1])), one
+    field = name if name == THE_SOURCE else f"sources.{name}"
     by = f" of version {change.version}, {change.operation or 'of an unknown operation'}," if change else ""
-    act = f"to skip the commit{by} set source.on_change: skip in {case.yaml}, then deploy"
+    act = f"to skip the commit{by} set {field}.on_change: skip in {case.yaml}, then deploy"
     if change is None or change.operation != "DELETE":
         act += "; rows that it added are not read"
     return (

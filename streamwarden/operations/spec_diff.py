@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -63,6 +64,9 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "name": (Effect.REFUSED, "a job of another name is another job"),
     "description": (Effect.LIVE, "read by people only"),
     "module": (Effect.SAVEPOINT, "another module may compute other rows or keep other state"),
+    "source": (Effect.RESTART, _UNREAD),
+    "sources": (Effect.RESTART, _UNREAD),
+    "watermark_policy": (Effect.RESTART, _UNREAD),
     "source.kind": (Effect.RESTART, _UNREAD),
     "source.path": (Effect.RESTART, _UNREAD),
     "source.table": (Effect.RESTART, _UNREAD),
@@ -84,6 +88,10 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "sinks.keys": (Effect.SAVEPOINT, _TABLE),
     "sinks.first_by": (Effect.SAVEPOINT, _TABLE),
     "sinks.final_when_passed": (Effect.SAVEPOINT, _TABLE),
+    "sinks.serve": (Effect.RESTART, "the next driver fills the store from the table"),
+    "sinks.serve.kind": (Effect.RESTART, "the next driver fills the new store from the table"),
+    "sinks.serve.url": (Effect.RESTART, "the next driver fills the new store from the table"),
+    "sinks.serve.expire_after": (Effect.RESTART, "applies to values that are written from then on"),
     "sinks.partition_by": (
         Effect.RESTART,
         "applies when the table is created; an existing table keeps its partitioning",
@@ -114,6 +122,8 @@ _RULES: dict[str, tuple[Effect, str]] = {
 
 _WHOLE = frozenset({"restarts", "savepoints", "health", "advisor", "spark", "options"})
 """Fields whose parts, including future parts, all have the same effect."""
+
+_SOURCE_IDENTITY = re.compile(r"(source|sources\.[^.]+)\.(kind|path|table|topic)")
 
 _SQL = (Effect.SAVEPOINT, "Spark SQL settings may change rows or the format of state")
 
@@ -293,6 +303,9 @@ def effect_of(rule: str, name: str = "") -> tuple[Effect, str]:
     if rule == "spark" and name.startswith("spark.sql."):
         return _SQL
     top = rule.split(".", 1)[0]
+    if top == "sources" and "." in rule:
+        # A source has the same fields under any name.
+        rule = f"source.{rule.rpartition('.')[2]}"
     return _RULES[top if top in _WHOLE else rule]
 
 
@@ -426,8 +439,12 @@ def _misfit(error: StreamwardenError, found: Mapping[str, Change], written: Writ
         return [
             replace(change, effect=Effect.REFUSED, why=why, remedy=_ELSEWHERE)
             for change in found.values()
-            if change.field in ("source.kind", "source.path", "source.table", "source.topic")
+            if _SOURCE_IDENTITY.fullmatch(change.field)
         ]
+    if error.code == "RESTORE_WATERMARK_POLICY":
+        before = written.settings.get("spark.sql.streaming.multipleWatermarkPolicy")
+        why = "a checkpoint keeps its policy"
+        return [Change("watermark_policy", before, wanted.watermark_policy, Effect.REFUSED, why, _ELSEWHERE)]
     if error.code == "RESTORE_JOB_VERSION":
         before, after = written.versions.get("job"), str(job_version(wanted.module))
         if written.partitions is None:

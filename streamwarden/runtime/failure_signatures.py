@@ -40,13 +40,13 @@ class Places:
 
     Parameters
     ----------
-    source
-        The folder that the job reads, as passed to Spark.
+    sources
+        The folders that the job reads, as passed to Spark.
     outputs
         The folders of its tables.
     """
 
-    source: str = ""
+    sources: Sequence[str] = field(default_factory=tuple)
     outputs: Sequence[str] = field(default_factory=tuple)
 
 
@@ -185,7 +185,7 @@ def _match(signature: _Signature, text: str) -> Recognised | None:
 def _missing(text: str, places: Places) -> Recognised | None:
     match = _FILE_GONE.search(text)
     if match is not None:
-        if _within(match[1], places.source):
+        if any(_within(match[1], source) for source in places.sources):
             return Recognised("SOURCE_DATA_GONE", _line(text, match.start()))
         if any(_within(match[1], output) for output in places.outputs):
             return Recognised("OUTPUT_DATA_GONE", _line(text, match.start()))

@@ -36,7 +36,7 @@ import psutil
 from streamwarden import __version__
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.record import Record
-from streamwarden.model.spec import JobSpec, KafkaSource
+from streamwarden.model.spec import JobSpec
 from streamwarden.runtime import work_dirs
 from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.processes import is_alive, kill
@@ -200,7 +200,7 @@ def fit_of(workspace: Workspace, spec: JobSpec, environment: Mapping[str, str]) 
         workspace.profile.model_dump(mode="json"),
         str(workspace.config),
         spec.spark,
-        isinstance(spec.source, KafkaSource),
+        bool(spec.kafka_sources),
         sorted((name, value) for name, value in environment.items() if not _IGNORED.fullmatch(name)),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

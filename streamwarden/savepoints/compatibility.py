@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 _BACKENDS = {"rocksdb": "RocksDBStateStoreProvider", "memory": "HDFSBackedStateStoreProvider"}
 _SHOWN = 5
 
@@ -73,7 +74,7 @@ def misfits(written: Written, spec: JobSpec) -> list[StreamwardenError]:
     StreamwardenError
         ``JOB_MODULE_INVALID`` for a module that isn't Python.
     """
-    return [*_code(written, spec), *_settings(written, spec), *_other_source(written.spec.source, spec.source)]
+    return [*_code(written, spec), *_settings(written, spec), *_other_sources(written.spec, spec)]
 
 
 def stored_backend(settings: Mapping[str, str]) -> str | None:
@@ -176,9 +177,9 @@ def readers_of(workspace: Workspace, tables: Iterable[str], *, but: str) -> dict
     found: dict[str, list[str]] = {}
     for job in workspace.files.folders(CONTROL):
         desired = JobDocuments(workspace.storage, job).desired.read()
-        source = desired.spec.source if desired is not None else None
-        if job != but and isinstance(source, DeltaSource) and source.table in chosen:
-            found.setdefault(source.table, []).append(job)
+        sources = desired.spec.delta_sources if desired is not None and job != but else {}
+        for table in sorted({source.table for source in sources.values()} & chosen):
+            found.setdefault(table, []).append(job)
     return found
 
 
@@ -272,6 +273,10 @@ def _release(text: str) -> tuple[int, int]:
 
 
 def _settings(written: Written, spec: JobSpec) -> Iterator[StreamwardenError]:
+    policy = written.settings.get(_POLICY, spec.watermark_policy)
+    if policy != spec.watermark_policy:
+        what = f"{spec.name}: {spec.watermark_policy}, the savepoint has {policy}"
+        yield StreamwardenError("RESTORE_WATERMARK_POLICY", what)
     if written.partitions is None:
         return
     if written.partitions != spec.state.partitions:
@@ -316,6 +321,15 @@ def _names(operators: list[tuple[int, str]]) -> str:
     return ", ".join(f"{number} {name}" for number, name in operators) or "none"
 
 
+def _other_sources(then: JobSpec, now: JobSpec) -> Iterator[StreamwardenError]:
+    if set(then.inputs) != set(now.inputs):
+        what = f"the sources are {', '.join(sorted(now.inputs))}, and were {', '.join(sorted(then.inputs))}"
+        yield StreamwardenError("RESTORE_SOURCE_CHANGED", what)
+        return
+    for name, source in then.inputs.items():
+        yield from _other_source(source, now.inputs[name])
+
+
 def _other_source(then: Source, now: Source) -> Iterator[StreamwardenError]:
     if isinstance(then, DeltaSource) and isinstance(now, DeltaSource):
         if then.table != now.table:
@@ -333,24 +347,29 @@ def _other_source(then: Source, now: Source) -> Iterator[StreamwardenError]:
 def _source(
     workspace: Workspace, manifest: Manifest, spec: JobSpec, current: CheckpointRef | None
 ) -> Iterator[StreamwardenError]:
-    other = list(_other_source(manifest.spec.source, spec.source))
+    other = list(_other_sources(manifest.spec, spec))
     if other:
         yield from other
-    elif isinstance(spec.source, DeltaSource):
-        if manifest.sources and manifest.sources[0]:
-            yield from _delta_source(workspace, spec.source.table, manifest.sources[0])
-    elif isinstance(spec.source, KafkaSource):
-        # Only Kafka's servers know whether the topic still has its records: Spark fails when it reads them.
         return
-    elif current is not None and manifest.sources and manifest.sources[0]:
-        position = json.loads(manifest.sources[0])
-        gone = _gone_after(workspace, spec.source, current, int(position["logOffset"]))
-        if gone:
-            more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
-            yield StreamwardenError(
-                "RESTORE_SOURCE_GONE",
-                f"{len(gone)} later files are missing or were replaced: {', '.join(gone[:_SHOWN])}{more}",
-            )
+    for name, offset in manifest.positions.items():
+        # Of Kafka only its servers know whether a topic still has its records: Spark fails when it reads them.
+        source = spec.inputs[name]
+        if offset is not None and isinstance(source, DeltaSource):
+            yield from _delta_source(workspace, source.table, offset)
+        elif offset is not None and isinstance(source, FileSource) and current is not None:
+            yield from _landed(workspace, source, current, int(json.loads(offset)["logOffset"]))
+
+
+def _landed(
+    workspace: Workspace, source: FileSource, current: CheckpointRef, position: int
+) -> Iterator[StreamwardenError]:
+    gone = _gone_after(workspace, source, current, position)
+    if gone:
+        more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
+        yield StreamwardenError(
+            "RESTORE_SOURCE_GONE",
+            f"{len(gone)} later files are missing or were replaced: {', '.join(gone[:_SHOWN])}{more}",
+        )
 
 
 def _delta_source(workspace: Workspace, table: str, offset: str) -> Iterator[StreamwardenError]:

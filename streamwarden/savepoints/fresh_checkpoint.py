@@ -70,6 +70,7 @@ def fresh_checkpoint(
         operation=operation,
         partitions=manifest.partitions if manifest else None,
         version=int(manifest.versions["job"]) if manifest and manifest.versions.get("job", "").isdigit() else None,
+        sources=manifest.source_names if manifest else [],
         outputs=outputs,
     )
 

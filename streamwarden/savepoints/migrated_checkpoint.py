@@ -62,7 +62,10 @@ def migrated_checkpoint(
     (answer,) = spark_answers(workspace, program, arguments, number=1, code="MIGRATION_FAILED", heed=check)
     if "error" in answer:
         raise StreamwardenError("MIGRATION_FAILED", f"{spec.name}: {answer['error']}")
-    rows = int(answer["rows"])
+    rows, then = int(answer["rows"]), list(manifest.positions)
+    if answer["sources"] != then:
+        what = f"transform reads {', '.join(answer['sources'])} in this order, and the savepoint has {', '.join(then)}"
+        raise StreamwardenError("MIGRATION_FAILED", f"{spec.name}: {what}")
     reader, before = CheckpointReader(workspace.storage, new), sum(one.rows or 0 for one in manifest.operators)
     if (reader.last_offset(), reader.last_commit()) != (0, 0):
         raise StreamwardenError("MIGRATION_FAILED", f"{new} has other batches than its first")
@@ -84,6 +87,7 @@ def migrated_checkpoint(
             "base_batch": 0,
             "partitions": spec.state.partitions,
             "version": job_version(spec.module),
+            "sources": then,
         }
     )
     return made, f"state of version {version}: {rows} rows read out"

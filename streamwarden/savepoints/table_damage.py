@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.model.savepoint import Manifest
-from streamwarden.model.spec import DeltaSource, JobSpec
+from streamwarden.model.spec import JobSpec
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.catalog import Savepoint
 from streamwarden.savepoints.compatibility import readers_of
@@ -149,7 +149,7 @@ def unfit(workspace: Workspace, job: str, manifest: Manifest, cut: dict[str, int
                 remedy="Choose an older savepoint: `streamwarden savepoints list` shows them.",
             )
         for reader in readers_of(workspace, [table], but=job).get(table, []):
-            if _has_read(workspace, reader, version):
+            if _has_read(workspace, reader, table, version):
                 yield StreamwardenError(
                     "RESTORE_BREAKS_READERS",
                     f"{reader} has read version {version} of {table}, which is damaged and would be written again",
@@ -219,22 +219,27 @@ def _at(manifest: Manifest, table: str) -> int:
     return -1 if version is None else version
 
 
-def _has_read(workspace: Workspace, job: str, version: int) -> bool:
+def _has_read(workspace: Workspace, job: str, table: str, version: int) -> bool:
     """Return whether a job that streams from a Delta table has read a version of it, or may have."""
     reference = JobDocuments(workspace.storage, job).checkpoint.read()
     reader = CheckpointReader(workspace.storage, reference.path) if reference is not None else None
     last = reader.last_offset() if reader is not None else None
     offsets = reader.offsets(last) if reader is not None and last is not None else None
-    if offsets is None or not offsets.sources or offsets.sources[0] is None:
+    desired = JobDocuments(workspace.storage, job).desired.read()
+    if offsets is None or reference is None or desired is None:
         return False
-    return _is_past(offsets.sources[0], version)
+    names = reference.sources or list(desired.spec.inputs)
+    return _is_any_past(desired.spec, dict(zip(names, offsets.sources, strict=False)), table, version)
 
 
 def _after(one: Savepoint, table: str, version: int) -> bool:
     """Return whether a savepoint's job had read a version of a table."""
-    source, positions = one.manifest.spec.source, one.manifest.sources
-    mine = isinstance(source, DeltaSource) and source.table == table
-    return mine and bool(positions) and positions[0] is not None and _is_past(positions[0], version)
+    return _is_any_past(one.manifest.spec, one.manifest.positions, table, version)
+
+
+def _is_any_past(spec: JobSpec, positions: Mapping[str, str | None], table: str, version: int) -> bool:
+    mine = [positions.get(name) for name, source in spec.delta_sources.items() if source.table == table]
+    return any(offset is not None and _is_past(offset, version) for offset in mine)
 
 
 def _is_past(offset: str, version: int) -> bool:

@@ -231,6 +231,7 @@ class _Take:
             planned_at=datetime.fromtimestamp(offsets.planned_ms / 1000, UTC) if offsets.planned_ms else None,
             watermark_ms=offsets.watermark_ms,
             sources=list(offsets.sources),
+            source_names=self._reference.sources,
             settings=offsets.conf,
             operators=[
                 OperatorState(

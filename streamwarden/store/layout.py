@@ -1,8 +1,8 @@
 """The keys of ROOT: the one place that builds or parses them.
 
-A key is a path below ROOT, on disk or in the bucket. Only ``landing``, ``logs``, ``quality`` and ``scratch`` are always
-on the local disk. A generation is six digits. The names inside a checkpoint, a Delta log and a folder of plans are in
-:mod:`streamwarden.formats` and :mod:`streamwarden.landing.plans`::
+A key is a path below ROOT, on disk or in the bucket. Only ``landing``, ``logs``, ``quality``, ``scratch`` and
+``serving`` are always on the local disk. A generation is six digits. The names inside a checkpoint, a Delta log and a
+folder of plans are in :mod:`streamwarden.formats` and :mod:`streamwarden.landing.plans`::
 
     arrivals/JOB/gNNNNNN/            plans of batches
     checkpoints/JOB/gNNNNNN/         a generation's checkpoint, which Spark writes
@@ -16,6 +16,7 @@ on the local disk. A generation is six digits. The names inside a checkpoint, a 
     landing/                         where jobs usually read files; their YAML names the folder
     logs/JOB/INCARNATION/            driver.log, spark.log, console.log; hs_err_PID.log if the JVM died
     quality/RUN/                     results.json and report.html of a check; index.html beside it
+    serving/TABLE.sqlite             newest rows by key, of a sink with `serve`
     savepoints/JOB/ID/               manifest.json and checkpoint/, which never change
     scratch/JOB/INCARNATION/         temporary files of a running driver
     scratch/_spares/SPARE/           of a spare, see streamwarden.runtime.spares; its logs are in logs/_spares/
@@ -27,7 +28,7 @@ from __future__ import annotations
 import re
 
 ARRIVALS, CHECKPOINTS, CONTROL, SAVEPOINTS, TABLES = "arrivals", "checkpoints", "control", "savepoints", "tables"
-LOGS, QUALITY, SCRATCH = "logs", "quality", "scratch"
+LOGS, QUALITY, SCRATCH, SERVING = "logs", "quality", "scratch", "serving"
 SPARES = "_spares"
 """In place of a job: no job has such a name."""
 CONSOLE_LOG = "console.log"

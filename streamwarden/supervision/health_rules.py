@@ -312,6 +312,25 @@ def _falling_behind(facts: Facts) -> _Measure | None:
     return _Measure((taken + last - first) / taken, what, limit.warn, limit.critical, _ratio)
 
 
+def _idle_source(facts: Facts) -> _Measure | None:
+    """Measure for how long a source without input holds the watermark back."""
+    recent = facts.progress.recent if facts.progress else []
+    if facts.spec.watermark_policy != "min" or not recent or recent[-1].watermark is None:
+        return None
+    still = [done for done in recent if done.watermark == recent[-1].watermark]
+    idle = [name for name in recent[-1].sources if not any(_takes(done, name) for done in still)]
+    if len(still) < _ENOUGH or not idle or not any(done.rows_in for done in still):
+        return None
+    lasts = (still[-1].at - still[0].at).total_seconds()
+    limit = facts.spec.health.idle_source
+    what = f"no input from {' and '.join(idle)}, which holds the watermark at {recent[-1].watermark:%Y-%m-%d %H:%M:%S}"
+    return _seconds(lasts, what, limit.warn, limit.critical)
+
+
+def _takes(done: BatchProgress, name: str) -> bool:
+    return name in done.sources and done.sources[name].taken > 0
+
+
 def _late_rows(facts: Facts) -> _Measure | None:
     rows = sum(done.rows_in for done in facts.batches)
     late = sum(done.late_rows for done in facts.batches)
@@ -415,6 +434,7 @@ RULES: dict[str, Rule] = {
     "watermark_lag": _watermark_lag,
     "backlog": _backlog,
     "falling_behind": _falling_behind,
+    "idle_source": _idle_source,
     "late_rows": _late_rows,
     "commit_time": _commit_time,
     "checkpoint_time": _checkpoint_time,

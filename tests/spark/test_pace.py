@@ -65,11 +65,12 @@ class Paced:
             self.committed,
             lambda: None,
             lambda: 1,
-            backlog_of(self.workspace, source),
+            {"source": backlog_of(self.workspace, source)},
+            sources=lambda: ["source"],
             files=False,
         )
         self.spark.streams.addListener(self.listener)
-        rows = open_source(self.spark, self.workspace, self.spec)
+        rows = open_source(self.spark, self.workspace, self.spec, "source")
         self.query = RunningQuery(self.spec, rows, self.written, self.workspace.uri(CHECKPOINT), checkpoint)
 
     def committed(self, done: BatchProgress) -> None:

@@ -63,7 +63,7 @@ def stopped(spark: SparkSession, workspace: Workspace, spec: JobSpec, parts: lis
     for number in range(3):
         if number:
             write_table(source, [parts[number]])
-        rows = module.transform(open_source(spark, workspace, spec), settings_for(spec, module))
+        rows = module.transform(open_source(spark, workspace, spec, "source"), settings_for(spec, module))
         query = run(rows, writer, workspace.root / CHECKPOINT, once=True)
         query.awaitTermination()
     last = query.lastProgress
@@ -95,7 +95,7 @@ def test_what_was_begun_is_finished_unwritten_and_the_next_batch_waits_for_its_w
     # As if it had never been interrupted: to the no-data batch that makes the last windows final.
     module = load_module(spec)
     straight = delta_tables(spark, workspace.root / "straight", spec, module, workspace.root / STRAIGHT)
-    rows = module.transform(open_source(spark, workspace, spec), settings_for(spec, module))
+    rows = module.transform(open_source(spark, workspace, spec, "source"), settings_for(spec, module))
     run(rows, straight, workspace.root / STRAIGHT).awaitTermination()
     last = CheckpointReader(workspace.storage, STRAIGHT).last_commit()
     assert last is not None and last >= COMMITS - 1

@@ -20,6 +20,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader, continued_offsets
 from streamwarden.keyed_state import with_keyed_state
 from streamwarden.keyed_state.processor import STATE_NAME
+from streamwarden.model.spec import FileSource
 from streamwarden.storage import LocalStorage
 from tests.conftest import DAY
 from tests.spark.job_runs import run
@@ -35,6 +36,7 @@ BATCHES = [
     [("a", 1, 100), ("b", 90, 7), ("e", 45, 6)],
     [("d", 200, 5)],
 ]
+SOURCE = FileSource(kind="files", path="landing")
 SCHEMA = "key string, at timestamp, value long"
 EMITTED = [("a", 11, 3), ("b", 2, 5), ("b", 7, 90), ("c", 1, 40), ("e", 11, 45)]
 
@@ -96,7 +98,14 @@ def test_sums_timers_and_the_watermark_go_on(
     batch = CheckpointReader(storage, "old").last_commit()
     assert batch is not None
     initial = migrate(PreviousState(spark, str(old), batch, 1))
-    state = run_without_input(spark, source().schema, lambda rows: _keyed(rows, initial), str(new), tmp_path / "empty")
+    names, state = run_without_input(
+        spark,
+        {"source": source().schema},
+        lambda opener: _keyed(opener("source", SOURCE), initial),
+        str(new),
+        tmp_path / "empty",
+    )
+    assert names == ["source"]
     assert [one.operatorName.startswith("transformWithState") and one.numRowsTotal > 0 for one in state] == [True]
     for log in ("offsets", "commits"):
         (new / log / ".0.crc").unlink(missing_ok=True)
@@ -134,7 +143,11 @@ def test_a_key_of_another_type_finds_its_state(spark: SparkSession, tmp_path: Pa
     source = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "landing"))
     initial = spark.createDataFrame([(7, 100, 0)], "key int, total long, last long")
     run_without_input(
-        spark, source.schema, lambda rows: query(rows, initial), str(tmp_path / "new"), tmp_path / "empty"
+        spark,
+        {"source": source.schema},
+        lambda opener: query(opener("source", SOURCE), initial),
+        str(tmp_path / "new"),
+        tmp_path / "empty",
     )
     stored = PreviousState(spark, str(tmp_path / "new"), 0, 1).keyed({"key": pa.int64()}, LAYOUT.fields)
     hashed = spark.createDataFrame([(7,)], "key long").select(F.pmod(F.xxhash64("key"), F.lit(8))).first()

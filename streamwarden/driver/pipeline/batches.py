@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.pipeline.module import split_outputs
+from streamwarden.driver.pipeline.serving import Server
 from streamwarden.driver.pipeline.sink import DeltaSink, Written
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.spec import JobSpec
@@ -63,6 +64,8 @@ class BatchWriter:
         Reads the query's log of batches.
     guard
         Raises if this driver may not write any more.
+    servers
+        Serving stores, by output name.
     refused
         Called with the landed files that a job has quarantined as a whole: reason by label; see ``refused_files``.
     """
@@ -75,8 +78,10 @@ class BatchWriter:
         checkpoint: CheckpointReader,
         guard: Callable[[], None],
         *,
+        servers: Mapping[str, Server] | None = None,
         refused: Callable[[Mapping[str, str]], None] | None = None,
     ) -> None:
+        self._servers = servers or {}
         self._refused = refused
         self._spec = spec
         self._job = job
@@ -148,6 +153,8 @@ class BatchWriter:
                 sink.check_keys(arrived, batch_id)
             for output, sink, arrived in parts:
                 written[output] = sink.write(arrived, batch_id, watermark_ms, guard=guard)
+                if output in self._servers:
+                    self._servers[output].write(arrived.frame, arrived.rows, batch_id, watermark_ms)
             self._tell_refused(kept, written)
             # Check again before Spark commits the batch: if the driver was paused in a write, Delta skipped it.
             self._guard()

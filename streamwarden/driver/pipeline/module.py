@@ -15,7 +15,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.spec import JobSpec
 from streamwarden.store.config import describe_validation
 
-__all__ = ["load_module", "settings_for", "split_outputs"]
+__all__ = ["load_module", "output_mode", "settings_for", "split_outputs"]
 
 
 def load_module(spec: JobSpec) -> StreamingJob:
@@ -50,6 +50,9 @@ def load_module(spec: JobSpec) -> StreamingJob:
             raise StreamwardenError(
                 "JOB_MODULE_INVALID", f"{spec.name}: sink {sink.table}: no column {', '.join(unknown)} in its output"
             )
+    if output_mode(job) not in ("update", "append"):
+        what = f"{spec.name}: {spec.module}: OUTPUT_MODE is {output_mode(job)!r}, neither update nor append"
+        raise StreamwardenError("JOB_MODULE_INVALID", what)
     return job
 
 
@@ -71,6 +74,11 @@ def settings_for(spec: JobSpec, job: StreamingJob) -> JobSettings:
     except ValidationError as error:
         raise StreamwardenError("CONFIG_INVALID", f"{spec.name}: options: {describe_validation(error)}") from error
     return JobSettings(spec.watermark, spec.state.ttl, options, spec.state.buckets)
+
+
+def output_mode(job: StreamingJob) -> str:
+    """Return a module's ``OUTPUT_MODE``; applies the default."""
+    return str(getattr(job, "OUTPUT_MODE", "update"))
 
 
 def split_outputs(job: StreamingJob, batch: DataFrame) -> Mapping[str, DataFrame]:

@@ -9,7 +9,7 @@ so each write is bound to what was read before the check: to the table's version
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException, IllegalArgumentException
@@ -138,6 +138,21 @@ def keep_facts(
         guard()
         assert now is not None
         return now.model_copy(update={"tables": sorted({*now.tables, *tables}), "version": version})
+
+    document.update(keep)
+
+
+def keep_sources(workspace: Workspace, job: str, names: Sequence[str], *, guard: Callable[[], None]) -> None:
+    """Record in the checkpoint's document the names of the query's sources, in Spark's order."""
+    document = JobDocuments(workspace.storage, job).checkpoint
+    found = document.read()
+    if found is None or found.sources == list(names):
+        return
+
+    def keep(now: CheckpointRef | None) -> CheckpointRef:
+        guard()
+        assert now is not None
+        return now.model_copy(update={"sources": list(names)})
 
     document.update(keep)
 

@@ -70,6 +70,8 @@ class RunningQuery:
         The checkpoint's folder, in the form that Spark writes to.
     checkpoint
         Reads the same folder.
+    mode
+        Spark's output mode.
     """
 
     def __init__(
@@ -79,8 +81,10 @@ class RunningQuery:
         writer: Writer,
         checkpoint_path: str,
         checkpoint: CheckpointReader,
+        mode: str = "update",
     ) -> None:
         self._spec = spec
+        self._mode = mode
         self._rows = rows
         self._writer = writer
         self._checkpoint_path = checkpoint_path
@@ -185,7 +189,7 @@ class RunningQuery:
     def _start(self, **trigger: object) -> StreamingQuery:
         query: StreamingQuery = (
             self._rows.writeStream.queryName(self._spec.name)
-            .outputMode("update")
+            .outputMode(self._mode)
             .option("checkpointLocation", self._checkpoint_path)
             .trigger(**trigger)  # type: ignore[call-overload]
             .foreachBatch(self._write)

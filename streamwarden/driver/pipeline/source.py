@@ -1,75 +1,169 @@
-"""Open a job's source as a streaming DataFrame."""
+"""Open a job's sources as streaming DataFrames, and give them to its module."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from streamwarden.driver.job_api import JobSettings, StreamingJob
 from streamwarden.driver.kafka import client_properties, missing_topic
+from streamwarden.driver.pipeline.module import settings_for
+from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.landing.plans import plans_of
-from streamwarden.model.spec import DeltaSource, FileSource, JobSpec, KafkaSource
+from streamwarden.model.spec import THE_SOURCE, DeltaSource, FileSource, JobSpec, KafkaSource, Source
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["missing_source", "open_plans", "open_source"]
+__all__ = ["TAG", "Opener", "job_rows", "missing_source", "open_plans", "open_source", "source_names"]
 
 # Spark skips files that are older than the newest by more than this value: so large that it never applies.
 _NO_AGE = "36500d"
 
+TAG = "streamwarden.source"
+"""A reader's option that names its source: no format knows it, and the query's plan keeps it."""
+
+Opener = Callable[[str, Source], DataFrame]
+"""Opens a source, given by its name and its section of the spec."""
+
 
 def missing_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -> str | None:
-    """Return what a job must still wait for before its source can be opened, or None.
+    """Return what a job must still wait for before its sources can be opened, or None.
 
     Waits for a table that another job creates, and for a topic: jobs may be deployed in any order. Creates a missing
     local folder.
     """
-    if isinstance(spec.source, KafkaSource):
-        return missing_topic(session, spec.source)
-    if isinstance(spec.source, DeltaSource):
+    for source in spec.inputs.values():
+        missing = _missing(session, workspace, source)
+        if missing is not None:
+            return missing
+    return None
+
+
+def _missing(session: SparkSession, workspace: Workspace, source: Source) -> str | None:
+    if isinstance(source, KafkaSource):
+        return missing_topic(session, source)
+    if isinstance(source, DeltaSource):
         # Checked without Delta: if asked while a table is being created, Delta caches that there is none.
-        if DeltaLog(workspace.files, spec.source.table).latest is None:
-            return f"source table {spec.source.table} does not exist yet"
+        if DeltaLog(workspace.files, source.table).latest is None:
+            return f"source table {source.table} does not exist yet"
         return None
-    folder = workspace.source_path(spec.source.path).removeprefix("file://")
+    folder = workspace.source_path(source.path).removeprefix("file://")
     if "://" not in folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
     return None
 
 
-def open_source(
-    session: SparkSession, workspace: Workspace, spec: JobSpec, *, since_version: int | None = None
+def job_rows(
+    session: SparkSession,
+    workspace: Workspace,
+    spec: JobSpec,
+    module: StreamingJob,
+    *,
+    settings: JobSettings | None = None,
+    opener: Opener | None = None,
 ) -> DataFrame:
-    """Open the source: descriptions of landed files, rows appended to a Delta table, or Kafka's records.
+    """Return the job's query: its sources, opened, given to the module's ``transform``.
+
+    Parameters
+    ----------
+    settings
+        Default those of the spec.
+    opener
+        Default :func:`open_source`.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_MODULE_INVALID`` if the query reads a source twice, or not at all.
+    """
+
+    def opened(name: str, source: Source) -> DataFrame:
+        return opener(name, source) if opener is not None else open_source(session, workspace, spec, name)
+
+    by_name = {name: opened(name, source) for name, source in spec.inputs.items()}
+    rows = module.transform(
+        by_name if spec.sources is not None else by_name[THE_SOURCE],  # type: ignore[arg-type]
+        settings or settings_for(spec, module),
+    )
+    if opener is None:
+        names = source_names(rows)
+        twice = sorted({name for name in names if names.count(name) > 1})
+        unread = sorted(set(by_name) - set(names))
+        if twice or unread:
+            what = f"{spec.name}: transform of {spec.module}"
+            if twice:
+                what += f" joins {twice[0]} with itself: name its table or topic twice under sources"
+            else:
+                what += f" does not read {', '.join(unread)}"
+            raise StreamwardenError("JOB_MODULE_INVALID", what)
+    return rows
+
+
+def source_names(rows: DataFrame) -> list[str]:
+    """Return the names of a query's sources in the order of Spark's offsets: of its plan, from left to right.
+
+    As ``MicroBatchExecution`` of Spark 4.2 numbers them: equal relations are one source.
+    """
+    leaves: list[Any] = []
+    names: list[str] = []
+    found = rows._jdf.queryExecution().analyzed().collectLeaves().iterator()
+    while found.hasNext():
+        leaf = found.next()
+        if leaf.isStreaming() and not any(leaf.equals(other) for other in leaves):
+            leaves.append(leaf)
+            names.append(_tag(leaf))
+    return names
+
+
+def _tag(leaf: Any) -> str:
+    # A relation of the first version of Spark's sources, or of the second.
+    is_first = leaf.getClass().getSimpleName() == "StreamingRelation"
+    options = leaf.dataSource().options() if is_first else leaf.extraOptions()
+    name = options.get(TAG)
+    # A Scala option, or a Java map's value.
+    return str(name if isinstance(name, str) else name.get())
+
+
+def open_source(
+    session: SparkSession, workspace: Workspace, spec: JobSpec, name: str, *, since_version: int | None = None
+) -> DataFrame:
+    """Open a source: descriptions of landed files, rows appended to a Delta table, or Kafka's records.
 
     A landed file is a row with one column, ``file``, which :meth:`LandedFile.from_json` parses.
 
     Parameters
     ----------
     spec
-        Its name selects the job whose plans are read.
+        The job; its name selects the plans that are read.
+    name
+        The source's name among the spec's ``inputs``.
     since_version
         For a Delta table: the first version to read commits from; default the whole table.
     """
-    if isinstance(spec.source, FileSource):
-        return open_plans(session, workspace.uri(plans_of(workspace, spec.name).folder), spec.resources.cores)
-    if isinstance(spec.source, KafkaSource):
-        return _open_topic(session, spec.name, spec.source)
-    reader = session.readStream.format("delta").option("maxFilesPerTrigger", spec.source.max_files_per_batch)
-    if spec.source.on_change == "skip":
+    source = spec.inputs[name]
+    if isinstance(source, FileSource):
+        return open_plans(session, workspace.uri(plans_of(workspace, spec.name).folder), spec.resources.cores, name)
+    if isinstance(source, KafkaSource):
+        return _open_topic(session, spec.name, name, source)
+    reader = session.readStream.format("delta").option("maxFilesPerTrigger", source.max_files_per_batch)
+    if source.on_change == "skip":
         reader = reader.option("skipChangeCommits", "true")
     if since_version is not None:
         reader = reader.option("startingVersion", since_version)
-    return reader.load(workspace.table(spec.source.table))
+    return reader.option(TAG, name).load(workspace.table(source.table))
 
 
-def open_plans(session: SparkSession, folder: str, cores: int) -> DataFrame:
+def open_plans(session: SparkSession, folder: str, cores: int, name: str = THE_SOURCE) -> DataFrame:
     """Open a folder of plans; see :mod:`streamwarden.landing.plans`."""
     plans = (
         session.readStream.format("text")
         # A plan is a batch.
         .option("maxFilesPerTrigger", 1)
         .option("maxFileAge", _NO_AGE)
+        .option(TAG, name)
         # A pattern: given a folder, Spark reads only files in it, and a clone's checkpoint names another job's files.
         .load(f"{folder}/*.jsonl")
         .toDF("file")
@@ -78,7 +172,7 @@ def open_plans(session: SparkSession, folder: str, cores: int) -> DataFrame:
     return plans.repartition(cores) if cores > 1 else plans
 
 
-def _open_topic(session: SparkSession, job: str, source: KafkaSource) -> DataFrame:
+def _open_topic(session: SparkSession, job: str, name: str, source: KafkaSource) -> DataFrame:
     # failOnDataLoss stays on: records that the topic has dropped must raise, not be skipped.
     reader = (
         session.readStream.format("kafka")
@@ -87,7 +181,8 @@ def _open_topic(session: SparkSession, job: str, source: KafkaSource) -> DataFra
         .option("maxOffsetsPerTrigger", source.max_offsets_per_batch)
         # So that the servers' consumer lists show the job. Spark commits no offsets there.
         .option("groupIdPrefix", f"streamwarden-{job}")
+        .option(TAG, name)
     )
-    for name, value in client_properties(source).items():
-        reader = reader.option(f"kafka.{name}", value)
+    for key, value in client_properties(source).items():
+        reader = reader.option(f"kafka.{key}", value)
     return reader.load()

@@ -60,8 +60,8 @@ def test_the_servers_of_the_environment_are_those_that_are_asked_and_read(monkey
     session: Any = SimpleNamespace(
         sparkContext=SimpleNamespace(_jvm=jvm), readStream=SimpleNamespace(format=lambda _: read)
     )
-    spec: Any = SimpleNamespace(name="job", source=SOURCE)
+    spec: Any = SimpleNamespace(name="job", inputs={"source": SOURCE})
     workspace: Workspace = SimpleNamespace()  # type: ignore[assignment]
     assert missing_topic(session, SOURCE) is None
-    open_source(session, workspace, spec)
+    open_source(session, workspace, spec, "source")
     assert asked["bootstrap.servers"] == read["kafka.bootstrap.servers"] == "place:9092"

@@ -73,7 +73,8 @@ def listener(storage: LocalStorage, committed: Any, tries: Callable[[], int] = l
         committed,
         lambda: None,
         tries,
-        NoBacklog(),
+        {"source": NoBacklog()},
+        sources=lambda: ["source"],
         files=False,
     )
 

@@ -9,7 +9,7 @@ from streamwarden.runtime.postmortem import LastWords, last_words
 
 pytestmark = pytest.mark.unit
 
-PLACES = Places("/data/tables/facts", ("/data/tables/counted",))
+PLACES = Places(("/data/tables/facts",), ("/data/tables/counted",))
 
 # As Spark 4.2 and Delta 4.4 wrote them when the failures were provoked; traces cut short.
 CALL = "An error occurred while calling o124.localCheckpoint.\n"

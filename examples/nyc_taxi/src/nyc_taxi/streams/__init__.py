@@ -1,0 +1,1 @@
+"""Streams beside the trips: payments of trips, sensor readings, trades. All are synthetic."""

@@ -1,0 +1,183 @@
+"""A checkpoint's state as one table: each key, value, time to live and timer, decoded."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import StructField, StructType
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.keyed_state.chunks import NEVER, BucketState, StoredChunk
+from streamwarden.keyed_state.layout import EXPIRES, HASH, TIMER, StateLayout
+from streamwarden.keyed_state.processor import STATE_NAME
+
+__all__ = ["COLUMNS", "state_entries"]
+
+COLUMNS = (
+    "operator int, variable string, partition int, key string, value string, expires_at timestamp, timer_at timestamp"
+)
+"""Columns of the table. Key and value are JSON; a timer without a value has none. The times are null if not set."""
+
+_JOIN = "symmetricHashJoin"
+
+
+def state_entries(
+    session: SparkSession, checkpoint: str, batch: int, layouts: Callable[[], Sequence[StateLayout]]
+) -> DataFrame:
+    """Return the state after a batch.
+
+    Parameters
+    ----------
+    session
+        A session; the state's backend and format come from the checkpoint.
+    checkpoint
+        The checkpoint's folder, in the form that Spark reads.
+    batch
+        The batch after which the state is read.
+    layouts
+        Returns the columns of the query's keyed state; called only if there is some.
+
+    Returns
+    -------
+    DataFrame
+        :data:`COLUMNS`. A list has a row for each element, and a map one for each entry, whose key is in the value.
+
+    Raises
+    ------
+    StreamwardenError
+        ``STATE_UNREADABLE`` if the query has other keyed state than the checkpoint.
+    """
+    # State stores report to a coordinator that is created with the session's streaming side.
+    _ = session.streams.active
+    tables = list(_tables(session, checkpoint, batch, layouts))
+    if not tables:
+        return session.createDataFrame([], COLUMNS)
+    return functools.reduce(DataFrame.unionByName, tables)
+
+
+def _tables(
+    session: SparkSession, checkpoint: str, batch: int, layouts: Callable[[], Sequence[StateLayout]]
+) -> Iterator[DataFrame]:
+    keyed = 0
+    seen: set[tuple[int, str]] = set()
+    for described in session.read.format("state-metadata").load(checkpoint).orderBy("operatorId").collect():
+        operator = described.operatorId
+
+        for name, options in _parts(described):
+            if (operator, name) in seen:
+                continue
+            seen.add((operator, name))
+            if name == STATE_NAME:
+                known = layouts()
+                if keyed >= len(known):
+                    what = f"operator {operator} has keyed state, and the job's query has it {len(known)} times"
+                    raise StreamwardenError("STATE_UNREADABLE", what)
+                rows = _keyed(
+                    _load(session, checkpoint, batch, operator, {"flattenCollectionTypes": "false", **options}),
+                    known[keyed],
+                )
+                keyed += 1
+            else:
+                rows = _plain(_load(session, checkpoint, batch, operator, options))
+            yield rows.select(F.lit(operator).alias("operator"), F.lit(name).alias("variable"), *rows.columns)
+
+
+def _load(session: SparkSession, checkpoint: str, batch: int, operator: int, options: Mapping[str, str]) -> DataFrame:
+    # A reader keeps its options: use a new one for each table.
+    reader = session.read.format("statestore").option("batchId", batch).option("operatorId", operator)
+    return reader.options(**options).load(checkpoint)
+
+
+def _parts(described: Any) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the name of each table of an operator, and the reader's options for it."""
+    variables = json.loads(described.operatorProperties or "{}").get("stateVariables")
+    if described.operatorName == _JOIN:
+        for side in ("left", "right"):
+            yield side, {"joinSide": side}
+    elif variables is None:
+        yield described.stateStoreName, {"storeName": described.stateStoreName}
+    elif any(one["stateName"] == STATE_NAME for one in variables):
+        # Its timers are the layer's own, of buckets; those of keys are in the chunks.
+        yield STATE_NAME, {"stateVarName": STATE_NAME}
+    else:
+        for one in variables:
+            if one["stateVariableType"] == "TimerState":
+                yield "timers", {"readRegisteredTimers": "true"}
+            else:
+                yield one["stateName"], {"stateVarName": one["stateName"]}
+
+
+def _plain(rows: DataFrame) -> DataFrame:
+    columns = set(rows.columns)
+    value, expires, timer = F.lit(None).cast("string"), _moment(F.lit(None)), _moment(F.lit(None))
+    if "expiration_timestamp_ms" in columns:
+        timer = _moment(F.col("expiration_timestamp_ms"))
+    else:
+        held = next(name for name in ("value", "list_element", "user_map_value") if name in columns)
+        kind = rows.schema[held].dataType
+        of = F.col(held)
+        if isinstance(kind, StructType) and kind.names == ["value", "ttlExpirationMs"]:
+            of, expires = of["value"], _moment(F.col(held)["ttlExpirationMs"])
+        value = (
+            _json(F.struct(F.col("user_map_key").alias("key"), of.alias("value")))
+            if "user_map_key" in columns
+            else _json(of)
+        )
+    return rows.select(
+        F.col("partition_id").cast("int").alias("partition"),
+        _json(F.col("key")).alias("key"),
+        value.alias("value"),
+        expires.alias("expires_at"),
+        timer.alias("timer_at"),
+    )
+
+
+def _json(value: Column) -> Column:
+    return F.to_json(value, {"ignoreNullFields": "false"})
+
+
+def _moment(milliseconds: Column) -> Column:
+    return F.timestamp_millis(milliseconds.cast("long"))
+
+
+def _keyed(buckets: DataFrame, layout: StateLayout) -> DataFrame:
+    chunks = buckets.select(
+        F.col("partition_id").cast("int").alias("partition"),
+        F.transform("list_value", lambda one: F.struct(one["version"], one["blob"])).alias("chunks"),
+    )
+    own = [one for one in layout.schema if one.name != HASH]
+    schema = StructType([StructField(one.name, from_arrow_type(one.type)) for one in (_PARTITION, *own)])
+    rows = chunks.mapInArrow(_decode(layout, [one.name for one in own]), schema)
+    times = [F.when(F.col(name) != NEVER, _moment(F.col(name))).alias(name) for name in (EXPIRES, TIMER)]
+    return rows.select(
+        "partition",
+        _json(F.struct(*layout.key)).alias("key"),
+        _json(F.struct(*layout.fields)).alias("value"),
+        *times,
+    )
+
+
+_PARTITION = pa.field("partition", pa.int32())
+
+
+def _decode(
+    layout: StateLayout, names: Sequence[str]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for partition, chunks in zip(
+                batch.column("partition").to_pylist(), batch.column("chunks").to_pylist(), strict=True
+            ):
+                stored = [StoredChunk(*one.values()) for one in chunks]
+                rows = BucketState.read(layout, stored).whole().select(names)
+                number = pa.repeat(pa.scalar(partition, pa.int32()), rows.num_rows)
+                yield pa.RecordBatch.from_arrays([number, *rows.columns], schema=pa.schema([_PARTITION, *rows.schema]))
+
+    return decode

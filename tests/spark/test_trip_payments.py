@@ -1,0 +1,183 @@
+"""trip_payments in real queries over two sources: each join equal to a batch computation."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from nyc_taxi.demo.payments import compare_trip_payments, expected_trip_payments
+from nyc_taxi.streams.payments import payments_of
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs import trip_payments
+from spark_jobs.trip_payments import Options
+from streamwarden.driver.job_api import JobSettings
+from streamwarden.driver.pipeline.source import job_rows, source_names
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.spec import JobSpec
+from streamwarden.store.workspace import Workspace, open_workspace
+from tests.conftest import REPOSITORY, TripMaker
+from tests.spark.job_runs import as_trips, in_order_of_arrival, write_table
+from tests.spark.test_zone_windows import real_days
+
+pytestmark = pytest.mark.spark
+
+LATEST = timedelta(hours=2)
+AFTER = datetime(2023, 4, 1, tzinfo=UTC)
+
+
+class Appended:
+    """Both tables of the job; a batch that was tried before replaces its rows."""
+
+    def __init__(self, fail_on: set[int]) -> None:
+        self.batches: dict[int, list[dict[str, object]]] = {}
+        self.refused: dict[int, list[dict[str, object]]] = {}
+        self.fail_on = fail_on
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        split = trip_payments.outputs(batch.localCheckpoint())
+        self.batches[batch_id] = [row.asDict() for row in split["main"].collect()]
+        self.refused[batch_id] = [row.asDict() for row in split["quarantine"].collect()]
+        if batch_id in self.fail_on:
+            self.fail_on.discard(batch_id)
+            raise RuntimeError("the sink fails, for once")
+
+    def arrow(self) -> pa.Table:
+        return pa.Table.from_pylist([row for rows in self.batches.values() for row in rows])
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return open_workspace("local", config=REPOSITORY / "config", root=tmp_path / "root")
+
+
+def settled(payments: pa.Table, *, seed: int, batches: int) -> list[pa.Table]:
+    """Let payments arrive in another order than that of their settlement, up to two hours late."""
+    random = np.random.default_rng(seed)
+    at = np.array(payments["settled_at"].cast(pa.int64()))
+    order = np.argsort(at + random.uniform(0, LATEST / timedelta(microseconds=1), len(at)), kind="stable")
+    return [payments.take(pa.array(part)) for part in np.array_split(order, batches)]
+
+
+def last_ones(trips: pa.Table, payments: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return a trip and a payment weeks later, by which both watermarks pass everything before."""
+    trip = trips.slice(0, 1)
+    payment = payments.slice(0, 1)
+    moment = pa.array([AFTER], pa.timestamp("us", "UTC"))
+    for name in ("lpep_pickup_datetime", "lpep_dropoff_datetime"):
+        trip = trip.set_column(trip.column_names.index(name), name, moment)
+        payment = payment.set_column(payment.column_names.index(name), name, moment)
+    card = pa.array(["last"], pa.string())
+    trip = trip.set_column(trip.column_names.index("card_id"), "card_id", card)
+    payment = payment.set_column(payment.column_names.index("settled_at"), "settled_at", moment)
+    return trip, payment
+
+
+@pytest.mark.parametrize("join", ["full", "inner", "left", "right"])
+def test_equal_to_batch_with_late_rows_of_both_sources(
+    spark: SparkSession,
+    workspace: Workspace,
+    tmp_path: Path,
+    real_trips: Path | None,
+    make_trips: TripMaker,
+    join: str,
+) -> None:
+    real = real_trips if join == "full" else None
+    trips = real_days(real, datetime(2023, 3, 8), days=1) if real else as_trips(make_trips(800, cards=60))
+    payments = payments_of(trips)
+    last_trip, last_payment = last_ones(trips, payments)
+    batches = 4 if join == "full" else 2
+    arriving = in_order_of_arrival(trips, seed=4, late_share=0.3, latest=LATEST, batches=batches)
+    write_table(Path(workspace.table("trips")), [*arriving, last_trip])
+    write_table(Path(workspace.table("payments")), [*settled(payments, seed=5, batches=batches), last_payment])
+    sink = Appended(fail_on={1})
+    spec = small(workspace.job("trip_payments"), join)
+
+    def run() -> None:
+        query = (
+            job_rows(spark, workspace, spec, trip_payments)
+            .writeStream.foreachBatch(sink)
+            .outputMode("append")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    with pytest.raises(Exception, match="the sink fails"):
+        run()
+    run()
+    expected = expected_trip_payments(trips, payments, join=join)
+    found = sink.arrow()
+    found = found.filter(
+        pc.less(found["lpep_pickup_datetime"], pa.scalar(AFTER.replace(tzinfo=None), pa.timestamp("us")))
+    )
+    difference = compare_trip_payments(expected, found)
+    assert difference.equal, str(difference)
+    outcomes = {row["values"]: row["counts"] for row in pc.value_counts(found["outcome"]).to_pylist()}
+    assert set(outcomes) == {
+        "paid",
+        *({"no_payment"} if join in ("full", "left") else ()),
+        *({"no_trip"} if join in ("full", "right") else ()),
+    }
+    assert min(outcomes.values()) > 5
+
+
+def small(spec: JobSpec, join: str) -> JobSpec:
+    assert spec.sources is not None
+    one = {name: source.model_copy(update={"max_files_per_batch": 1}) for name, source in spec.sources.items()}
+    return spec.model_copy(update={"sources": one, "options": {"join": join}})
+
+
+def test_what_can_not_be_joined_is_quarantined_with_its_reasons(
+    spark: SparkSession, workspace: Workspace, tmp_path: Path, make_trips: TripMaker
+) -> None:
+    trips = as_trips(make_trips(40, cards=5))
+    payments = payments_of(trips)
+    bad = payments.slice(0, 6).to_pylist()
+    bad[0]["card_id"] = None
+    bad[1]["amount"] = float("nan")
+    bad[2]["settled_at"] = datetime(2399, 1, 1, tzinfo=UTC)
+    bad[3]["payment_id"] = None
+    bad[4]["amount"] = float("-inf")
+    bad[5]["settled_at"] = None
+    write_table(Path(workspace.table("trips")), [trips])
+    write_table(Path(workspace.table("payments")), [pa.Table.from_pylist(bad, payments.schema), payments.slice(6)])
+    sink = Appended(fail_on=set())
+    rows = job_rows(spark, workspace, workspace.job("trip_payments"), trip_payments)
+    query = rows.writeStream.foreachBatch(sink).outputMode("append")
+    query.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination()
+    refused = [row for rows in sink.refused.values() for row in rows]
+    assert sorted(str(row["reasons"]) for row in refused) == sorted(
+        [
+            "['card_id is missing']",
+            "['amount is no number below 1e+09']",
+            "['settled_at is not plausible']",
+            "['payment_id is missing']",
+            "['amount is no number below 1e+09']",
+            "['settled_at is missing']",
+        ]
+    )
+    assert {row["source"] for row in refused} == {"payments"}
+    paid = [row["payment_id"] for rows in sink.batches.values() for row in rows if row["outcome"] == "paid"]
+    assert len(paid) > 20 and len(set(paid)) == len(paid)
+
+
+def test_sources_are_named_in_the_order_of_the_plan(
+    spark: SparkSession, workspace: Workspace, make_trips: TripMaker
+) -> None:
+    trips = as_trips(make_trips(5))
+    write_table(Path(workspace.table("trips")), [trips])
+    write_table(Path(workspace.table("payments")), [payments_of(trips)])
+    spec = workspace.job("trip_payments")
+    assert source_names(job_rows(spark, workspace, spec, trip_payments)) == ["trips", "payments"]
+
+
+def test_a_watermark_is_required() -> None:
+    settings = JobSettings(watermark=None, ttl=None, options=Options())
+    with pytest.raises(StreamwardenError, match="watermark: is required"):
+        trip_payments.transform({}, settings)
