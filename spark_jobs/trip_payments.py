@@ -1,7 +1,7 @@
 """Trips with their payments: a join of two streams. What has no counterpart waits in state until the watermark passes.
 
 A payment belongs to a trip if it names its card, pickup and dropoff, and was settled at most ``settles_within`` after
-the dropoff. Trips and payments may arrive in any order. A trip without a payment, or a payment without a trip, comes
+the pickup. Trips and payments may arrive in any order. A trip without a payment, or a payment without a trip, comes
 out once, when the watermarks of both sources exclude a counterpart.
 """
 
@@ -58,9 +58,9 @@ class Options(PlausibleTimes):
         " full: nothing is dropped.",
     )
     settles_within: Duration = Field(
-        default=timedelta(hours=2),
-        description="How long after the dropoff a payment may be settled. 2h: as late as trips. State is kept for as"
-        " long, after the watermark.",
+        default=timedelta(hours=4),
+        description="How long after the pickup a payment may be settled. 4h: a trip of some hours, and the time of the"
+        " payment. State is kept for as long, after the watermark.",
     )
 
     @field_validator("settles_within")
@@ -113,13 +113,15 @@ def transform(sources: Mapping[str, DataFrame], settings: JobSettings) -> DataFr
     )
     driven = trips.where(is_good()).select("card_id", PICKUP, DROPOFF, _money("total_amount").alias("total_amount"))
     seconds = int(options.settles_within.total_seconds())
-    joined = driven.withWatermark(DROPOFF, delay).join(
+    joined = driven.withWatermark(PICKUP, delay).join(
         paid.withWatermark("settled_at", delay),
         (F.col("card_id") == F.col("p_card"))
-        & (F.col(PICKUP) == F.col("p_pickup"))
-        & (F.col(DROPOFF) == F.col("p_dropoff"))
-        & (F.col("settled_at") >= F.col(DROPOFF))
-        & (F.col("settled_at") <= F.col(DROPOFF) + F.expr(f"INTERVAL {seconds} SECONDS")),
+        # Not the columns themselves: Spark would take the watermark of one for both, and remove trips from the state
+        # whose payments may still come.
+        & (F.unix_micros(PICKUP) == F.unix_micros("p_pickup"))
+        & (F.unix_micros(DROPOFF) == F.unix_micros("p_dropoff"))
+        & (F.col("settled_at") >= F.col(PICKUP))
+        & (F.col("settled_at") <= F.col(PICKUP) + F.expr(f"INTERVAL {seconds} SECONDS")),
         _JOINS[options.join],
     )
     found = joined.select(

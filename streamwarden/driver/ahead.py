@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from streamwarden.driver.pipeline.batches import release
 from streamwarden.driver.pipeline.outputs import AUTHOR
 from streamwarden.driver.pipeline.query import RunningQuery, Writer
+from streamwarden.driver.pipeline.source import query_sources
 from streamwarden.driver.state_only_batch import write_nowhere
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.no_data_batch import begin_no_data_batch
@@ -116,6 +117,7 @@ class QueryAhead:
         mode: str = "update",
     ) -> None:
         self.checkpoint = checkpoint
+        self.sources = query_sources(rows)
         self._reader = CheckpointReader(workspace.storage, checkpoint)
         begun = self._reader.last_offset()
         self._begun = begun if begun != self._reader.last_commit() else None

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from streamwarden.formats.delta_log import ChangeCommit, DeltaLog
 from streamwarden.model.progress import SourceProgress
-from streamwarden.model.spec import DeltaSource, KafkaSource
+from streamwarden.model.source_spec import DeltaSource, KafkaSource
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["Backlog", "DeltaBacklog", "KafkaBacklog", "backlog_of"]

@@ -9,7 +9,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from streamwarden.model.spec import KafkaSource
+from streamwarden.model.source_spec import KafkaSource
 
 __all__ = ["client_properties", "missing_topic"]
 

@@ -27,6 +27,7 @@ from pyspark.sql.streaming.listener import SourceProgress as SparkSource
 from streamwarden.driver.backlog import Backlog
 from streamwarden.driver.job_api import EVENT_ENDS
 from streamwarden.driver.pipeline.batches import BatchCounts
+from streamwarden.driver.pipeline.source import QuerySource
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.keyed_state.dataframe import KEYED_STATE
@@ -87,13 +88,13 @@ def batch_progress(
     tries: int = 1,
     at: datetime | None = None,
     backlogs: Mapping[str, Backlog] | None = None,
-    sources: Sequence[str] = (),
+    sources: Sequence[QuerySource] = (),
 ) -> BatchProgress:
     """Translate a progress event.
 
     For a `files` source, Spark counts files; the input rows are then the rows that the job found in them. `keys` are
-    those of keyed state. `at` is the time when the batch was done, by default now. `sources` are the names of its
-    sources in Spark's order, and `backlogs` measure them.
+    those of keyed state. `at` is the time when the batch was done, by default now. `sources` are the
+    query's sources in Spark's order, and `backlogs` measure them by name.
     """
     watermark = _time(progress.eventTime.get("watermark"))
     newest = _time(progress.eventTime.get("max"))
@@ -102,8 +103,12 @@ def batch_progress(
     took = progress.durationMs
     duration_ms = took.get("triggerExecution", 0)
     rows_in, rate = progress.numInputRows, _finite(progress.processedRowsPerSecond)
+    once = [one.numInputRows // source.scans for one, source in zip(progress.sources, sources, strict=False)]
     if files and counts is not None:
         rows_in = counts.computed
+    elif once and len(once) == len(progress.sources):
+        rows_in = sum(once)
+    if rows_in != progress.numInputRows:
         rate = rows_in * 1000 / duration_ms if duration_ms else 0.0
     checkpoint_ms = took.get("walCommit", 0) + took.get("commitOffsets", 0)
     by_source = _by_source(progress, backlogs or {}, sources)
@@ -143,19 +148,22 @@ def batch_progress(
 
 
 def _by_source(
-    progress: StreamingQueryProgress, backlogs: Mapping[str, Backlog], names: Sequence[str]
+    progress: StreamingQueryProgress, backlogs: Mapping[str, Backlog], sources: Sequence[QuerySource]
 ) -> dict[str, SourceProgress]:
     found = {}
-    for name, source in zip(names, progress.sources, strict=False):
-        one = _source(progress, source, backlogs[name]) if name in backlogs else None
+    for own, source in zip(sources, progress.sources, strict=False):
+        backlog = backlogs.get(own.name)
+        one = _source(progress, source, own.scans, backlog) if backlog is not None else None
         if one is not None:
-            found[name] = one
+            found[own.name] = one
     return found
 
 
-def _source(progress: StreamingQueryProgress, source: SparkSource, backlog: Backlog) -> SourceProgress | None:
+def _source(
+    progress: StreamingQueryProgress, source: SparkSource, scans: int, backlog: Backlog
+) -> SourceProgress | None:
     try:
-        return backlog.after(source.startOffset, source.endOffset, source.latestOffset, source.numInputRows)
+        return backlog.after(source.startOffset, source.endOffset, source.latestOffset, source.numInputRows // scans)
     except (OSError, StreamwardenError, ValueError):
         # A missing backlog is worth a warning, but must not cost the batch's whole report.
         _log.warning("batch %d: the rest of the source is unknown", progress.batchId, exc_info=True)
@@ -206,7 +214,7 @@ class ProgressListener(StreamingQueryListener):
     backlogs
         Measure the sources, by name.
     sources
-        Returns the names of the query's sources, in Spark's order.
+        Returns the query's sources, in Spark's order.
     keys
         Counts the keys of keyed state after a batch.
     after
@@ -227,7 +235,7 @@ class ProgressListener(StreamingQueryListener):
         tries: Callable[[], int],
         backlogs: Mapping[str, Backlog],
         *,
-        sources: Callable[[], Sequence[str]],
+        sources: Callable[[], Sequence[QuerySource]],
         keys: Callable[[StreamingQueryProgress], int | None] = lambda _: None,
         after: int | None = None,
         files: bool,

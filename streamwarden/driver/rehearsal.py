@@ -24,7 +24,8 @@ from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.landing.folder import landing_folder
 from streamwarden.landing.plans import Plans
-from streamwarden.model.spec import THE_SOURCE, DeltaSource, FileSource, JobSpec, KafkaSource, Source
+from streamwarden.model.source_spec import THE_SOURCE, DeltaSource, FileSource, KafkaSource, Source
+from streamwarden.model.spec import JobSpec
 from streamwarden.runtime.polling import Deadline
 from streamwarden.spark.session import BASE
 from streamwarden.storage import LocalStorage

@@ -34,7 +34,7 @@ from streamwarden.driver.pipeline.module import load_module, output_mode, settin
 from streamwarden.driver.pipeline.outputs import AUTHOR, keep_sources
 from streamwarden.driver.pipeline.query import RunningQuery
 from streamwarden.driver.pipeline.serving import Server
-from streamwarden.driver.pipeline.source import job_rows, missing_source, source_names
+from streamwarden.driver.pipeline.source import QuerySource, job_rows, missing_source, query_sources
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.driver.recorder import BatchRecorder
 from streamwarden.driver.spare_keeper import SpareKeeper
@@ -52,7 +52,8 @@ from streamwarden.formats.no_data_batch import begin_no_data_batch
 from streamwarden.landing.planner import Planner
 from streamwarden.model.progress import BatchProgress
 from streamwarden.model.record import ErrorInfo, utc_now
-from streamwarden.model.spec import DeltaSource, FileSource, JobSpec, Source
+from streamwarden.model.source_spec import DeltaSource, FileSource, Source
+from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef, DriverState, Exit
 from streamwarden.model.supervision import Supervision
 from streamwarden.runtime import work_dirs
@@ -140,7 +141,7 @@ class Driver:
         self._arrivals: Arrivals | None = None
         self._query: RunningQuery | None = None
         self._keeper: SpareKeeper | None = None
-        self._sources: list[str] = []
+        self._sources: list[QuerySource] = []
         self._servers: dict[str, Server] = {}
 
     def run(self) -> int:
@@ -272,7 +273,6 @@ class Driver:
         return module
 
     def _open_backlogs(self, spec: JobSpec, reference: CheckpointRef) -> dict[str, Backlog]:
-        self._sources = reference.sources or list(spec.inputs)
         return {name: self._open_backlog(spec, source, reference) for name, source in spec.inputs.items()}
 
     def _open_backlog(self, spec: JobSpec, source: Source, reference: CheckpointRef) -> Backlog:
@@ -319,9 +319,10 @@ class Driver:
         checkpoint: CheckpointReader,
     ) -> RunningQuery:
         rows = job_rows(session, self._workspace, spec, module)
-        self._sources = source_names(rows)
-        check_sources(spec, self._sources, reference.sources)
-        keep_sources(self._workspace, spec.name, self._sources, guard=self._heart.guard)
+        self._sources = query_sources(rows)
+        names = [one.name for one in self._sources]
+        check_sources(spec, names, reference.sources)
+        keep_sources(self._workspace, spec.name, names, guard=self._heart.guard)
         if session.conf.get("spark.sql.streaming.noDataMicroBatches.enabled") == "true":
             self._heart.guard()
             owed = begin_no_data_batch(self._workspace.storage, reference.path)
@@ -338,6 +339,7 @@ class Driver:
         if ahead.checkpoint != reference.path:
             ahead.drop()
             return None
+        self._sources = ahead.sources
         return ahead.release(writer, self._author)
 
     def _watch(self, query: RunningQuery) -> Failure | None:

@@ -122,7 +122,7 @@ def _plain(rows: DataFrame) -> DataFrame:
     else:
         held = next(name for name in ("value", "list_element", "user_map_value") if name in columns)
         kind = rows.schema[held].dataType
-        of = F.col(held)
+        of = _whole(rows, held)
         if isinstance(kind, StructType) and kind.names == ["value", "ttlExpirationMs"]:
             of, expires = of["value"], _moment(F.col(held)["ttlExpirationMs"])
         value = (
@@ -132,11 +132,19 @@ def _plain(rows: DataFrame) -> DataFrame:
         )
     return rows.select(
         F.col("partition_id").cast("int").alias("partition"),
-        _json(F.col("key")).alias("key"),
+        _json(_whole(rows, "key")).alias("key"),
         value.alias("value"),
         expires.alias("expires_at"),
         timer.alias("timer_at"),
     )
+
+
+def _whole(rows: DataFrame, name: str) -> Column:
+    """Return a column as its schema says: a join's stored values have one field more, whether they were matched."""
+    kind = rows.schema[name].dataType
+    if not isinstance(kind, StructType):
+        return F.col(name)
+    return F.when(F.col(name).isNotNull(), F.struct(*[F.col(name)[one].alias(one) for one in kind.names]))
 
 
 def _json(value: Column) -> Column:

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from streamwarden.driver.causes import headline
 from streamwarden.driver.job_session import checkpoint_session
 from streamwarden.driver.pipeline.module import load_module, output_mode, settings_for
-from streamwarden.driver.pipeline.source import TAG, Opener, job_rows, open_source, source_names
+from streamwarden.driver.pipeline.source import TAG, Opener, job_rows, open_source, query_sources
 from streamwarden.driver.previous_state import PreviousState
 from streamwarden.driver.state_only_batch import run_batch
 from streamwarden.driver.state_rows import plain_path
@@ -133,7 +133,7 @@ def run_without_input(
         return session.readStream.schema(schemas[name]).option(TAG, name).parquet(str(folder / name))
 
     rows = query(opened)
-    return source_names(rows), run_batch(rows, checkpoint, "migration", mode)
+    return [one.name for one in query_sources(rows)], run_batch(rows, checkpoint, "migration", mode)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.landing.file import LandedFile, shown
-from streamwarden.model.spec import FileSource
+from streamwarden.model.source_spec import FileSource
 from streamwarden.storage import S3Location
 from streamwarden.store.workspace import Workspace
 

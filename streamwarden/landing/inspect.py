@@ -16,7 +16,8 @@ from streamwarden.landing.folder import landing_folder
 from streamwarden.landing.planner import is_same, newest_readings
 from streamwarden.landing.plans import Plans, Read, plans_of, read_plans
 from streamwarden.model.record import utc_now
-from streamwarden.model.spec import FileSource, JobSpec
+from streamwarden.model.source_spec import FileSource
+from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Reread
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace

@@ -14,7 +14,7 @@ from streamwarden.landing.file import LandedFile, shown
 from streamwarden.landing.folder import LandingFolder, Listing, landing_folder
 from streamwarden.landing.plans import Plans, Read, plans_of, read_plans
 from streamwarden.model.progress import SourceProgress
-from streamwarden.model.spec import FileSource
+from streamwarden.model.source_spec import FileSource
 from streamwarden.model.status import CheckpointRef, LandingState
 from streamwarden.storage import Conflict
 from streamwarden.store.documents import JobDocuments

@@ -9,20 +9,18 @@ from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
 
 from croniter import croniter
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from streamwarden.model.advisor_spec import AdvisorSpec
 from streamwarden.model.durations import Duration
 from streamwarden.model.health_spec import HealthSpec
+from streamwarden.model.source_spec import THE_SOURCE, DeltaSource, FileSource, KafkaSource, Source, check_several
+from streamwarden.model.spec_base import Strict, bytes_of, check_name
 
 __all__ = [
     "PROGRESS_TABLE",
-    "THE_SOURCE",
-    "DeltaSource",
     "FailureSpec",
-    "FileSource",
     "JobSpec",
-    "KafkaSource",
     "KeepSpec",
     "ResourceSpec",
     "RestartSpec",
@@ -30,7 +28,6 @@ __all__ = [
     "SavepointSpec",
     "ServeSpec",
     "SinkSpec",
-    "Source",
     "StateSpec",
     "TriggerSpec",
 ]
@@ -38,13 +35,8 @@ __all__ = [
 PROGRESS_TABLE = "job_progress"
 """The table of every batch: drivers write it beside their jobs' tables, so no job may."""
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_ADDRESS = re.compile(r"(?:[^\s:,\[\]]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
 _REDIS = re.compile(r"rediss?://[^\s@/:]+(:\d{1,5})?(/\d{1,3})?")
 _MEMORY = re.compile(r"[1-9]\d*[mg]")
-_SIZE = re.compile(r"[1-9]\d*[kmg]")
-_SIZES = {"k": 2**10, "m": 2**20, "g": 2**30}
 # 64 doublings exceed every longest wait, and still fit a float.
 _MOST_DOUBLINGS = 64
 # Spark's UnifiedMemoryManager requires 1.5 times its reserved 300 MiB, by the JVM's count. With the drivers' serial
@@ -68,134 +60,7 @@ _OWNED_SETTINGS = {
 }
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-def _check_name(value: str) -> str:
-    if not _NAME.fullmatch(value):
-        raise ValueError("use lower-case letters, digits and _, starting with a letter, at most 63 characters")
-    return value
-
-
-def _bytes(size: str) -> int:
-    return int(size[:-1]) * _SIZES[size[-1]]
-
-
-class FileSource(_Strict):
-    """Files that appear in a folder, on disk or on S3, each read once.
-
-    The job gets the names and opens the files itself, so that a corrupt file does not end the query. Hidden files
-    (``.x``, ``_x``) are not read, and neither are folders, unless they are named ``key=value``.
-    """
-
-    kind: Literal["files"]
-    path: str = Field(description="Folder, relative to the profile's root, or absolute, or s3a://BUCKET/PREFIX.")
-    max_files_per_batch: int = Field(
-        default=64,
-        ge=1,
-        description="64: with files of some minutes of trips, a batch takes well under a minute on one core.",
-    )
-    max_batch_size: str = Field(
-        default="512m",
-        description="Bytes of a batch's files, such as 512m or 2g. A larger file is a batch by itself. 512m: some"
-        " minutes on one core, less than trigger.timeout.",
-    )
-    max_file_size: str = Field(
-        default="4g",
-        description="A larger file is quarantined by its name, without reading it. 4g: a year of the densest trips."
-        " At some MB per second, a larger file would delay all others for hours.",
-    )
-
-    @field_validator("max_batch_size", "max_file_size")
-    @classmethod
-    def _size(cls, value: str) -> str:
-        if not _SIZE.fullmatch(value):
-            raise ValueError(f"{value!r} is not a size: write a whole number and k, m or g, like 512m")
-        return value
-
-    @field_validator("path")
-    @classmethod
-    def _readable(cls, value: str) -> str:
-        scheme, is_address, _ = value.partition("://")
-        if not value or (is_address and scheme not in ("file", "s3a")):
-            raise ValueError(
-                f"{value!r} is no folder: files are read from a folder on disk, or from s3a://BUCKET/PREFIX"
-            )
-        return value
-
-    @property
-    def max_batch_bytes(self) -> int:
-        """`max_batch_size` in bytes."""
-        return _bytes(self.max_batch_size)
-
-    @property
-    def max_file_bytes(self) -> int:
-        """`max_file_size` in bytes."""
-        return _bytes(self.max_file_size)
-
-
-class DeltaSource(_Strict):
-    """Rows appended to a Delta table. Rows that are changed or deleted later can't be retracted from the outputs."""
-
-    kind: Literal["delta"]
-    table: str = Field(description="A table name; it stands in the profile's tables folder.")
-    max_files_per_batch: int = Field(default=256, ge=1, description="256: small files from frequent commits add up.")
-    on_change: Literal["fail", "skip"] = Field(
-        default="fail",
-        description="Reaction to a commit that deletes, updates or overwrites rows. fail: ends with"
-        " SOURCE_ROWS_CHANGED and keeps its position. skip: logs and skips the whole commit. Rows that"
-        " such a commit adds, as by MERGE or an overwrite, are then not read.",
-    )
-
-    _name = field_validator("table")(_check_name)
-
-
-class KafkaSource(_Strict):
-    """Records of a Kafka topic, in Kafka's own columns: key and value as bytes, topic, partition, offset, timestamp.
-
-    Other client properties, such as credentials, come from the environment: ``STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG``
-    sets Kafka's ``sasl.jaas.config``, and so on for every property. The environment overrides this section.
-    """
-
-    kind: Literal["kafka"]
-    topic: str
-    bootstrap_servers: str = Field(description="Bootstrap addresses: host:port, with commas between several.")
-    starting_offsets: Literal["earliest", "latest"] = Field(
-        default="earliest",
-        description="Where the job's first start begins; later starts continue from the checkpoint. earliest: reads"
-        " everything that the topic still has.",
-    )
-    max_offsets_per_batch: int = Field(
-        default=100_000,
-        ge=1,
-        description="100,000: with records of a kilobyte, a first batch over a backlog fits the heap.",
-    )
-
-    @field_validator("topic")
-    @classmethod
-    def _topic(cls, value: str) -> str:
-        # Kafka's own rule.
-        if not _TOPIC.fullmatch(value) or value in (".", ".."):
-            raise ValueError(f"{value!r} is no topic: letters, digits, '.', '_' and '-', at most 249")
-        return value
-
-    @field_validator("bootstrap_servers")
-    @classmethod
-    def _servers(cls, value: str) -> str:
-        wrong = [one for one in value.split(",") if not _ADDRESS.fullmatch(one.strip())]
-        if wrong:
-            raise ValueError(f"{wrong[0].strip()!r} is no address: write host:port, with commas between several")
-        return value
-
-
-Source = FileSource | DeltaSource | KafkaSource
-
-THE_SOURCE = "source"
-"""The name of a job's source if it has one only, given as `source`."""
-
-
-class ServeSpec(_Strict):
+class ServeSpec(Strict):
     """A key-value store that gets an upserted table's rows as well, for readers that look up single keys.
 
     A Redis server's address with a password comes from the environment: ``STREAMWARDEN_REDIS_URL`` overrides `url`.
@@ -231,7 +96,7 @@ class ServeSpec(_Strict):
         return value
 
 
-class SinkSpec(_Strict):
+class SinkSpec(Strict):
     """One Delta table that a job writes."""
 
     table: str
@@ -266,7 +131,7 @@ class SinkSpec(_Strict):
         " so a row that only the old ones produced would stay.",
     )
 
-    _name = field_validator("table")(_check_name)
+    _name = field_validator("table")(check_name)
 
     @model_validator(mode="after")
     def _combination(self) -> Self:
@@ -290,7 +155,7 @@ class SinkSpec(_Strict):
         return (self.on_restore or ("leave" if self.keys else "rewind")) == "rewind"
 
 
-class TriggerSpec(_Strict):
+class TriggerSpec(Strict):
     """When batches start. In Spark a batch is a checkpoint, so `interval` is the checkpoint interval."""
 
     interval: Duration = Field(
@@ -319,7 +184,7 @@ class TriggerSpec(_Strict):
         return value
 
 
-class FailureSpec(_Strict):
+class FailureSpec(Strict):
     """The driver's own retries of failed batches."""
 
     tolerable_consecutive: int = Field(
@@ -352,7 +217,7 @@ class FailureSpec(_Strict):
         return waits + (self.tolerable_consecutive - doubled) * self.wait_after(doubled)
 
 
-class RestartSpec(_Strict):
+class RestartSpec(Strict):
     """A supervisor's restarts of a dead, silent or failed driver: the restart budget."""
 
     max: int = Field(
@@ -370,7 +235,7 @@ class RestartSpec(_Strict):
     backoff_max: Duration = Field(default=timedelta(minutes=2), description="The longest wait before a restart. 2m.")
 
 
-class StateSpec(_Strict):
+class StateSpec(Strict):
     """How the state of stateful operators is stored."""
 
     backend: Literal["rocksdb", "memory"] = Field(
@@ -420,14 +285,14 @@ class StateSpec(_Strict):
         return self.backend == "rocksdb" and self.changelog is not False
 
 
-class KeepSpec(_Strict):
+class KeepSpec(Strict):
     """How many savepoints of one origin are kept, and for how long. Both limits apply; None means no limit."""
 
     count: int | None = Field(default=None, ge=1, description="Keep the newest ones, up to this number.")
     age: Duration | None = Field(default=None, description="Keep those younger than this.")
 
 
-class RetentionSpec(_Strict):
+class RetentionSpec(Strict):
     """Which savepoints housekeeping removes.
 
     It never removes the newest verified savepoint, a labelled one, or one in use.
@@ -448,7 +313,7 @@ class RetentionSpec(_Strict):
         return policy
 
 
-class SavepointSpec(_Strict):
+class SavepointSpec(Strict):
     """When periodic savepoints are taken, and how long savepoints are kept."""
 
     every: Duration | None = Field(
@@ -483,7 +348,7 @@ class SavepointSpec(_Strict):
         return self
 
 
-class ResourceSpec(_Strict):
+class ResourceSpec(Strict):
     """What the job's driver and executors may use."""
 
     cores: int = Field(default=1, ge=1, le=1024, description="Task slots. 1: many jobs can share a small machine.")
@@ -494,31 +359,17 @@ class ResourceSpec(_Strict):
     def _memory(cls, value: str) -> str:
         if not _MEMORY.fullmatch(value):
             raise ValueError(f"{value!r} is not a JVM memory size: write like 512m or 2g")
-        if _bytes(value) < _LEAST_MEMORY:
+        if bytes_of(value) < _LEAST_MEMORY:
             raise ValueError(f"{value} is too little: Spark does not start with less than 466m")
         return value
 
     @property
     def memory_bytes(self) -> int:
         """The heap in bytes."""
-        return _bytes(self.memory)
+        return bytes_of(self.memory)
 
 
-def _check_several(sources: dict[str, Source]) -> None:
-    if len(sources) < 2:
-        raise ValueError("sources: name two or more, or give the only one as source")
-    for name in sources:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"sources.{name}: a name has lower-case letters, digits and _, and starts with a letter")
-    files = [name for name, one in sources.items() if isinstance(one, FileSource)]
-    if len(files) > 1:
-        raise ValueError(
-            f"sources: {' and '.join(files)} are both of kind files, and a job has at most one: land the others in"
-            " tables by jobs of their own"
-        )
-
-
-class JobSpec(_Strict):
+class JobSpec(Strict):
     """One streaming query with its own checkpoint."""
 
     name: str
@@ -553,7 +404,7 @@ class JobSpec(_Strict):
     spark: dict[str, str] = Field(default_factory=dict, description="Free Spark settings, for this job only.")
     options: dict[str, Any] = Field(default_factory=dict, description="The job module's own options, checked by it.")
 
-    _name = field_validator("name")(_check_name)
+    _name = field_validator("name")(check_name)
 
     @field_validator("spark", mode="before")
     @classmethod
@@ -579,7 +430,7 @@ class JobSpec(_Strict):
         if (self.source is None) == (self.sources is None):
             raise ValueError("give source, or sources for two or more")
         if self.sources is not None:
-            _check_several(self.sources)
+            check_several(self.sources)
         for name, source in self.inputs.items():
             if isinstance(source, DeltaSource) and source.table in tables:
                 field = "source" if self.sources is None else f"sources.{name}"

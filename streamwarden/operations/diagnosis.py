@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from streamwarden.errors import CATALOGUE, StreamwardenError, is_code
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.model.record import ErrorInfo
-from streamwarden.model.spec import THE_SOURCE
+from streamwarden.model.source_spec import THE_SOURCE
 from streamwarden.model.status import Desired
 from streamwarden.runtime.postmortem import LastWords, last_words
 from streamwarden.savepoints import catalog

@@ -19,7 +19,8 @@ from streamwarden.landing.folder import landing_folder
 from streamwarden.landing.planner import is_same
 from streamwarden.landing.plans import Plans, read_plans
 from streamwarden.model.savepoint import Manifest
-from streamwarden.model.spec import DeltaSource, FileSource, JobSpec, KafkaSource, Source
+from streamwarden.model.source_spec import DeltaSource, FileSource, KafkaSource, Source
+from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef, OutputStart
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import CONTROL, table_key

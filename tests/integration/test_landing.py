@@ -7,7 +7,7 @@ import os
 import pytest
 
 from streamwarden.landing.planner import Planner
-from streamwarden.model.spec import FileSource
+from streamwarden.model.source_spec import FileSource
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import observe

@@ -10,7 +10,7 @@ from streamwarden.landing.file import LandedFile, LandedFileChanged, LandedFileG
 from streamwarden.landing.planner import Planner
 from streamwarden.landing.plans import plans_of
 from streamwarden.model.record import utc_now
-from streamwarden.model.spec import FileSource
+from streamwarden.model.source_spec import FileSource
 from streamwarden.model.status import CheckpointRef
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace

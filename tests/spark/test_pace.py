@@ -15,11 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from streamwarden.driver.backlog import backlog_of
 from streamwarden.driver.pipeline.query import RunningQuery
-from streamwarden.driver.pipeline.source import open_source
+from streamwarden.driver.pipeline.source import QuerySource, open_source
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.progress import BatchProgress
-from streamwarden.model.spec import DeltaSource, JobSpec
+from streamwarden.model.source_spec import DeltaSource
+from streamwarden.model.spec import JobSpec
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 from tests.conftest import REPOSITORY
@@ -66,7 +67,7 @@ class Paced:
             lambda: None,
             lambda: 1,
             {"source": backlog_of(self.workspace, source)},
-            sources=lambda: ["source"],
+            sources=lambda: [QuerySource("source")],
             files=False,
         )
         self.spark.streams.addListener(self.listener)

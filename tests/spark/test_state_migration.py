@@ -20,7 +20,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader, continued_offsets
 from streamwarden.keyed_state import with_keyed_state
 from streamwarden.keyed_state.processor import STATE_NAME
-from streamwarden.model.spec import FileSource
+from streamwarden.model.source_spec import FileSource
 from streamwarden.storage import LocalStorage
 from tests.conftest import DAY
 from tests.spark.job_runs import run

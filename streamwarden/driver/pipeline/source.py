@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,20 @@ from streamwarden.driver.pipeline.module import settings_for
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.landing.plans import plans_of
-from streamwarden.model.spec import THE_SOURCE, DeltaSource, FileSource, JobSpec, KafkaSource, Source
+from streamwarden.model.source_spec import THE_SOURCE, DeltaSource, FileSource, KafkaSource, Source
+from streamwarden.model.spec import JobSpec
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["TAG", "Opener", "job_rows", "missing_source", "open_plans", "open_source", "source_names"]
+__all__ = [
+    "TAG",
+    "Opener",
+    "QuerySource",
+    "job_rows",
+    "missing_source",
+    "open_plans",
+    "open_source",
+    "query_sources",
+]
 
 # Spark skips files that are older than the newest by more than this value: so large that it never applies.
 _NO_AGE = "36500d"
@@ -89,7 +100,7 @@ def job_rows(
         settings or settings_for(spec, module),
     )
     if opener is None:
-        names = source_names(rows)
+        names = [one.name for one in query_sources(rows)]
         twice = sorted({name for name in names if names.count(name) > 1})
         unread = sorted(set(by_name) - set(names))
         if twice or unread:
@@ -102,20 +113,39 @@ def job_rows(
     return rows
 
 
-def source_names(rows: DataFrame) -> list[str]:
-    """Return the names of a query's sources in the order of Spark's offsets: of its plan, from left to right.
+@dataclass(frozen=True)
+class QuerySource:
+    """A source of a query.
+
+    Parameters
+    ----------
+    name
+        Its name in the spec.
+    scans
+        How often a batch reads it: more than once if the query has several branches. Spark counts its rows as often.
+    """
+
+    name: str
+    scans: int = 1
+
+
+def query_sources(rows: DataFrame) -> list[QuerySource]:
+    """Return a query's sources in the order of Spark's offsets: of its plan, from left to right.
 
     As ``MicroBatchExecution`` of Spark 4.2 numbers them: equal relations are one source.
     """
     leaves: list[Any] = []
-    names: list[str] = []
+    scans: list[int] = []
     found = rows._jdf.queryExecution().analyzed().collectLeaves().iterator()
     while found.hasNext():
         leaf = found.next()
-        if leaf.isStreaming() and not any(leaf.equals(other) for other in leaves):
-            leaves.append(leaf)
-            names.append(_tag(leaf))
-    return names
+        if leaf.isStreaming():
+            number = next((number for number, other in enumerate(leaves) if leaf.equals(other)), len(leaves))
+            if number == len(leaves):
+                leaves.append(leaf)
+                scans.append(0)
+            scans[number] += 1
+    return [QuerySource(_tag(leaf), number) for leaf, number in zip(leaves, scans, strict=True)]
 
 
 def _tag(leaf: Any) -> str:

@@ -9,7 +9,7 @@ import yaml
 
 from streamwarden.driver.backlog import DeltaBacklog, KafkaBacklog
 from streamwarden.model.progress import SourceProgress
-from streamwarden.model.spec import DeltaSource
+from streamwarden.model.source_spec import DeltaSource
 from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit

@@ -9,7 +9,7 @@ import pytest
 
 from streamwarden.driver.kafka import client_properties, missing_topic
 from streamwarden.driver.pipeline.source import open_source
-from streamwarden.model.spec import KafkaSource
+from streamwarden.model.source_spec import KafkaSource
 from streamwarden.store.workspace import Workspace
 
 pytestmark = pytest.mark.unit

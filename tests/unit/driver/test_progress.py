@@ -14,6 +14,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from streamwarden.driver import progress as module
+from streamwarden.driver.pipeline.source import QuerySource
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
@@ -74,7 +75,7 @@ def listener(storage: LocalStorage, committed: Any, tries: Callable[[], int] = l
         lambda: None,
         tries,
         {"source": NoBacklog()},
-        sources=lambda: ["source"],
+        sources=lambda: [QuerySource("source")],
         files=False,
     )
 

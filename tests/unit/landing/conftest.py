@@ -13,7 +13,8 @@ from streamwarden.landing.file import LandedFile
 from streamwarden.landing.planner import Planner
 from streamwarden.landing.plans import plans_of
 from streamwarden.model.record import utc_now
-from streamwarden.model.spec import FileSource, JobSpec
+from streamwarden.model.source_spec import FileSource
+from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace

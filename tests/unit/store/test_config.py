@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.durations import format_duration, parse_duration
@@ -225,3 +227,58 @@ def test_a_drivers_waits_are_doubled_up_to_the_longest() -> None:
     assert many.wait_after(5_000) == timedelta(seconds=10)
     assert many.waits == timedelta(seconds=15 + 4_996 * 10)
     assert failures.model_copy(update={"tolerable_consecutive": 0}).waits == timedelta(0)
+
+
+# -- several sources ---------------------------------------------------------------------------------------------------
+
+DELTA = {"kind": "delta", "table": "trips"}
+OTHER = {"kind": "kafka", "topic": "payments", "bootstrap_servers": "one:9092"}
+FILES = {"kind": "files", "path": "landing"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "give source, or sources for two or more"),
+        ({"source": DELTA, "sources": {"a": DELTA, "b": OTHER}}, "give source, or sources for two or more"),
+        ({"sources": {"a": DELTA}}, "name two or more, or give the only one as source"),
+        ({"sources": {"a": FILES, "b": FILES}}, "a and b are both of kind files"),
+        ({"sources": {"A b": DELTA, "b": OTHER}}, "sources.A b: a name has lower-case letters"),
+        ({"sources": {"a": {**DELTA, "table": "t"}, "b": OTHER}}, "sources.a.table t is also a sink"),
+        ({"sources": {"a": {**DELTA, "colour": 1}, "b": OTHER}}, "colour"),
+        ({"sources": {"a": {"kind": "paper"}, "b": OTHER}}, "paper"),
+    ],
+)
+def test_what_is_wrong_with_several_sources_is_named(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(words)):
+        JobSpec.model_validate({"name": "j", "module": "m", "sinks": [{"table": "t", "mode": "append"}], **fields})
+
+
+def test_sources_are_found_by_kind_and_name() -> None:
+    fields = {"name": "j", "module": "m", "sinks": [{"table": "t", "mode": "append"}]}
+    spec = JobSpec.model_validate({**fields, "sources": {"c": DELTA, "a": OTHER, "b": FILES}})
+    assert list(spec.inputs) == ["c", "a", "b"]
+    assert list(spec.delta_sources) == ["c"] and list(spec.kafka_sources) == ["a"]
+    assert spec.files_source is not None and spec.files_source.path == "landing"
+    assert list(JobSpec.model_validate({**fields, "source": DELTA}).inputs) == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("serve", "words"),
+    [
+        ({"kind": "redis", "url": "redis://user:secret@host:6379/0"}, "STREAMWARDEN_REDIS_URL"),
+        ({"kind": "paper"}, "sqlite"),
+        ({"kind": "sqlite", "expire_after": "1ms"}, "at least 1s"),
+    ],
+)
+def test_what_is_wrong_with_a_serving_store_is_named(serve: dict[str, str], words: str) -> None:
+    sink = {"table": "t", "mode": "upsert", "keys": ["k"], "serve": serve}
+    with pytest.raises(ValidationError, match=words) as raised:
+        JobSpec.model_validate({"name": "j", "module": "m", "source": DELTA, "sinks": [sink]})
+    assert "secret@" not in str(raised.value).split("[type")[0]
+
+
+def test_only_an_upserted_sink_is_served() -> None:
+    sink = {"table": "t", "mode": "append", "serve": {"kind": "sqlite"}}
+    with pytest.raises(ValidationError, match="serve goes with mode upsert"):
+        JobSpec.model_validate({"name": "j", "module": "m", "source": DELTA, "sinks": [sink]})

@@ -499,3 +499,40 @@ def test_what_is_told_is_no_further_than_what_lasted(
     found = health(**({} if now == "ok" else {"backlog": Level(now)}))
     noted = alert_queue.note(workspace, "job", found, lasted={"backlog": lasted})
     assert steps(noted) == ([("backlog", before, after)] if after else [])
+
+
+def _two(trips: int, payments: int) -> dict[str, SourceProgress]:
+    return {
+        "trips": SourceProgress(unit="versions", taken=trips, pending=0),
+        "payments": SourceProgress(unit="offsets", taken=payments, pending=0),
+    }
+
+
+def test_a_source_without_input_that_holds_the_watermark_is_named() -> None:
+    several = {
+        "source": None,
+        "sources": {
+            "trips": {"kind": "delta", "table": "trips"},
+            "payments": {"kind": "kafka", "topic": "p", "bootstrap_servers": "one:9092"},
+        },
+    }
+    held = batches(12, watermark=NOW - 3600 * S, sources=[_two(3, 0)] * 12)
+    findings = judge(facts(held, **several)).findings
+    assert [(one.rule, one.level) for one in findings] == [("idle_source", Level.WARN)]
+    assert "no input from payments, which holds the watermark at" in findings[0].what
+    # Both have input; the watermark moves; the policy does not wait; nothing at all comes.
+    moving = [NOW - 3600 * S + number * S for number in range(12)]
+    assert not judge(facts(batches(12, watermark=NOW, sources=[_two(3, 1)] * 12), **several)).findings
+    assert not judge(facts(batches(12, watermark=moving, sources=[_two(3, 0)] * 12), **several)).findings
+    assert not judge(facts(held, **several, watermark_policy="max")).findings
+    assert not judge(facts(batches(12, watermark=NOW, rows_in=0, sources=[_two(0, 0)] * 12), **several)).findings
+
+
+def test_the_sum_over_sources_is_unknown_if_one_is() -> None:
+    known = SourceProgress(unit="versions", taken=2, finished=1, pending=4, skipped=1, skipped_last="v3")
+    unknown = SourceProgress(unit="offsets", taken=5, pending=None, cut=True)
+    total = SourceProgress.total([known, unknown])
+    assert total is not None
+    assert (total.unit, total.taken, total.finished, total.pending) == ("files, versions and offsets", 7, 6, None)
+    assert (total.cut, total.skipped, total.skipped_last) == (True, 1, "v3")
+    assert SourceProgress.total([known]) is known and SourceProgress.total([]) is None

@@ -1,4 +1,4 @@
-"""Commands for trips: replay, generate."""
+"""Commands of the example: replay, generate, feed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from streamwarden.cli.terminal import (
     print_json,
     reported,
 )
+from streamwarden.errors import StreamwardenError
 from streamwarden.model.durations import parse_duration
-from streamwarden.store.workspace import open_workspace
+from streamwarden.store.workspace import Workspace, open_workspace
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from nyc_taxi.trips.replay import ReplayProgress
 
 __all__ = ["app"]
@@ -121,6 +124,70 @@ def generate_trips(
         print_json({"file": str(path), "trips": table.num_rows})
     else:
         out.print(f"{path}: {table.num_rows:,} trips")
+
+
+@app.command()
+@reported
+def feed(
+    stream: Annotated[
+        str, typer.Argument(help="payments (of the table trips), sensor_readings or trades.", show_default=False)
+    ],
+    table: Annotated[str | None, typer.Option(help="Append to this Delta table; default: STREAM.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Write Parquet files here instead.")] = None,
+    kafka: Annotated[str | None, typer.Option(help="Write JSON to HOST:PORT/TOPIC instead.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Number of readings or trades.")] = 20_000,
+    pieces: Annotated[int, typer.Option(min=1, help="Number of writes.")] = 10,
+    pause: Annotated[float, typer.Option(min=0, help="Seconds between two writes.")] = 1.0,
+    repeated: Annotated[float, typer.Option(min=0, max=1, help="Share of events that come twice.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same stream.")] = 0,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a synthetic stream, as its producer would: some events out of order, some repeated."""
+    from nyc_taxi.streams.feed import FeedOptions, to_delta, to_files, to_kafka
+    from nyc_taxi.streams.feed import feed as run_feed
+
+    workspace = open_workspace(profile, root=root)
+    events, key = _events(workspace, stream, rows, seed)
+    if kafka is not None:
+        servers, _, topic = kafka.rpartition("/")
+        write = to_kafka(servers, topic, key)
+    elif folder is not None:
+        write = to_files(folder)
+    else:
+        write = to_delta(*workspace.delta_rs(table or stream))
+    options = FeedOptions(pieces=pieces, pause=pause, repeated=repeated, seed=seed)
+
+    def say(number: int, written: int) -> None:
+        if not as_json:
+            err.print(f"{stream}: {written:,} rows in {number} of {pieces} writes", highlight=False)
+
+    written = run_feed(events, write, options, say)
+    if as_json:
+        print_json({"stream": stream, "rows": written})
+
+
+def _events(workspace: Workspace, stream: str, rows: int, seed: int) -> tuple[pa.Table, str]:
+    """Return a stream's events, and the column of their key."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    from nyc_taxi.streams import series
+    from nyc_taxi.streams.payments import PaymentOptions, payments_of
+
+    if stream == "payments":
+        address, options = workspace.delta_rs("trips")
+        try:
+            trips = DeltaTable(address, storage_options=options).to_pyarrow_table()
+        except TableNotFoundError as error:
+            raise StreamwardenError("REPLAY_SOURCE_INVALID", "there is no table trips yet: run ingest_trips") from error
+        return payments_of(trips, PaymentOptions(seed=seed)), "payment_id"
+    if stream == "sensor_readings":
+        return series.sensor_readings(rows, seed=seed), "sensor_id"
+    if stream == "trades":
+        return series.trades(rows, seed=seed), "symbol"
+    raise typer.BadParameter(f"{stream!r} is none of payments, sensor_readings and trades")
 
 
 @contextmanager

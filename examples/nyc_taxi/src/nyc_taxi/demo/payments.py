@@ -25,7 +25,7 @@ _JOINS = {"inner": "INNER", "left": "LEFT", "right": "RIGHT", "full": "FULL"}
 
 
 def expected_trip_payments(
-    trips: pa.Table, payments: pa.Table, *, join: str = "full", settles_within: timedelta = timedelta(hours=2)
+    trips: pa.Table, payments: pa.Table, *, join: str = "full", settles_within: timedelta = timedelta(hours=4)
 ) -> pa.Table:
     """Return the expected rows if nothing is late and nothing waits any more.
 
@@ -53,7 +53,7 @@ def expected_trip_payments(
             FROM (FROM trips WHERE card_id IS NOT NULL) t {_JOINS[join]} JOIN payments p
             ON t.card_id = p.card_id AND t.lpep_pickup_datetime = p.lpep_pickup_datetime
                AND t.lpep_dropoff_datetime = p.lpep_dropoff_datetime
-               AND p.settled_at BETWEEN t.lpep_dropoff_datetime AND t.lpep_dropoff_datetime + INTERVAL {seconds} SECONDS
+               AND p.settled_at BETWEEN t.lpep_pickup_datetime AND t.lpep_pickup_datetime + INTERVAL {seconds} SECONDS
             """
         ).to_arrow_table()
 

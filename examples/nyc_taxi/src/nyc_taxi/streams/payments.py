@@ -26,7 +26,8 @@ class PaymentOptions:
     unpaid, strange
         Shares of trips without a payment, and of payments without a trip; 0.05 and 0.02: enough to see both.
     slowest
-        The longest time from a dropoff to its payment; 90 minutes: within the two hours that ``trip_payments`` waits.
+        The longest time from a dropoff to its payment; 90 minutes: within the four hours from the pickup
+        that ``trip_payments`` waits, but for trips of many hours.
     seed
         The same seed gives the same payments.
     """
