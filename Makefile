@@ -16,7 +16,7 @@ endif
 $(shell [ ! -s .venv/.ready ] || [ "$$(cat .venv/.ready)" = "$$(pwd -P)" ] || rm -rf .venv .tools)
 
 .PHONY: help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long check format up down docs docs-site \
-	bench-overhead bench-start bench-settings bench-savepoint bench-state-python bench-commits bench-peers bench-rescale bench-fleet record-load \
+	bench-overhead bench-start bench-settings bench-savepoint bench-state-python bench-commits bench-peers bench-serving bench-rescale bench-fleet record-load \
 	clean
 
 help: ## Say what there is
@@ -113,6 +113,9 @@ bench-commits: setup ## What a batch's commits cost, and an idle driver
 
 bench-peers: setup kafka-server ## Our driver against PyFlink and Quix Streams, each in an environment of its own
 	@$(BIN)/python -m benchmarks.peers.run
+
+bench-serving: setup ## Reads from SQLite and Redis beside a writer (needs redis-server)
+	@$(BIN)/python -m benchmarks.serving
 
 bench-savepoint: setup ## Savepoints against cp, sha256sum and reprocessing
 	@$(BIN)/python -m benchmarks.savepoint

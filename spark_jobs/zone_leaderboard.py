@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, ListState, MapState, TimerValues
-from pyspark.sql.types import BooleanType, IntegerType, LongType, StructField, StructType, TimestampType
+from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from spark_jobs.schemas import PICKUP, PICKUP_ZONE
 from streamwarden.driver.job_api import JobOptions, JobSettings
@@ -34,6 +34,9 @@ OUTPUTS: Mapping[str, StructType] = {
             StructField("window_start", TimestampType()),
             StructField("rank", IntegerType()),
             StructField("zone_id", IntegerType()),
+            # From the lookup `zones`; null without it.
+            StructField("borough", StringType()),
+            StructField("zone", StringType()),
             StructField("trips", LongType()),
             # No trip can change it any more.
             StructField("is_closed", BooleanType()),
@@ -168,4 +171,16 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
         timeMode="EventTime",
     )
     start = F.timestamp_micros("window_us").alias("window_start")
-    return emitted.select(start, "rank", "zone_id", "trips", "is_closed")
+    return _named(emitted, settings).select(start, "rank", "zone_id", "borough", "zone", "trips", "is_closed")
+
+
+def _named(rows: DataFrame, settings: JobSettings) -> DataFrame:
+    """Add the names of zones, each as of the batch that wrote the row."""
+    zones = settings.lookups.get("zones")
+    if zones is None:
+        return rows.withColumns({name: F.lit(None).cast("string") for name in ("borough", "zone")})
+    names = zones.select(
+        F.col("LocationID").cast("int").alias("zone_id"), F.col("Borough").alias("borough"), F.col("Zone").alias("zone")
+    )
+    # A zone that the table has twice must not make two rows of one rank.
+    return rows.join(F.broadcast(names.dropDuplicates(["zone_id"])), "zone_id", "left")

@@ -31,7 +31,7 @@ job opens each file itself, and does not catch :class:`LandedFileGone`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol, runtime_checkable
 
@@ -89,6 +89,8 @@ class JobSettings:
         The spec's ``state.buckets``, for :func:`~streamwarden.keyed_state.with_keyed_state`.
     initial_state
         What the module's ``migrate`` has returned; None but in the one batch by which a restore migrates the state.
+    lookups
+        The spec's lookup tables by name. Join one, and do not collect it: each batch reads its newest version.
     """
 
     watermark: timedelta | None
@@ -96,6 +98,7 @@ class JobSettings:
     options: BaseModel | None
     buckets: int | None = None
     initial_state: DataFrame | None = None
+    lookups: Mapping[str, DataFrame] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -144,6 +144,7 @@ def batch_progress(
         tries=tries,
         source=SourceProgress.total(list(by_source.values())),
         sources=by_source if len(progress.sources) > 1 else {},
+        lookups=dict(counts.lookups) if counts else {},
     )
 
 

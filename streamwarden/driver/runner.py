@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import signal
@@ -48,6 +49,7 @@ from streamwarden.driver.start_checks import (
 from streamwarden.errors import CATALOGUE, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.checkpoint_files import check_described
+from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.formats.no_data_batch import begin_no_data_batch
 from streamwarden.landing.planner import Planner
 from streamwarden.model.progress import BatchProgress
@@ -201,6 +203,7 @@ class Driver:
             checkpoint,
             self._heart.guard,
             servers=self._servers,
+            lookups=functools.partial(_versions, self._workspace, spec),
             refused=self._planner.refused if self._planner else None,
         )
         self._records.batch = lambda: writer.in_flight
@@ -551,6 +554,12 @@ class Driver:
             # driver, and starts the next.
             _log.error("its end could not be written down: %s", unsaid)
         _log.info("%s after batch %s", outcome, self._heart.batch)
+
+
+def _versions(workspace: Workspace, spec: JobSpec) -> dict[str, int]:
+    """Return the newest version of each lookup table that has one."""
+    newest = {name: DeltaLog(workspace.files, one.table).latest for name, one in spec.lookups.items()}
+    return {name: version for name, version in newest.items() if version is not None}
 
 
 def _places(workspace: Workspace, spec: JobSpec) -> Places:

@@ -95,6 +95,9 @@ class BatchProgress(Record):
     sources: dict[str, SourceProgress] = Field(
         default_factory=dict, description="Each of them by name, for a job with several."
     )
+    lookups: dict[str, int] = Field(
+        default_factory=dict, description="Newest version of each lookup table, by name, when the batch was computed."
+    )
 
 
 class Progress(Record):

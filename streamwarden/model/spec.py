@@ -22,6 +22,7 @@ __all__ = [
     "FailureSpec",
     "JobSpec",
     "KeepSpec",
+    "LookupSpec",
     "ResourceSpec",
     "RestartSpec",
     "RetentionSpec",
@@ -58,6 +59,14 @@ _OWNED_SETTINGS = {
     "spark.sql.streaming.checkpointLocation": "the job's generation",
     "spark.sql.session.timeZone": "nothing: Streamwarden runs in UTC",
 }
+
+
+class LookupSpec(Strict):
+    """A Delta table that is no stream: each batch reads its newest version."""
+
+    table: str = Field(description="A table name; it stands in the profile's tables folder.")
+
+    _name = field_validator("table")(check_name)
 
 
 class ServeSpec(Strict):
@@ -383,6 +392,11 @@ class JobSpec(Strict):
         description="What the job reads, if it is two or more sources, by name; `transform` gets their DataFrames by"
         " these names. At most one of kind files.",
     )
+    lookups: dict[str, LookupSpec] = Field(
+        default_factory=dict,
+        description="Tables that the query joins by name, each as it is when a batch begins; `transform` gets them in"
+        " `settings.lookups`.",
+    )
     sinks: tuple[SinkSpec, ...] = Field(min_length=1, description="The first is the main one.")
     trigger: TriggerSpec = TriggerSpec()
     failures: FailureSpec = FailureSpec()
@@ -435,6 +449,9 @@ class JobSpec(Strict):
             if isinstance(source, DeltaSource) and source.table in tables:
                 field = "source" if self.sources is None else f"sources.{name}"
                 raise ValueError(f"{field}.table {source.table} is also a sink: the job would read what it writes")
+        for name, lookup in self.lookups.items():
+            if lookup.table in tables:
+                raise ValueError(f"lookups.{name}.table {lookup.table} is also a sink of the job")
         for sink in self.sinks:
             if sink.final_when_passed and self.watermark is None:
                 raise ValueError(f"sinks: {sink.table}.final_when_passed needs a watermark")

@@ -66,6 +66,7 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "module": (Effect.SAVEPOINT, "another module may compute other rows or keep other state"),
     "source": (Effect.RESTART, _UNREAD),
     "sources": (Effect.RESTART, _UNREAD),
+    "lookups": (Effect.SAVEPOINT, "changes what the query joins"),
     "watermark_policy": (Effect.RESTART, _UNREAD),
     "source.kind": (Effect.RESTART, _UNREAD),
     "source.path": (Effect.RESTART, _UNREAD),
@@ -120,7 +121,7 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "options": (Effect.SAVEPOINT, "only the module knows what its options change"),
 }
 
-_WHOLE = frozenset({"restarts", "savepoints", "health", "advisor", "spark", "options"})
+_WHOLE = frozenset({"lookups", "restarts", "savepoints", "health", "advisor", "spark", "options"})
 """Fields whose parts, including future parts, all have the same effect."""
 
 _SOURCE_IDENTITY = re.compile(r"(source|sources\.[^.]+)\.(kind|path|table|topic)")

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from deltalake import write_deltalake
 from nyc_taxi.demo.compare import Difference, compare_rows
 from nyc_taxi.demo.patterns import (
     compare_rolling_alerts,
@@ -28,8 +29,21 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs import dedup_events, rolling_metrics, zone_features, zone_leaderboard
 from streamwarden.driver.job_api import JobSettings
-from tests.conftest import TripMaker
-from tests.spark.job_runs import Table, as_trips, batch_watermark, in_order_of_arrival, run, stream_delta, write_table
+from streamwarden.driver.pipeline.source import job_rows, missing_source
+from streamwarden.model.spec import LookupSpec
+from streamwarden.store.workspace import open_workspace
+from tests.conftest import REPOSITORY, TripMaker
+from tests.spark.job_runs import (
+    Table,
+    as_trips,
+    batch_watermark,
+    in_order_of_arrival,
+    rows_read,
+    run,
+    stream_delta,
+    wait_until,
+    write_table,
+)
 from tests.spark.test_zone_windows import real_days
 
 pytestmark = pytest.mark.spark
@@ -193,3 +207,33 @@ def test_columns_are_those_declared(spark: SparkSession, source: str, job: Any) 
     found = job.transform(stream_delta(spark, source), _trip_settings(buckets=8)).schema
     declared = [(one.name, one.dataType) for one in job.OUTPUTS["main"] if one.name != "is_final"]
     assert [(one.name, one.dataType) for one in found] == declared
+
+
+def test_a_lookup_table_is_read_anew_by_each_batch(spark: SparkSession, tmp_path: Path, make_trips: TripMaker) -> None:
+    workspace = open_workspace("local", config=REPOSITORY / "config", root=tmp_path / "root")
+    spec = workspace.job("zone_leaderboard")
+    spec = spec.model_copy(update={"lookups": {"zones": LookupSpec(table="zones")}})
+    trips = as_trips(make_trips(400))
+    write_table(Path(workspace.table("trips")), [trips.slice(0, 200)])
+    assert missing_source(spark, workspace, spec) == "lookup table zones does not exist yet"
+
+    def name(word: str) -> None:
+        zones = sorted(set(trips["PULocationID"].to_pylist()))
+        rows = [{"LocationID": zone, "Borough": "Queens", "Zone": f"{word} {zone}"} for zone in zones[1:]]
+        write_deltalake(workspace.table("zones"), pa.Table.from_pylist(rows), mode="overwrite")
+
+    table = Table(("window_start", "rank"))
+    name("old")
+    assert missing_source(spark, workspace, spec) is None
+    rows = job_rows(spark, workspace, spec, zone_leaderboard)
+    query = run(rows, table, tmp_path / "c", processingTime="200 milliseconds")
+    wait_until(query, lambda query: rows_read(query) == 200)
+    first = {row["zone"] for row in table.rows.values()}
+    assert {one.split()[0] for one in first if one} == {"old"} and None in first
+    name("new")
+    write_table(Path(workspace.table("trips")), [trips.slice(200)])
+    wait_until(query, lambda query: rows_read(query) == 400)
+    query.stop()
+    newest = max(row["window_start"] for row in table.rows.values())
+    words = {row["zone"].split()[0] for row in table.rows.values() if row["window_start"] == newest and row["zone"]}
+    assert words == {"new"}

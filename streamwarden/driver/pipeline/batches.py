@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame, Observation
@@ -42,6 +42,8 @@ class BatchCounts:
         Written to the main table, written to quarantine tables (all others), and dropped as duplicates.
     sink_ms
         Time from the first table's commit to the end of the last table's commit.
+    lookups
+        Versions of the lookup tables, by name.
     """
 
     computed: int
@@ -49,6 +51,7 @@ class BatchCounts:
     rows_quarantined: int
     rows_duplicate: int
     sink_ms: int
+    lookups: Mapping[str, int] = field(default_factory=dict)
 
 
 class BatchWriter:
@@ -66,6 +69,8 @@ class BatchWriter:
         Raises if this driver may not write any more.
     servers
         Serving stores, by output name.
+    lookups
+        Returns the versions of the lookup tables.
     refused
         Called with the landed files that a job has quarantined as a whole: reason by label; see ``refused_files``.
     """
@@ -79,9 +84,11 @@ class BatchWriter:
         guard: Callable[[], None],
         *,
         servers: Mapping[str, Server] | None = None,
+        lookups: Callable[[], Mapping[str, int]] = dict,
         refused: Callable[[Mapping[str, str]], None] | None = None,
     ) -> None:
         self._servers = servers or {}
+        self._lookups = lookups
         self._refused = refused
         self._spec = spec
         self._job = job
@@ -122,6 +129,8 @@ class BatchWriter:
     def _write(self, batch: DataFrame, batch_id: int) -> None:
         offsets = self._checkpoint.offsets(batch_id)
         watermark_ms = offsets.watermark_ms if offsets else 0
+        # The batch is planned by now, and computed below. A version that comes in between is named too early.
+        lookups = dict(self._lookups())
         written: dict[str, Written] = {}
         commits_from: list[float] = []
 
@@ -168,6 +177,7 @@ class BatchWriter:
             rows_quarantined=sum(done.rows for output, done in written.items() if output != main),
             rows_duplicate=sum(done.duplicates for done in written.values()),
             sink_ms=sink_ms,
+            lookups=lookups,
         )
         self._counts.pop(batch_id - _KEPT, None)
 

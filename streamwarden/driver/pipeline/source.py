@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,16 @@ Opener = Callable[[str, Source], DataFrame]
 def missing_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -> str | None:
     """Return what a job must still wait for before its sources can be opened, or None.
 
-    Waits for a table that another job creates, and for a topic: jobs may be deployed in any order. Creates a missing
-    local folder.
+    Waits for a table that another job creates, for a lookup table, and for a topic: jobs may be deployed in any order.
+    Creates a missing local folder.
     """
     for source in spec.inputs.values():
         missing = _missing(session, workspace, source)
         if missing is not None:
             return missing
+    for lookup in spec.lookups.values():
+        if DeltaLog(workspace.files, lookup.table).latest is None:
+            return f"lookup table {lookup.table} does not exist yet"
     return None
 
 
@@ -95,9 +98,12 @@ def job_rows(
         return opener(name, source) if opener is not None else open_source(session, workspace, spec, name)
 
     by_name = {name: opened(name, source) for name, source in spec.inputs.items()}
+    lookups = {
+        name: session.read.format("delta").load(workspace.table(one.table)) for name, one in spec.lookups.items()
+    }
     rows = module.transform(
         by_name if spec.sources is not None else by_name[THE_SOURCE],  # type: ignore[arg-type]
-        settings or settings_for(spec, module),
+        replace(settings or settings_for(spec, module), lookups=lookups),
     )
     if opener is None:
         names = [one.name for one in query_sources(rows)]

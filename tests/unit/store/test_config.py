@@ -254,6 +254,13 @@ def test_what_is_wrong_with_several_sources_is_named(fields: dict[str, Any], wor
         JobSpec.model_validate({"name": "j", "module": "m", "sinks": [{"table": "t", "mode": "append"}], **fields})
 
 
+def test_a_lookup_is_no_table_of_the_job() -> None:
+    sinks = [{"table": "t", "mode": "append"}]
+    fields = {"name": "j", "module": "m", "source": DELTA, "sinks": sinks, "lookups": {"z": {"table": "t"}}}
+    with pytest.raises(ValidationError, match=r"lookups\.z\.table t is also a sink"):
+        JobSpec.model_validate(fields)
+
+
 def test_sources_are_found_by_kind_and_name() -> None:
     fields = {"name": "j", "module": "m", "sinks": [{"table": "t", "mode": "append"}]}
     spec = JobSpec.model_validate({**fields, "sources": {"c": DELTA, "a": OTHER, "b": FILES}})
