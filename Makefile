@@ -47,8 +47,8 @@ s3-server: | .tools/bin/uv ## Build the S3 server that the tests need, unless S3
 kafka-server: setup ## Fetch the Kafka server that the tests need
 	@$(BIN)/python scripts/fetch_kafka_server.py
 
-demo: setup ## The main job from end to end, headless (TRIPS=file.parquet, KEEP=1)
-	@$(BIN)/python -m nyc_taxi.demo $(if $(TRIPS),--trips "$(TRIPS)") $(if $(KEEP),--keep)
+demo: setup ## The main job from end to end, headless (TRIPS=file.parquet, KEEP=1, JOBS=card_velocity,trip_payments)
+	@$(BIN)/python -m nyc_taxi.demo $(if $(JOBS),--jobs "$(JOBS)") $(if $(TRIPS),--trips "$(TRIPS)") $(if $(KEEP),--keep)
 
 chaos: setup ## Faults into drivers and a real Airflow on Postgres (FAULTS=200 SEED=n ONLY=kind MINUTES=n TRIPS=file.parquet)
 	@$(BIN)/python -m tests.chaos $(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) \

@@ -111,7 +111,9 @@ def _write(kind: str, where: str, keys: int, filled: Event, stop: Event, rates: 
 def _batch(store: ServingStore, keys: object, batch: int) -> None:
     value = json.dumps({"as_of": "2023-03-08T12:00:00.000000Z", "trips_1h": batch, "trips_6h": 40, "revenue_6h": 812.5})
     entries = [Entry(_key(number), value) for number in keys]  # type: ignore[attr-defined]
-    store.write(entries, Position(1, batch), watermark_ms=batch, now_ms=time.time_ns() // 1_000_000)
+    position = Position(1, 1, batch)
+    store.begin(position)
+    store.write(entries, position, position, watermark_ms=batch, now_ms=time.time_ns() // 1_000_000)
 
 
 def _key(number: int) -> str:

@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from streamwarden.driver.job_api import JobOptions
 
-__all__ = ["REFUSED", "PlausibleTimes", "checked", "is_good", "nothing"]
+__all__ = ["REFUSED", "PlausibleTimes", "checked", "is_good", "nothing", "row_text"]
 
 REFUSED: Final = StructType(
     [
@@ -59,7 +59,7 @@ def checked(
     amounts: Sequence[str] = (),
     largest: float = 1e9,
 ) -> DataFrame:
-    """Add ``reasons``, every fault of a row, and ``raw``, the row as JSON; other columns stay.
+    """Add ``reasons``, every fault of a row, and ``raw``, the row as JSON if it has none; other columns stay.
 
     Parameters
     ----------
@@ -85,12 +85,24 @@ def checked(
         # NaN compares as greater than any number.
         is_amount = F.col(name).isNotNull() & (F.abs(F.col(name)) < F.lit(largest))
         reasons.append(F.when(~is_amount, f"{name} is no number below {largest:g}"))
-    named = [*keys, *times, *amounts]
-    # A long key is shown by its beginning: the quarantine must hold what the table could not.
+    found = rows.withColumn("reasons", F.array_compact(F.array(*reasons)))
+    return found if "raw" in rows.columns else found.withColumn("raw", row_text(rows, keys))
+
+
+def row_text(rows: DataFrame, keys: Sequence[str]) -> Column:
+    """Return each row as JSON, with all its columns.
+
+    Parameters
+    ----------
+    keys
+        Columns of which only the beginning is shown: the quarantine must hold what the table could not.
+    """
     shown = [
-        F.substring(F.col(name).cast("string"), 1, _LONGEST).alias(name) if name in keys else name for name in named
+        F.substring(F.col(name).cast("string"), 1, _LONGEST).alias(name) if name in keys else name
+        for name in rows.columns
     ]
-    return rows.withColumns({"reasons": F.array_compact(F.array(*reasons)), "raw": F.to_json(F.struct(*shown))})
+    exact = {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+    return F.to_json(F.struct(*shown), exact)
 
 
 def is_good() -> Column:

@@ -21,7 +21,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DoubleType, LongType, StringType, StructField, StructType, TimestampType
 
-from spark_jobs.event_checks import REFUSED, PlausibleTimes, checked, is_good, nothing
+from spark_jobs.event_checks import REFUSED, PlausibleTimes, checked, is_good, nothing, row_text
 from streamwarden.driver.job_api import JobSettings
 from streamwarden.errors import StreamwardenError
 from streamwarden.keyed_state import KEY_ID, KeyedBatch, KeyedJob, KeyedResult, StateField, with_keyed_state
@@ -237,7 +237,8 @@ class RollingMetrics(KeyedJob):
             KEY_ID,
             *self.fields,
             timer_at=(timer + 999) // 1000,
-            expires_at=(newest + self._forget) // 1000,
+            # Not before its last window is judged, however far the watermark leaps.
+            expires_at=pl.when(timer.is_null()).then((newest + self._forget) // 1000),
         )
 
 
@@ -272,6 +273,7 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
         F.col(options.time).alias("at"),
         F.col(options.value).cast("double").alias("value"),
         weight.cast("double").alias("weight"),
+        row_text(source, [options.key]).alias("raw"),
     ).withColumn("weighted", F.col("value") * F.col("weight"))
     rows = checked(rows, options, keys=["key"], times=["at"], amounts=["value", "weight", "weighted"], largest=LARGEST)
     negative = F.when(F.col("weight") < 0, "weight is negative")

@@ -534,9 +534,10 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "Give its sink `serve` in the job's YAML, and deploy the job: its driver makes the store.",
     ),
     "SERVING_NEWER": ErrorKind(
-        "the serving store has values of a later generation than the job's",
-        "It belongs to another root, or to this job before its root was made anew. If nothing else uses it:"
-        " `streamwarden features clear TABLE`, then deploy; the driver fills it from the table.",
+        "the serving store was written by a later driver",
+        "A later driver runs the job, or the store belongs to another root, or to this job before its root was made"
+        " anew. If nothing else uses it: `streamwarden features clear TABLE --yes`, then deploy; the driver fills it"
+        " from the table.",
     ),
     "STATE_UNREADABLE": ErrorKind(
         "the state cannot be shown",

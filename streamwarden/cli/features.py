@@ -30,9 +30,15 @@ def get(
 ) -> None:
     """Show the row of a key, and as of which batch and watermark. Exits with status 1 if there is none."""
     reader = FeatureReader(open_workspace(profile, root=root), table)
-    given = dict(_pair(one) for one in key)
+    typed, texts = {}, {}
+    for one in key:
+        name, is_pair, text = one.partition("=")
+        if not is_pair:
+            raise typer.BadParameter(f"{one!r} is not NAME=VALUE")
+        typed[name], texts[name] = _typed(text), text
     try:
-        found = reader.get(**given)
+        # A number or a word of JSON is that, unless the column holds text.
+        found = reader.get(**typed) or reader.get(**texts)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     finally:
@@ -71,12 +77,8 @@ def clear(
     out.print(f"{table}: its serving store is empty")
 
 
-def _pair(text: str) -> tuple[str, Any]:
-    name, is_pair, value = text.partition("=")
-    if not is_pair:
-        raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
+def _typed(text: str) -> Any:
     try:
-        # A number or a word of JSON is that; anything else is text.
-        return name, json.loads(value)
+        return json.loads(text)
     except ValueError:
-        return name, value
+        return text

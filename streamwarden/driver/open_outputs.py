@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.pipeline.outputs import clear_unborn, keep_facts, start_outputs
-from streamwarden.driver.pipeline.serving import Server, begin_serving, mark_stale
+from streamwarden.driver.pipeline.serving import Server
 from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.driver.start_checks import changed_by_others, check_known
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_checksum import write_checksum
 from streamwarden.formats.delta_log import application_id
-from streamwarden.model.spec import JobSpec, SinkSpec
+from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef
 from streamwarden.serving.client import open_store
-from streamwarden.serving.store import ServingStore
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["OpenOutputs", "open_outputs"]
@@ -50,6 +49,7 @@ def open_outputs(
     reference: CheckpointRef,
     checkpoint: CheckpointReader,
     *,
+    epoch: int,
     went_back: bool,
     guard: Callable[[], None],
 ) -> OpenOutputs:
@@ -61,6 +61,8 @@ def open_outputs(
         The job.
     reference, checkpoint
         Its checkpoint.
+    epoch
+        Of the driver's lease.
     went_back
         Whether the job was rolled back from another version of it.
     guard
@@ -74,9 +76,9 @@ def open_outputs(
     for sink in spec.sinks:
         clear_unborn(workspace, sink.table, guard=guard)
     tables = [sink.table for sink in spec.sinks]
-    stores = list(_stores(workspace, spec))
-    for sink, store in stores:
-        mark_stale(store, reference, sink)
+    servers = _servers(session, workspace, spec, epoch=epoch, generation=reference.generation)
+    for server in servers.values():
+        server.mark_stale(reference)
     changes = changed_by_others(workspace, spec, reference)
     start_outputs(session, workspace, reference, tables, guard=guard)
     check_known(workspace, spec, reference, checkpoint)
@@ -95,18 +97,24 @@ def open_outputs(
         )
         for sink in spec.sinks
     }
-    committed, servers = checkpoint.last_commit(), {}
-    for sink, store in stores:
-
-        def fill(server: Server, batch: int, table: str = sink.table) -> None:
-            server.fill(session, workspace.table(table), batch)
-
-        servers[sink.output] = begin_serving(store, sink, reference, committed, fill)
+    for server in servers.values():
+        server.begin(reference, checkpoint.last_commit())
     keep_facts(workspace, spec.name, tables, module.VERSION, guard=guard)
     return OpenOutputs(sinks, servers, [*changes, *(note for sink in sinks.values() for note in sink.notes)])
 
 
-def _stores(workspace: Workspace, spec: JobSpec) -> Iterator[tuple[SinkSpec, ServingStore]]:
-    for sink in spec.sinks:
-        if sink.serve is not None:
-            yield sink, open_store(workspace, sink.table, sink.serve, writes=True)
+def _servers(
+    session: SparkSession, workspace: Workspace, spec: JobSpec, *, epoch: int, generation: int
+) -> dict[str, Server]:
+    return {
+        sink.output: Server(
+            open_store(workspace, sink.table, sink.serve, writes=True),
+            sink,
+            session,
+            workspace.table(sink.table),
+            epoch=epoch,
+            generation=generation,
+        )
+        for sink in spec.sinks
+        if sink.serve is not None
+    }

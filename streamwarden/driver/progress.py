@@ -335,6 +335,7 @@ class ProgressListener(StreamingQueryListener):
             backlogs=self._backlogs,
             sources=self._sources(),
         )
+        done = self._dated(done)
         self._recent = [*self._recent, done][-_KEPT:]
         self._uncounted = [*self._uncounted, done][-_KEPT:]
         self._written = False
@@ -358,6 +359,20 @@ class ProgressListener(StreamingQueryListener):
         source = done.source
         if source is not None and source.skipped:
             _log.warning("batch %d skipped %d commits, the last: %s", done.batch, source.skipped, source.skipped_last)
+
+    def _dated(self, done: BatchProgress) -> BatchProgress:
+        """Add since when the watermark stands still, and when each source last had input."""
+        last = self._recent[-1] if self._recent else None
+        still = last is not None and last.watermark == done.watermark
+        since = last.watermark_since if last is not None and still else done.at
+        before = last.sources if last is not None else {}
+        sources = {
+            name: one.model_copy(update={"input_at": done.at if one.taken else before[name].input_at})
+            if one.taken or name in before
+            else one
+            for name, one in done.sources.items()
+        }
+        return done.model_copy(update={"watermark_since": since, "sources": sources})
 
     def _write(self) -> None:
         if not self._written:

@@ -191,6 +191,7 @@ class Driver:
             module,
             reference,
             checkpoint,
+            epoch=self._epoch,
             went_back=desired.went_back,
             guard=self._heart.guard,
         )

@@ -10,8 +10,10 @@ from pyspark.sql.streaming.listener import StateOperatorProgress
 
 from streamwarden.driver.causes import headline
 from streamwarden.driver.pipeline.module import load_module, output_mode
-from streamwarden.driver.pipeline.source import job_rows
+from streamwarden.driver.pipeline.source import job_rows, query_sources
+from streamwarden.driver.start_checks import check_sources
 from streamwarden.model.spec import JobSpec
+from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["Replay", "run_batch", "write_nowhere"]
@@ -36,7 +38,10 @@ class Replay:
     @functools.cached_property
     def rows(self) -> DataFrame:
         """The job's streaming DataFrame, from which several queries can be started."""
-        return job_rows(self._session, self._workspace, self._spec, load_module(self._spec))
+        rows = job_rows(self._session, self._workspace, self._spec, load_module(self._spec))
+        reference = JobDocuments(self._workspace.storage, self._spec.name).checkpoint.read()
+        check_sources(self._spec, [one.name for one in query_sources(rows)], reference.sources if reference else [])
+        return rows
 
     @property
     def mode(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.window import Window
 
 from streamwarden.driver.causes import headline
 from streamwarden.driver.job_session import checkpoint_session
@@ -31,7 +32,7 @@ from streamwarden.runtime.state_reader import SCRATCH
 from streamwarden.store.ids import new_id
 from streamwarden.store.workspace import Workspace, open_workspace
 
-_IDENTITY = ("operator", "variable", "key", "nth")
+_IDENTITY = ("operator", "variable", "key")
 
 
 def main() -> int:
@@ -118,20 +119,26 @@ class _View:
         return {"rows": self._session.read.format("delta").load(self._workspace.table(table)).count()}
 
     def _diff(self, before: DataFrame, after: DataFrame, limit: int) -> dict[str, Any]:
-        a, b = _numbered(before).alias("a"), _numbered(after).alias("b")
-        same = [F.col(f"a.{name}").eqNullSafe(F.col(f"b.{name}")) for name in _IDENTITY]
-        joined = a.join(b, same, "full").select(
-            *[F.coalesce(f"a.{name}", f"b.{name}").alias(name) for name in _IDENTITY[:3]],
-            F.col("a.value").alias("before"),
-            F.col("b.value").alias("after"),
-            F.when(F.col("a.operator").isNull(), "added")
-            .when(F.col("b.operator").isNull(), "removed")
-            .when(~F.col("a.value").eqNullSafe(F.col("b.value")), "changed")
-            .alias("change"),
+        a, b = (_counted(one).persist() for one in (before, after))
+        # Equal entries first: of a list or map, a removed one must not move all others.
+        equal = [*_IDENTITY, "value", "nth"]
+        a, b = _paired(_without(a, b, equal)).alias("a"), _paired(_without(b, a, equal)).alias("b")
+        same = [F.col(f"a.{name}").eqNullSafe(F.col(f"b.{name}")) for name in (*_IDENTITY, "nth")]
+        changed = (
+            a.join(b, same, "full")
+            .select(
+                *[F.coalesce(f"a.{name}", f"b.{name}").alias(name) for name in _IDENTITY],
+                F.col("a.value").alias("before"),
+                F.col("b.value").alias("after"),
+                F.when(F.col("a.operator").isNull(), "added")
+                .when(F.col("b.operator").isNull(), "removed")
+                .otherwise("changed")
+                .alias("change"),
+            )
+            .persist()
         )
-        changed = joined.where("change IS NOT NULL").persist()
         counts = {row.change: row["count"] for row in changed.groupBy("change").count().collect()}
-        shown = changed.orderBy("operator", "variable", "key").limit(limit).collect()
+        shown = changed.orderBy(*_IDENTITY).limit(limit).collect()
         return {
             "added": counts.get("added", 0),
             "removed": counts.get("removed", 0),
@@ -140,13 +147,22 @@ class _View:
         }
 
 
-def _numbered(entries: DataFrame) -> DataFrame:
-    """Number the entries of a key, such as a list's, so that each has one counterpart."""
-    from pyspark.sql.window import Window
-
-    order = Window.partitionBy("operator", "variable", "key").orderBy("value")
+def _counted(entries: DataFrame) -> DataFrame:
+    """Number the equal entries of a key."""
+    equal = Window.partitionBy(*_IDENTITY, "value").orderBy("partition")
     # Moves of keys between partitions are no change.
-    return entries.drop("partition").withColumn("nth", F.row_number().over(order))
+    return entries.withColumn("nth", F.row_number().over(equal)).select(*_IDENTITY, "value", "nth")
+
+
+def _without(rows: DataFrame, others: DataFrame, columns: Sequence[str]) -> DataFrame:
+    a, b = rows.alias("rows"), others.alias("others")
+    same = [F.col(f"rows.{name}").eqNullSafe(F.col(f"others.{name}")) for name in columns]
+    return a.join(b, same, "left_anti")
+
+
+def _paired(rows: DataFrame) -> DataFrame:
+    """Number the entries of a key by their values, so that each has at most one counterpart."""
+    return rows.withColumn("nth", F.row_number().over(Window.partitionBy(*_IDENTITY).orderBy("value")))
 
 
 def _has(key: str) -> Column:

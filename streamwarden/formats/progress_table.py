@@ -278,7 +278,7 @@ def _application(job: str, incarnation: str) -> str:
 def _row(done: BatchProgress, job: str, incarnation: str, generation: int) -> dict[str, Any]:
     source = done.source
     return {
-        **done.model_dump(exclude={"lookups", "operators", "source", "sources"}),
+        **done.model_dump(exclude={"lookups", "operators", "source", "sources", "watermark_since"}),
         "job": job,
         "generation": generation,
         "incarnation": incarnation,

@@ -103,8 +103,8 @@ def _log(workspace: Workspace, checkpoint: str) -> tuple[str, set[str]]:
         folder, name = key.rsplit("/", 1)
         logs.setdefault(folder, set()).add(name)
     for folder, names in logs.items():
-        # Of several sources, only that of files logs paths.
-        if len(logs) == 1 or _logs_paths(workspace, f"{folder}/{min(names)}"):
+        # Kafka's source keeps its first offsets in such a folder, and a job may have both.
+        if _logs_paths(workspace, f"{folder}/{min(names)}"):
             return folder, names
     return f"{checkpoint}/sources/0", set()
 

@@ -49,6 +49,7 @@ class SourceProgress(Record):
         default=0, description="Commits of a Delta table that changed or deleted rows, and that it skipped."
     )
     skipped_last: str = Field(default="", description="The newest of them, in words.")
+    input_at: datetime | None = Field(default=None, description="When this driver last had input from it.")
 
     @classmethod
     def total(cls, of: Sequence[SourceProgress]) -> SourceProgress | None:
@@ -83,6 +84,9 @@ class BatchProgress(Record):
     rows_duplicate: int = 0
     rows_per_second: float = 0.0
     watermark: datetime | None = None
+    watermark_since: datetime | None = Field(
+        default=None, description="Since when this driver has had this watermark, or none."
+    )
     watermark_lag_s: float | None = Field(default=None, description="Newest event time seen, less the watermark.")
     late_rows: int = 0
     state_rows: int = Field(default=0, description="Over all operators; of keyed state, its keys.")

@@ -83,6 +83,7 @@ class CheckpointRef(Decided):
     sources: list[str] = Field(
         default_factory=list, description="Names of its sources in Spark's order; empty before a driver has told."
     )
+    rescaled: bool = Field(default=False, description="A repartitioned copy of the one before, over the same tables.")
     fenced: bool = Field(default=False, description="Late commits of other generations are kept out of the tables.")
     outputs: list[OutputStart] = Field(
         default_factory=list, description="Tables that the driver puts in place before the generation's first batch."

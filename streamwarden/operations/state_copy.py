@@ -243,7 +243,7 @@ class StateCopy:
                 reason=f"rescaled to {self._partitions} partitions, from savepoint {self._made.id}",
                 check=self._check,
                 report=self._report,
-            )
+            ).model_copy(update={"rescaled": True})
             step.detail = f"{self._fresh.path}: {len(self._made.files)} files, {self._made.bytes} bytes"
         with self._step(StepName.DIGEST_BEFORE) as step:
             before = self._digests(self._made.batch, self._was)

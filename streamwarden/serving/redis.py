@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from typing_extensions import override
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.serving.store import Entry, Position, Served, ServingStore, served
+from streamwarden.serving.store import Entry, Position, Served, ServingStore, StoreMoved, served
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -24,43 +24,49 @@ _MANY = 100
 """Keys a call: Redis does nothing else meanwhile, for about a millisecond. A thousand make one read in a hundred wait
 for six."""
 
-# A position whose generation is newer refuses the whole call; a key whose (generation, batch) is newer stays.
-_WRITE = """
-local generation, batch = tonumber(ARGV[1]), tonumber(ARGV[2])
-local now = redis.call('HGET', KEYS[1], 'generation')
-if now and tonumber(now) > generation then return -1 end
+# The position of a call must be the one that its writer has set last; else nothing is written.
+_CHECK = """
+local now = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'batch', 'complete')
+if now[1] ~= ARGV[1] or now[2] ~= ARGV[2] or now[3] ~= ARGV[3] or now[4] ~= ARGV[4] then return -1 end
+"""
+
+_WRITE = (
+    _CHECK
+    + """
+local epoch, batch = tonumber(ARGV[5]), tonumber(ARGV[7])
 local accepted = 0
 for i = 2, #KEYS do
-    local had = redis.call('HMGET', KEYS[i], 'g', 'b')
-    local g, b = tonumber(had[1] or -1), tonumber(had[2] or -2)
-    if g < generation or (g == generation and b <= batch) then
-        local value = ARGV[i + 3]
-        if value == '' then
-            redis.call('HDEL', KEYS[i], 'v')
-            redis.call('HSET', KEYS[i], 'g', generation, 'b', batch, 'w', ARGV[3])
-        else
-            redis.call('HSET', KEYS[i], 'v', value, 'g', generation, 'b', batch, 'w', ARGV[3])
-        end
-        if ARGV[4] ~= '' then redis.call('PEXPIREAT', KEYS[i], ARGV[4]) else redis.call('PERSIST', KEYS[i]) end
+    local had = redis.call('HMGET', KEYS[i], 'e', 'b')
+    local e, b = tonumber(had[1] or -1), tonumber(had[2] or -2)
+    if e < epoch or (e == epoch and b <= batch) then
+        local value = ARGV[i + 8]
+        if value == '' then redis.call('HDEL', KEYS[i], 'v') else redis.call('HSET', KEYS[i], 'v', value) end
+        redis.call('HSET', KEYS[i], 'e', ARGV[5], 'g', ARGV[6], 'b', ARGV[7], 'w', ARGV[8])
+        if ARGV[9] ~= '' then redis.call('PEXPIREAT', KEYS[i], ARGV[9]) else redis.call('PERSIST', KEYS[i]) end
         accepted = accepted + 1
     end
 end
 return accepted
 """
+)
 
-_PUT = """
-local now = redis.call('HMGET', KEYS[1], 'generation', 'batch')
-local g, b = tonumber(now[1] or -1), tonumber(now[2] or -2)
-local generation, batch = tonumber(ARGV[1]), tonumber(ARGV[2])
-if ARGV[4] == 'always' or g < generation or (g == generation and b <= batch) then
-    redis.call('HSET', KEYS[1], 'generation', generation, 'batch', batch, 'complete', ARGV[3])
-end
+_SET = "redis.call('HSET', KEYS[1], 'epoch', ARGV[5], 'generation', ARGV[6], 'batch', ARGV[7], 'complete', ARGV[8])"
+
+_ADVANCE = _CHECK + _SET + " return 1"
+
+_BEGIN = """
+local now = redis.call('HGET', KEYS[1], 'epoch')
+if now and tonumber(now) > tonumber(ARGV[1]) then return -1 end
+redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'generation', ARGV[2], 'batch', ARGV[3], 'complete', ARGV[4])
 return 1
 """
 
 _DROP = """
-local g = redis.call('HGET', KEYS[1], 'g')
-if g and tonumber(g) < tonumber(ARGV[1]) then return redis.call('DEL', KEYS[1]) end
+local had = redis.call('HMGET', KEYS[1], 'e', 'b')
+local e, b = tonumber(had[1] or -1), tonumber(had[2] or -2)
+if e < tonumber(ARGV[1]) or (e == tonumber(ARGV[1]) and b < tonumber(ARGV[2])) then
+    return redis.call('DEL', KEYS[1])
+end
 return 0
 """
 
@@ -90,40 +96,43 @@ class RedisStore(ServingStore):
         self._db: Redis = redis.Redis.from_url(
             url, decode_responses=True, socket_timeout=30, socket_connect_timeout=10, health_check_interval=30
         )
-        self._write, self._put, self._drop = (self._db.register_script(one) for one in (_WRITE, _PUT, _DROP))
+        scripts = (_WRITE, _ADVANCE, _BEGIN, _DROP)
+        self._write, self._advance, self._begin, self._drop = (self._db.register_script(one) for one in scripts)
 
     @override
     def position(self) -> Position | None:
         found: dict[str, str] = self._ask(lambda: self._db.hgetall(self._position_key))
         if not found:
             return None
-        return Position(int(found["generation"]), int(found["batch"]), found["complete"] == "1")
+        epoch, generation, batch = (int(found[name]) for name in ("epoch", "generation", "batch"))
+        return Position(epoch, generation, batch, found["complete"] == "1")
 
     @override
     def begin(self, position: Position) -> None:
-        self._ask(lambda: self._put(keys=[self._position_key], args=[*_arguments(position), "always"]))
+        done = self._ask(functools.partial(self._begin, keys=[self._position_key], args=_arguments(position)))
+        if done < 0:
+            raise StoreMoved("it has a later epoch")
 
     @override
-    def write(self, entries: Iterable[Entry], position: Position, *, watermark_ms: int, now_ms: int) -> int:
+    def write(
+        self, entries: Iterable[Entry], after: Position, position: Position, *, watermark_ms: int, now_ms: int
+    ) -> int:
         expires = "" if self._expire_ms is None else str(now_ms + self._expire_ms)
-        fixed = [str(position.generation), str(position.batch), str(watermark_ms), expires]
+        fixed = [*_arguments(after), *_arguments(position)[:3], str(watermark_ms), expires]
         accepted = 0
         for some in _parts(entries):
             keys = [self._position_key, *(self._key(one.key) for one in some)]
             arguments = [*fixed, *(one.value or "" for one in some)]
-            done = self._ask(functools.partial(self._write, keys=keys, args=arguments))
-            if done < 0:
-                # A later generation has begun.
-                return accepted
-            accepted += done
-        self._ask(lambda: self._put(keys=[self._position_key], args=[*_arguments(position), ""]))
+            accepted += self._checked(functools.partial(self._write, keys=keys, args=arguments))
+        both = [*_arguments(after), *_arguments(position)]
+        self._checked(functools.partial(self._advance, keys=[self._position_key], args=both))
         return accepted
 
     @override
-    def drop_older(self, generation: int) -> int:
-        dropped = 0
+    def drop_older(self, position: Position) -> int:
+        dropped, older = 0, [str(position.epoch), str(position.batch)]
         for key in self._ask(lambda: list(self._keys())):
-            dropped += self._ask(functools.partial(self._drop, keys=[key], args=[str(generation)]))
+            dropped += self._ask(functools.partial(self._drop, keys=[key], args=older))
         return dropped
 
     @override
@@ -157,6 +166,12 @@ class RedisStore(ServingStore):
     def _key(self, key: str) -> str:
         return f"streamwarden:{self._name}:at:{key}"
 
+    def _checked(self, call: Any) -> int:
+        done: int = self._ask(call)
+        if done < 0:
+            raise StoreMoved("it is not where this writer left it")
+        return done
+
     def _ask(self, call: Any) -> Any:
         try:
             return call()
@@ -171,4 +186,4 @@ def _parts(entries: Iterable[_T]) -> Iterator[list[_T]]:
 
 
 def _arguments(position: Position) -> list[str]:
-    return [str(position.generation), str(position.batch), str(int(position.complete))]
+    return [str(position.epoch), str(position.generation), str(position.batch), str(int(position.complete))]

@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 from typing_extensions import override
 
-from streamwarden.serving.store import Entry, Position, Served, ServingStore, served
+from streamwarden.errors import StreamwardenError
+from streamwarden.serving.store import Entry, Position, Served, ServingStore, StoreMoved, served
 
 __all__ = ["SqliteStore"]
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS served (
-    key TEXT PRIMARY KEY, value TEXT, generation INTEGER NOT NULL, batch INTEGER NOT NULL,
+    key TEXT PRIMARY KEY, value TEXT, epoch INTEGER NOT NULL, generation INTEGER NOT NULL, batch INTEGER NOT NULL,
     watermark_ms INTEGER NOT NULL, expires_ms INTEGER
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS position (
-    one INTEGER PRIMARY KEY CHECK (one = 1), generation INTEGER NOT NULL, batch INTEGER NOT NULL,
-    complete INTEGER NOT NULL
+    one INTEGER PRIMARY KEY CHECK (one = 1), epoch INTEGER NOT NULL, generation INTEGER NOT NULL,
+    batch INTEGER NOT NULL, complete INTEGER NOT NULL
 );
 """
 
 _UPSERT = """
-INSERT INTO served VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET
-    value = excluded.value, generation = excluded.generation, batch = excluded.batch,
+INSERT INTO served VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET
+    value = excluded.value, epoch = excluded.epoch, generation = excluded.generation, batch = excluded.batch,
     watermark_ms = excluded.watermark_ms, expires_ms = excluded.expires_ms
-WHERE (excluded.generation, excluded.batch) >= (served.generation, served.batch)
+WHERE (excluded.epoch, excluded.batch) >= (served.epoch, served.batch)
 """
 
 _WAIT_S = 30.0
-"""How long a writer waits for another one's transaction: a driver that lost its lease may be in the midst of one."""
+"""How long a writer waits for another one's transaction: a driver that lost its lease may be within one."""
 
 
 class SqliteStore(ServingStore):
@@ -49,61 +51,69 @@ class SqliteStore(ServingStore):
     """
 
     def __init__(self, path: Path, expire_after: timedelta | None, *, writes: bool) -> None:
+        self._path = path
         self._expire_ms = None if expire_after is None else expire_after // timedelta(milliseconds=1)
         if writes:
             path.parent.mkdir(parents=True, exist_ok=True)
         mode = "rwc" if writes else "ro"
-        # The driver opens it in one thread and writes in Spark's; it never does both at once.
-        self._db = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode={mode}",
-            uri=True,
-            timeout=_WAIT_S,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        if writes:
-            self._db.execute("PRAGMA journal_mode = WAL")
-            # A power failure may lose the newest batches, and never harms the file. The position shows the loss.
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.executescript(_SCHEMA)
+        with self._errors():
+            # The driver opens it in one thread and writes in Spark's; it never does both at once.
+            self._db = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={mode}",
+                uri=True,
+                timeout=_WAIT_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            if writes:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                # A power failure may lose the newest batches, and never harms the file. The position shows the loss.
+                self._db.execute("PRAGMA synchronous = NORMAL")
+                self._db.executescript(_SCHEMA)
 
     @override
     def position(self) -> Position | None:
-        row = self._db.execute("SELECT generation, batch, complete FROM position").fetchone()
-        return None if row is None else Position(row[0], row[1], bool(row[2]))
+        with self._errors():
+            return self._position()
 
     @override
     def begin(self, position: Position) -> None:
         with self._transaction():
+            found = self._position()
+            if found is not None and found.epoch > position.epoch:
+                raise StoreMoved(f"it has epoch {found.epoch}")
             self._put(position)
 
     @override
-    def write(self, entries: Iterable[Entry], position: Position, *, watermark_ms: int, now_ms: int) -> int:
+    def write(
+        self, entries: Iterable[Entry], after: Position, position: Position, *, watermark_ms: int, now_ms: int
+    ) -> int:
         expires = None if self._expire_ms is None else now_ms + self._expire_ms
-        rest = (position.generation, position.batch, watermark_ms, expires)
+        rest = (position.epoch, position.generation, position.batch, watermark_ms, expires)
         with self._transaction():
-            found = self.position()
-            if found is not None and found.generation > position.generation:
-                return 0
+            found = self._position()
+            if found != after:
+                raise StoreMoved(f"it is at {found}, not at {after}")
             changed = self._db.total_changes
             self._db.executemany(_UPSERT, ((one.key, one.value, *rest) for one in entries))
             accepted = self._db.total_changes - changed
-            if found is None or (found.generation, found.batch) <= (position.generation, position.batch):
-                self._put(position)
+            self._put(position)
         return accepted
 
     @override
-    def drop_older(self, generation: int) -> int:
+    def drop_older(self, position: Position) -> int:
         with self._transaction():
-            return self._db.execute("DELETE FROM served WHERE generation < ?", (generation,)).rowcount
+            older = (position.epoch, position.batch)
+            return self._db.execute("DELETE FROM served WHERE (epoch, batch) < (?, ?)", older).rowcount
 
     @override
     def get(self, key: str, *, now_ms: int) -> Served | None:
-        row = self._db.execute(
-            "SELECT value, generation, batch, watermark_ms FROM served WHERE key = ? AND value IS NOT NULL"
-            " AND (expires_ms IS NULL OR expires_ms > ?)",
-            (key, now_ms),
-        ).fetchone()
+        with self._errors():
+            row = self._db.execute(
+                "SELECT value, generation, batch, watermark_ms FROM served WHERE key = ? AND value IS NOT NULL"
+                " AND (expires_ms IS NULL OR expires_ms > ?)",
+                (key, now_ms),
+            ).fetchone()
         return None if row is None else served(*row)
 
     @override
@@ -116,22 +126,31 @@ class SqliteStore(ServingStore):
     def close(self) -> None:
         self._db.close()
 
+    def _position(self) -> Position | None:
+        row = self._db.execute("SELECT epoch, generation, batch, complete FROM position").fetchone()
+        return None if row is None else Position(row[0], row[1], row[2], bool(row[3]))
+
     def _put(self, position: Position) -> None:
-        values = (position.generation, position.batch, int(position.complete))
-        self._db.execute("INSERT OR REPLACE INTO position VALUES (1, ?, ?, ?)", values)
+        values = (position.epoch, position.generation, position.batch, int(position.complete))
+        self._db.execute("INSERT OR REPLACE INTO position VALUES (1, ?, ?, ?, ?)", values)
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._db)
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Take the write lock at the start: a check and its write belong together."""
+        with self._errors():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                # On a full disk, SQLite has rolled back by itself.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
 
-
-class _Transaction:
-    """A transaction that takes the write lock at its start: a check and its write belong together."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StreamwardenError("SERVING_UNREACHABLE", f"{self._path}: {error}") from error

@@ -1,8 +1,9 @@
 """What a serving store does, whatever keeps it.
 
-A write carries the job's generation and batch, and is accepted for a key only if it is not older than what is there. So
-a batch that is tried again, or a driver that lost its lease and still writes, changes nothing wrongly. A deleted key
-leaves a value without content, so that an older write does not bring it back.
+A write carries the epoch of the driver's lease and the batch. A driver with an older epoch writes nothing once a later
+one has begun, and a key takes no batch that is older than its own. So a batch that is tried again changes nothing
+wrongly, and neither does a driver that lost its lease and still writes. A deleted key leaves a value without content:
+so an older write does not bring it back.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-__all__ = ["Entry", "Position", "Served", "ServingStore", "key_text"]
+__all__ = ["Entry", "Position", "Served", "ServingStore", "StoreMoved", "key_text"]
 
 # As Spark's JSON of a key's columns, see `streamwarden.driver.pipeline.serving`.
 _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
@@ -35,12 +36,15 @@ class Position:
 
     Parameters
     ----------
+    epoch
+        Of the lease of the driver that wrote last. It grows with every driver, also when the job rolls back.
     generation, batch
-        Of the newest write. A batch of -1: none yet.
+        The job's generation, and its newest batch there. A batch of -1: none yet.
     complete
         False while a store is being filled from the table: a killed filling is begun anew.
     """
 
+    epoch: int
     generation: int
     batch: int
     complete: bool = True
@@ -55,7 +59,7 @@ class Served:
     value
         The row's columns without its key.
     generation, batch
-        The batch that wrote it.
+        The batch that wrote it, or up to which the store was filled from the table.
     watermark
         The watermark that the batch began with; None without one.
     """
@@ -64,6 +68,10 @@ class Served:
     generation: int
     batch: int
     watermark: datetime | None
+
+
+class StoreMoved(Exception):
+    """The store is not where its writer left it: it was emptied, lost its newest batches, or has a later writer."""
 
 
 class ServingStore(ABC):
@@ -75,27 +83,42 @@ class ServingStore(ABC):
 
     @abstractmethod
     def begin(self, position: Position) -> None:
-        """Set the position at the start of a driver; from now on older generations write nothing."""
+        """Set the position; from now on older epochs write nothing.
+
+        Raises
+        ------
+        StoreMoved
+            If the store has a later epoch.
+        """
 
     @abstractmethod
-    def write(self, entries: Iterable[Entry], position: Position, *, watermark_ms: int, now_ms: int) -> int:
+    def write(
+        self, entries: Iterable[Entry], after: Position, position: Position, *, watermark_ms: int, now_ms: int
+    ) -> int:
         """Write a batch, and then its position; return how many entries were accepted.
 
         Parameters
         ----------
         entries
             Each key at most once.
+        after
+            The position that this writer has set last.
         position
-            The batch. A complete position older than the store's own is left as it is.
+            The batch.
         watermark_ms
             The batch's watermark; 0 for none.
         now_ms
             The time, from which values expire.
+
+        Raises
+        ------
+        StoreMoved
+            If the store's position is not `after`.
         """
 
     @abstractmethod
-    def drop_older(self, generation: int) -> int:
-        """Remove the values that older generations wrote; return how many."""
+    def drop_older(self, position: Position) -> int:
+        """Remove the values whose epoch and batch are older; return how many."""
 
     @abstractmethod
     def get(self, key: str, *, now_ms: int) -> Served | None:
@@ -116,11 +139,11 @@ def key_text(columns: Mapping[str, Any]) -> str:
     Parameters
     ----------
     columns
-        In the order of the sink's ``keys``. A ``datetime`` without a zone counts as UTC.
+        In the order of the sink's ``keys``. A ``datetime`` without a zone counts as UTC. A ``Decimal`` has as many
+        digits as its column: ``Decimal("12.30")``.
     """
-    return json.dumps(
-        {name: _plain(value) for name, value in columns.items()}, separators=(",", ":"), ensure_ascii=False
-    )
+    plain = {name: _plain(value) for name, value in columns.items()}
+    return json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:
@@ -129,7 +152,7 @@ def _plain(value: Any) -> Any:
         return moment.astimezone(UTC).strftime(_TIME)
     if isinstance(value, date):
         return value.isoformat()
-    return float(value) if isinstance(value, Decimal) else value
+    return format(value, "f") if isinstance(value, Decimal) else value
 
 
 def served(value: str, generation: int, batch: int, watermark_ms: int) -> Served:

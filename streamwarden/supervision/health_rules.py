@@ -313,22 +313,20 @@ def _falling_behind(facts: Facts) -> _Measure | None:
 
 
 def _idle_source(facts: Facts) -> _Measure | None:
-    """Measure for how long a source without input holds the watermark back."""
-    recent = facts.progress.recent if facts.progress else []
-    if facts.spec.watermark_policy != "min" or not recent or recent[-1].watermark is None:
+    """Measure for how long a source without input holds the watermark back, while others have input."""
+    last = facts.progress.last if facts.progress else None
+    if facts.spec.watermark_policy != "min" or facts.spec.watermark is None or last is None:
         return None
-    still = [done for done in recent if done.watermark == recent[-1].watermark]
-    idle = [name for name in recent[-1].sources if not any(_takes(done, name) for done in still)]
-    if len(still) < _ENOUGH or not idle or not any(done.rows_in for done in still):
+    since = last.watermark_since
+    if since is None or not last.sources:
         return None
-    lasts = (still[-1].at - still[0].at).total_seconds()
-    limit = facts.spec.health.idle_source
-    what = f"no input from {' and '.join(idle)}, which holds the watermark at {recent[-1].watermark:%Y-%m-%d %H:%M:%S}"
-    return _seconds(lasts, what, limit.warn, limit.critical)
-
-
-def _takes(done: BatchProgress, name: str) -> bool:
-    return name in done.sources and done.sources[name].taken > 0
+    idle = [name for name, one in last.sources.items() if one.input_at is None or one.input_at <= since]
+    if not idle or len(idle) == len(last.sources):
+        return None
+    limit, held = facts.spec.health.idle_source, last.watermark
+    where = f"at {held:%Y-%m-%d %H:%M:%S}" if held is not None else "at its beginning"
+    what = f"no input from {' and '.join(idle)}, which holds the watermark {where}"
+    return _seconds((last.at - since).total_seconds(), what, limit.warn, limit.critical)
 
 
 def _late_rows(facts: Facts) -> _Measure | None:

@@ -163,6 +163,7 @@ class BatchWriter:
             for output, sink, arrived in parts:
                 written[output] = sink.write(arrived, batch_id, watermark_ms, guard=guard)
                 if output in self._servers:
+                    self._guard()
                     self._servers[output].write(arrived.frame, arrived.rows, batch_id, watermark_ms)
             self._tell_refused(kept, written)
             # Check again before Spark commits the batch: if the driver was paused in a write, Delta skipped it.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -501,31 +501,36 @@ def test_what_is_told_is_no_further_than_what_lasted(
     assert steps(noted) == ([("backlog", before, after)] if after else [])
 
 
-def _two(trips: int, payments: int) -> dict[str, SourceProgress]:
-    return {
-        "trips": SourceProgress(unit="versions", taken=trips, pending=0),
-        "payments": SourceProgress(unit="offsets", taken=payments, pending=0),
-    }
+def _two(**input_at: datetime | None) -> dict[str, SourceProgress]:
+    return {name: SourceProgress(unit="versions", taken=1, pending=0, input_at=at) for name, at in input_at.items()}
 
 
 def test_a_source_without_input_that_holds_the_watermark_is_named() -> None:
     several = {
         "source": None,
+        "watermark": "2h",
         "sources": {
             "trips": {"kind": "delta", "table": "trips"},
             "payments": {"kind": "kafka", "topic": "p", "bootstrap_servers": "one:9092"},
         },
     }
-    held = batches(12, watermark=NOW - 3600 * S, sources=[_two(3, 0)] * 12)
-    findings = judge(facts(held, **several)).findings
-    assert [(one.rule, one.level) for one in findings] == [("idle_source", Level.WARN)]
-    assert "no input from payments, which holds the watermark at" in findings[0].what
-    # Both have input; the watermark moves; the policy does not wait; nothing at all comes.
-    moving = [NOW - 3600 * S + number * S for number in range(12)]
-    assert not judge(facts(batches(12, watermark=NOW, sources=[_two(3, 1)] * 12), **several)).findings
-    assert not judge(facts(batches(12, watermark=moving, sources=[_two(3, 0)] * 12), **several)).findings
-    assert not judge(facts(held, **several, watermark_policy="max")).findings
-    assert not judge(facts(batches(12, watermark=NOW, rows_in=0, sources=[_two(0, 0)] * 12), **several)).findings
+    since, held = NOW - 700 * S, NOW - 7200 * S
+    idle = _two(trips=NOW, payments=since - S)
+
+    def found(sources: dict[str, SourceProgress], began: datetime = since, **fields: Any) -> list[Finding]:
+        done = batches(3, watermark=fields.pop("held", held), watermark_since=began, sources=[sources] * 3)
+        return [one for one in judge(facts(done, **{**several, **fields})).findings if one.rule == "idle_source"]
+
+    (finding,) = found(idle)
+    assert finding.level is Level.WARN and "no input from payments, which holds the watermark at" in finding.what
+    # It never had input, so that there is no watermark.
+    (finding,) = found(_two(trips=NOW, payments=None), held=None)
+    assert "payments, which holds the watermark at its beginning" in finding.what
+    # Both have input; the watermark moved; the policy does not wait; nothing at all comes.
+    assert not found(_two(trips=NOW, payments=NOW))
+    assert not found(idle, began=NOW - 10 * S)
+    assert not found(idle, watermark_policy="max")
+    assert not found(_two(trips=since - S, payments=since - S))
 
 
 def test_the_sum_over_sources_is_unknown_if_one_is() -> None:
