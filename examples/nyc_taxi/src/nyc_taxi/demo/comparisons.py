@@ -48,17 +48,19 @@ def _velocity(workspace: Workspace, spec: JobSpec) -> list[Difference]:
 def _payments(workspace: Workspace, spec: JobSpec) -> list[Difference]:
     """Compare the rows whose counterpart can't come any more: the others still wait in the state."""
     within = parse_duration(spec.options["settles_within"])
-    until = pa.scalar(_watermark(workspace, spec.name) - within, pa.timestamp("us", "UTC"))
+    watermark = _watermark(workspace, spec.name)
+
+    def decided(rows: pa.Table) -> pa.Table:
+        # A trip waits for `within`, a payment until its own time.
+        trip = pc.less(rows["lpep_pickup_datetime"], pa.scalar(watermark - within, pa.timestamp("us", "UTC")))
+        payment = pc.less(rows["settled_at"], pa.scalar(watermark, pa.timestamp("us", "UTC")))
+        return rows.filter(pc.and_(trip, pc.fill_null(payment, fill_value=True)))
+
     expected = expected_trip_payments(
         _trips(workspace), read_table(workspace, "payments"), join=spec.options["join"], settles_within=within
     )
-    expected = expected.cast(_with_zones(expected.schema))
-    actual = read_table(workspace, "trip_payments")
-    return [
-        compare_trip_payments(
-            *(table.filter(pc.less(table["lpep_pickup_datetime"], until)) for table in (expected, actual))
-        )
-    ]
+    expected = decided(expected.cast(_with_zones(expected.schema)))
+    return [compare_trip_payments(expected, decided(read_table(workspace, "trip_payments")))]
 
 
 def _with_zones(schema: pa.Schema) -> pa.Schema:
