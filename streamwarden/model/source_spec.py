@@ -86,7 +86,7 @@ class DeltaSource(Strict):
 
 
 class KafkaSource(Strict):
-    """Records of a Kafka topic, in Kafka's own columns: key and value as bytes, topic, partition, offset, timestamp.
+    """Records of a Kafka topic: in Kafka's own columns, with key and value as bytes; or the fields of JSON values.
 
     Other client properties, such as credentials, come from the environment: ``STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG``
     sets Kafka's ``sasl.jaas.config``, and so on for every property. The environment overrides this section.
@@ -95,6 +95,12 @@ class KafkaSource(Strict):
     kind: Literal["kafka"]
     topic: str
     bootstrap_servers: str = Field(description="Bootstrap addresses: host:port, with commas between several.")
+    json_columns: str | None = Field(
+        default=None,
+        description="Columns of a value that is JSON, as Spark's DDL: `payment_id string, amount double`. Each becomes"
+        " a column. Beside them: `_corrupt` (text that is not such JSON), `_tombstone` (a null value), and `_kafka`"
+        " (key, topic, partition, offset, timestamp, headers). None: Kafka's own columns.",
+    )
     starting_offsets: Literal["earliest", "latest"] = Field(
         default="earliest",
         description="Where the job's first start begins; later starts continue from the checkpoint. earliest: reads"

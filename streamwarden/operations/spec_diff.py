@@ -76,6 +76,7 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "source.max_file_size": (Effect.RESTART, "applies to files that are not planned yet"),
     "source.on_change": (Effect.RESTART, "applies to future commits; earlier ones were read or skipped"),
     "source.topic": (Effect.RESTART, _UNREAD),
+    "source.json_columns": (Effect.SAVEPOINT, "changes the columns that the query gets"),
     "source.bootstrap_servers": (
         Effect.RESTART,
         "must be the same cluster: in another one, the topic is another source",

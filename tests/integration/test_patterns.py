@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from streamwarden.model.savepoint import Origin
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.rescale import rescale
 from streamwarden.operations.restore import restore
+from streamwarden.operations.state_view import StateView
 from streamwarden.runtime.processes import kill
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.take import take
@@ -198,6 +200,7 @@ def run_case(place: Place, case: Case) -> None:
     assert made.source_names == list(case.sources) or made.source_names == ["source"]
     (verdict,) = verify(place.workspace, [catalog.find(place.workspace, case.job, made.id)], by=BY).values()
     assert verdict.problems == []
+    _look_into_the_state(place, case, made.id)
     _feed(place, case, 2)
     _await_idle(place, case)
     assert restore(place.workspace, case.job, savepoint=made.id, by=BY).state == "done"
@@ -216,6 +219,21 @@ def run_case(place: Place, case: Case) -> None:
         differences = case.compare(place)
     assert all(one.equal for one in differences), "\n".join(map(str, differences))
     assert all(one.expected >= 5 for one in differences), differences
+
+
+def _look_into_the_state(place: Place, case: Case, savepoint: str) -> None:
+    view = StateView(place.workspace, case.job)
+    stats = view.stats(at=savepoint)
+    entries = sum(one["entries"] for one in stats["variables"])
+    assert entries > 0 and entries == sum(one["entries"] for one in stats["partitions"])
+    assert stats["heaviest"] and all(size > 0 for size in stats["file_bytes"].values())
+    key = stats["heaviest"][0]["key"]
+    value = next(iter(json.loads(key).values()))
+    shown = view.show(at=savepoint, key=str(value), limit=5)
+    assert shown["entries"] and all(str(value) in one["key"] for one in shown["entries"])
+    # The newest batch is the savepoint's, or one without input after it.
+    same = view.diff(savepoint, "latest")
+    assert (same["added"], same["removed"], same["changed"]) == (0, 0, 0)
 
 
 def _options(place: Place, job: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import secrets
 import socket
 import subprocess
 from base64 import urlsafe_b64encode
+from collections.abc import Sequence
 from pathlib import Path
 
 from confluent_kafka import KafkaError, KafkaException
@@ -96,7 +97,7 @@ group.initial.rebalance.delay.ms=0
         admin = AdminClient(self.client)
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
 
-    def send(self, topic: str, records: list[tuple[str, str]]) -> None:
+    def send(self, topic: str, records: Sequence[tuple[str, str | None]]) -> None:
         """Send records, each a key and a value, and wait until all are there."""
         lost: list[KafkaError] = []
         producer = Producer({**self.client, "linger.ms": 5, "acks": "all"})

@@ -149,7 +149,7 @@ SERIES: dict[str, tuple[Callable[..., pa.Table], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SERIES)
+@pytest.mark.parametrize("name", ["trades", pytest.param("sensors", marks=pytest.mark.long)])
 def test_rolling_metrics_are_those_of_a_batch(spark: SparkSession, tmp_path: Path, name: str) -> None:
     make, given = SERIES[name]
     events = make(6000, seed=3, every=timedelta(seconds=1))

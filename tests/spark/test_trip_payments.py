@@ -78,7 +78,9 @@ def last_ones(trips: pa.Table, payments: pa.Table) -> tuple[pa.Table, pa.Table]:
     return trip, payment
 
 
-@pytest.mark.parametrize("join", ["full", "inner", "left", "right"])
+@pytest.mark.parametrize(
+    "join", ["full", *(pytest.param(one, marks=pytest.mark.long) for one in ("inner", "left", "right"))]
+)
 def test_equal_to_batch_with_late_rows_of_both_sources(
     spark: SparkSession,
     workspace: Workspace,

@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import ParseException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
 
+from streamwarden.driver.causes import headline
 from streamwarden.driver.job_api import JobSettings, StreamingJob
 from streamwarden.driver.kafka import client_properties, missing_topic
 from streamwarden.driver.pipeline.module import settings_for
@@ -221,4 +225,27 @@ def _open_topic(session: SparkSession, job: str, name: str, source: KafkaSource)
     )
     for key, value in client_properties(source).items():
         reader = reader.option(f"kafka.{key}", value)
-    return reader.load()
+    if source.json_columns is None:
+        return reader.load()
+    return _from_json(reader.option("includeHeaders", "true").load(), job, source.json_columns)
+
+
+def _from_json(records: DataFrame, job: str, columns: str) -> DataFrame:
+    """Return records with the fields of their values as columns. No record is dropped: ``_corrupt`` has what is no JSON."""
+    try:
+        fields = StructType.fromDDL(columns)
+    except ParseException as error:
+        what = f"{job}: source.json_columns {columns!r}: {headline(error)}"
+        raise StreamwardenError("CONFIG_INVALID", what) from error
+    if not isinstance(fields, StructType):
+        raise StreamwardenError("CONFIG_INVALID", f"{job}: source.json_columns {columns!r}: name each column")
+    # As text: a value that is no object, or has a field of another type, makes all fields null.
+    schema = StructType([*fields.fields, StructField("_corrupt", StringType())])
+    parsed = F.from_json(F.col("value").cast("string"), schema, {"columnNameOfCorruptRecord": "_corrupt"})
+    rows = records.withColumn("_value", parsed)
+    own = F.struct(F.col("key").cast("string").alias("key"), "topic", "partition", "offset", "timestamp", "headers")
+    return rows.select(
+        *[F.col("_value")[one.name].alias(one.name) for one in schema.fields],
+        F.col("value").isNull().alias("_tombstone"),
+        own.alias("_kafka"),
+    )
