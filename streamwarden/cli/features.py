@@ -37,7 +37,7 @@ def get(
             raise typer.BadParameter(f"{one!r} is not NAME=VALUE")
         typed[name], texts[name] = _typed(text), text
     try:
-        # A number or a word of JSON is that, unless the column holds text.
+        # Text that looks like a number is a number, unless the column holds text.
         found = reader.get(**typed) or reader.get(**texts)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

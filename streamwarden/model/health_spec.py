@@ -121,8 +121,8 @@ class HealthSpec(_Strict):
     )
     idle_source: DurationLimit = Field(
         default=DurationLimit(warn=timedelta(minutes=10)),
-        description="Of a job with several sources and watermark_policy min: how long the watermark has stood still"
-        " while one source had no input and another had. 10m: longer than the gap between two deliveries.",
+        description="How long one of several sources may be without input while others have some, and hold the"
+        " watermark. With watermark_policy min only. 10m: longer than the gap between two deliveries.",
     )
     late_rows: ShareLimit = Field(
         default=ShareLimit(warn=0.05, critical=0.25),

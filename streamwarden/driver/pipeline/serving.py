@@ -85,8 +85,8 @@ class Server:
     def write(self, rows: DataFrame, number: int, batch_id: int, watermark_ms: int) -> None:
         """Write a batch's rows.
 
-        After the table: so the store is never ahead of it for longer than a moment, and a batch that is tried again
-        because of the store writes the table once.
+        To be called after the table has the batch: the store is never ahead of it. If the store fails, then the batch
+        is tried again, and the table skips it.
 
         Parameters
         ----------
