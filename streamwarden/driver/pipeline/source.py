@@ -231,7 +231,7 @@ def _open_topic(session: SparkSession, job: str, name: str, source: KafkaSource)
 
 
 def _from_json(records: DataFrame, job: str, columns: str) -> DataFrame:
-    """Return records with the fields of their values as columns. No record is dropped: ``_corrupt`` has what is no JSON."""
+    """Return records with the fields of their values as columns. No record is dropped: ``_corrupt`` has other text."""
     try:
         fields = StructType.fromDDL(columns)
     except ParseException as error:
