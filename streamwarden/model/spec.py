@@ -411,9 +411,9 @@ class JobSpec(Strict):
     )
     watermark_policy: Literal["min", "max"] = Field(
         default="min",
-        description="The watermark of several sources. min: it follows the slowest, and no row of that one is late. max:"
-        " it follows the quickest. An idle source then holds nothing back. It can't change while the checkpoint is"
-        " kept.",
+        description="The watermark of several sources. min: it follows the slowest, and no row of that one is late."
+        " max: it follows the quickest. An idle source then holds nothing back. It can't change while the checkpoint"
+        " is kept.",
     )
     spark: dict[str, str] = Field(default_factory=dict, description="Free Spark settings, for this job only.")
     options: dict[str, Any] = Field(default_factory=dict, description="The job module's own options, checked by it.")
