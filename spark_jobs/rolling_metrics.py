@@ -173,7 +173,7 @@ class RollingMetrics(KeyedJob):
             .agg(*self._merged(), pl.col("judged", "raised").max())
             .with_columns(pl.col("judged", "raised").max().over(KEY_ID))
         )
-        starts = self._starts(touched).unique()
+        starts = self._placed(touched).select(KEY_ID, "at").unique()
         windows = self._windows(panes).join(starts, on=[KEY_ID, "at"], how="semi")
         return KeyedResult(self._kept(panes), windows.with_columns(change=pl.lit(None, pl.String)))
 
@@ -200,15 +200,13 @@ class RollingMetrics(KeyedJob):
     def _merged(self) -> list[pl.Expr]:
         return [*(pl.col(name).sum() for name in self._SUMS), pl.col("least").min(), pl.col("greatest").max()]
 
-    def _starts(self, panes: pl.DataFrame) -> pl.DataFrame:
-        """Return for each pane the starts of the windows that it is in, as ``at``."""
+    def _placed(self, panes: pl.DataFrame) -> pl.DataFrame:
+        """Return each pane once for each window that it is in, whose start is ``at``."""
         backs = pl.DataFrame({"back": range(0, self._window, self._every)}, schema={"back": pl.Int64})
-        return panes.join(backs, how="cross").select(KEY_ID, at=pl.col("pane") - pl.col("back"))
+        return panes.join(backs, how="cross").with_columns(at=pl.col("pane") - pl.col("back"))
 
     def _windows(self, panes: pl.DataFrame) -> pl.DataFrame:
-        backs = pl.DataFrame({"back": range(0, self._window, self._every)}, schema={"back": pl.Int64})
-        placed = panes.join(backs, how="cross").with_columns(at=pl.col("pane") - pl.col("back"))
-        return placed.group_by(KEY_ID, "at").agg(self._merged()).sort(KEY_ID, "at")
+        return self._placed(panes).group_by(KEY_ID, "at").agg(self._merged()).sort(KEY_ID, "at")
 
     def _changes(self, due: pl.DataFrame) -> pl.DataFrame:
         """Return the windows that raise or end an alert: those above or below whose predecessor was not so."""

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.pipeline.outputs import clear_unborn, keep_facts, start_outputs
-from streamwarden.driver.pipeline.serving import Server
+from streamwarden.driver.pipeline.serving import ServingWriter
 from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.driver.start_checks import changed_by_others, check_known
 from streamwarden.formats.checkpoint import CheckpointReader
@@ -30,14 +30,14 @@ class OpenOutputs:
 
     Parameters
     ----------
-    sinks, servers
+    sinks, serving
         Tables and serving stores, by output name.
     notes
         What a person should know of the tables.
     """
 
     sinks: dict[str, DeltaSink]
-    servers: dict[str, Server]
+    serving: dict[str, ServingWriter]
     notes: list[str]
 
 
@@ -76,8 +76,8 @@ def open_outputs(
     for sink in spec.sinks:
         clear_unborn(workspace, sink.table, guard=guard)
     tables = [sink.table for sink in spec.sinks]
-    servers = _servers(session, workspace, spec, epoch=epoch, generation=reference.generation)
-    for server in servers.values():
+    serving = _serving(session, workspace, spec, epoch=epoch, generation=reference.generation)
+    for server in serving.values():
         server.mark_stale(reference)
     changes = changed_by_others(workspace, spec, reference)
     start_outputs(session, workspace, reference, tables, guard=guard)
@@ -97,17 +97,17 @@ def open_outputs(
         )
         for sink in spec.sinks
     }
-    for server in servers.values():
+    for server in serving.values():
         server.begin(reference, checkpoint.last_commit())
     keep_facts(workspace, spec.name, tables, module.VERSION, guard=guard)
-    return OpenOutputs(sinks, servers, [*changes, *(note for sink in sinks.values() for note in sink.notes)])
+    return OpenOutputs(sinks, serving, [*changes, *(note for sink in sinks.values() for note in sink.notes)])
 
 
-def _servers(
+def _serving(
     session: SparkSession, workspace: Workspace, spec: JobSpec, *, epoch: int, generation: int
-) -> dict[str, Server]:
+) -> dict[str, ServingWriter]:
     return {
-        sink.output: Server(
+        sink.output: ServingWriter(
             open_store(workspace, sink.table, sink.serve, writes=True),
             sink,
             session,

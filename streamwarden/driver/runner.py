@@ -34,7 +34,7 @@ from streamwarden.driver.pipeline.batches import BatchWriter
 from streamwarden.driver.pipeline.module import load_module, output_mode, settings_for
 from streamwarden.driver.pipeline.outputs import AUTHOR, keep_sources
 from streamwarden.driver.pipeline.query import RunningQuery
-from streamwarden.driver.pipeline.serving import Server
+from streamwarden.driver.pipeline.serving import ServingWriter
 from streamwarden.driver.pipeline.source import QuerySource, job_rows, missing_source, query_sources
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.driver.recorder import BatchRecorder
@@ -144,7 +144,7 @@ class Driver:
         self._query: RunningQuery | None = None
         self._keeper: SpareKeeper | None = None
         self._sources: list[QuerySource] = []
-        self._servers: dict[str, Server] = {}
+        self._serving: dict[str, ServingWriter] = {}
 
     def run(self) -> int:
         """Run, and return the process's exit code: 0 stopped, 1 failed."""
@@ -195,7 +195,7 @@ class Driver:
             went_back=desired.went_back,
             guard=self._heart.guard,
         )
-        self._heart.notes, self._servers = opened.notes, opened.servers
+        self._heart.notes, self._serving = opened.notes, opened.serving
         backlogs = self._open_backlogs(spec, reference)
         writer = BatchWriter(
             spec,
@@ -203,7 +203,7 @@ class Driver:
             opened.sinks,
             checkpoint,
             self._heart.guard,
-            servers=self._servers,
+            serving=self._serving,
             lookups=functools.partial(_versions, self._workspace, spec),
             refused=self._planner.refused if self._planner else None,
         )
@@ -530,7 +530,7 @@ class Driver:
             self._arrivals.close()
         if self._ahead is not None:
             self._ahead.drop()
-        for server in self._servers.values():
+        for server in self._serving.values():
             server.close()
         if self._session is not None:
             # Before the lease is released: until then nobody else may write.

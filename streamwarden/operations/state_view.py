@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +37,6 @@ class StateView:
     ----------
     workspace, job
         The job.
-    heed
-        Called about every second while Spark reads; may raise.
 
     Raises
     ------
@@ -48,10 +45,9 @@ class StateView:
         ``SAVEPOINT_NOT_FOUND``.
     """
 
-    def __init__(self, workspace: Workspace, job: str, *, heed: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, workspace: Workspace, job: str) -> None:
         self._workspace = workspace
         self._job = job
-        self._heed = heed
 
     def show(self, *, at: str | None = None, key: str | None = None, limit: int = 20) -> dict[str, Any]:
         """Return entries: operator, variable, partition, key and value (JSON), time to live, timer.
@@ -153,7 +149,7 @@ class StateView:
         arguments = ["--spec", at.spec.model_dump_json(), "--question", json.dumps(question)]
         program = "streamwarden.driver.state_view"
         (answer,) = spark_answers(
-            self._workspace, program, arguments, number=1, code="STATE_UNREADABLE", heed=self._heed
+            self._workspace, program, arguments, number=1, code="STATE_UNREADABLE", heed=lambda: None
         )
         if "error" in answer:
             code = answer["code"]

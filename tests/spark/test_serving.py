@@ -12,7 +12,7 @@ import pytest
 from deltalake import write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
-from streamwarden.driver.pipeline.serving import Server
+from streamwarden.driver.pipeline.serving import ServingWriter
 from streamwarden.model.record import utc_now
 from streamwarden.model.spec import ServeSpec, SinkSpec
 from streamwarden.model.status import CheckpointRef
@@ -42,7 +42,7 @@ def test_batches_are_written_and_a_lost_store_is_filled_from_the_table(spark: Sp
     times = pa.array([AT, AT], pa.timestamp("us", "UTC"))
     write_deltalake(str(table), pa.table({**columns, "at": times, "trips": [7, 8], "is_final": [True, False]}))
     store = SqliteStore(path, None, writes=True)
-    server = Server(store, SINK, spark, str(table), epoch=1, generation=1)
+    server = ServingWriter(store, SINK, spark, str(table), epoch=1, generation=1)
     reference = CheckpointRef(job="j", generation=1, path="c", since=utc_now(), reason="")
     server.begin(reference, 3)
     assert get(store, 'ü"\x1f', "12.30") == {"trips": 7} and get(store, "b", "1.00") == {"trips": 8}

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.pipeline.module import split_outputs
-from streamwarden.driver.pipeline.serving import Server
+from streamwarden.driver.pipeline.serving import ServingWriter
 from streamwarden.driver.pipeline.sink import DeltaSink, Written
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.spec import JobSpec
@@ -67,7 +67,7 @@ class BatchWriter:
         Reads the query's log of batches.
     guard
         Raises if this driver may not write any more.
-    servers
+    serving
         Serving stores, by output name.
     lookups
         Returns the versions of the lookup tables.
@@ -83,11 +83,11 @@ class BatchWriter:
         checkpoint: CheckpointReader,
         guard: Callable[[], None],
         *,
-        servers: Mapping[str, Server] | None = None,
+        serving: Mapping[str, ServingWriter] | None = None,
         lookups: Callable[[], Mapping[str, int]] = dict,
         refused: Callable[[Mapping[str, str]], None] | None = None,
     ) -> None:
-        self._servers = servers or {}
+        self._serving = serving or {}
         self._lookups = lookups
         self._refused = refused
         self._spec = spec
@@ -162,9 +162,9 @@ class BatchWriter:
                 sink.check_keys(arrived, batch_id)
             for output, sink, arrived in parts:
                 written[output] = sink.write(arrived, batch_id, watermark_ms, guard=guard)
-                if output in self._servers:
+                if output in self._serving:
                     self._guard()
-                    self._servers[output].write(arrived.frame, arrived.rows, batch_id, watermark_ms)
+                    self._serving[output].write(arrived.frame, arrived.rows, batch_id, watermark_ms)
             self._tell_refused(kept, written)
             # Check again before Spark commits the batch: if the driver was paused in a write, Delta skipped it.
             self._guard()

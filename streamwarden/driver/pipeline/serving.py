@@ -18,7 +18,7 @@ from streamwarden.model.spec import SinkSpec
 from streamwarden.model.status import CheckpointRef
 from streamwarden.serving.store import Entry, Position, ServingStore, StoreMoved
 
-__all__ = ["Server"]
+__all__ = ["ServingWriter"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,8 +29,8 @@ _TOGETHER = 200_000
 """Rows of a batch that are collected at once. More come partition by partition."""
 
 
-class Server:
-    """The serving store of one sink, for one driver.
+class ServingWriter:
+    """Writes one sink's rows to its serving store, for one driver.
 
     Parameters
     ----------
@@ -97,6 +97,10 @@ class Server:
         """
         position = Position(self._epoch, self._generation, batch_id)
         assert self._last is not None
+        if not self._last.complete:
+            # A try before this one began to fill the store, and failed. The table has this batch already.
+            self._fill(batch_id)
+            return
         try:
             entries = _entries(rows, self._sink, together=number <= _TOGETHER) if number else ()
             self._store.write(entries, self._last, position, watermark_ms=watermark_ms, now_ms=_now_ms())

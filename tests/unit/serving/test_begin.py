@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamwarden.driver.pipeline.serving import Server
+from streamwarden.driver.pipeline.serving import ServingWriter
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
 from streamwarden.model.spec import ServeSpec, SinkSpec
@@ -29,7 +29,7 @@ def reference(generation: int, base: int | None = None, *rewound: str, rescaled:
     return CheckpointRef(job="j", generation=generation, path="c", since=utc_now(), reason="", **fields)
 
 
-class Filled(Server):
+class Filled(ServingWriter):
     """A server whose table is not read."""
 
     def __init__(self, store: ServingStore, epoch: int, generation: int) -> None:
@@ -105,3 +105,12 @@ def test_a_store_of_a_later_driver_is_refused(store: SqliteStore) -> None:
     store.begin(Position(30, 1, 7))
     with pytest.raises(StreamwardenError, match="SERVING_NEWER"):
         begun(store, reference(1), 9)
+
+
+def test_a_filling_that_failed_is_begun_anew_by_the_next_try(store: SqliteStore) -> None:
+    filling = Filled(store, 9, 1)
+    filling.begin(reference(1), 3)
+    filling._set(Position(9, 1, 4, complete=False))
+    nothing: Any = None
+    filling.write(nothing, 0, 4, 0)
+    assert filling.filled == [3, 4] and store.position() == Position(9, 1, 4)
