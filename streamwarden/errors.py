@@ -164,6 +164,11 @@ ErrorCode = Literal[
     "SUITE_INVALID",
     "TABLE_NOT_FOUND",
     "EXPECTATIONS_FAILED",
+    "GATE_HELD",
+    "GATE_LOG_GONE",
+    "GATE_NOTHING_HELD",
+    "PUBLISHED_LOG_DAMAGED",
+    "PUBLISHED_TABLE_REPLACED",
 ]
 """The codes of the catalogue, as a type: a misspelt code is found by mypy."""
 
@@ -813,6 +818,30 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     "EXPECTATIONS_FAILED": ErrorKind(
         "a table does not meet its expectations",
         "The report lists each failed expectation with failing rows; correct the data or the suite.",
+    ),
+    # Gate
+    "GATE_HELD": ErrorKind(
+        "the gate holds a table: its newest versions do not meet the expectations",
+        "`streamwarden gate status TABLE` shows the failing rows. Correct them in the table, and run `streamwarden gate"
+        " check TABLE`; or publish them as they are: `streamwarden gate accept TABLE --note WHY`; or restore the job"
+        " to a savepoint of before them, and check again.",
+    ),
+    "GATE_LOG_GONE": ErrorKind(
+        "a table's log no longer has a commit that the gate has not published yet",
+        "Publish the table as it is now: `streamwarden gate check TABLE --anew` checks all of its rows.",
+    ),
+    "GATE_NOTHING_HELD": ErrorKind(
+        "the gate holds nothing that could be accepted",
+        "`streamwarden gate status TABLE` shows what is published.",
+    ),
+    "PUBLISHED_LOG_DAMAGED": ErrorKind(
+        "an entry of the log of published versions is unreadable, missing, or not the gate's",
+        "`streamwarden gate repair TABLE` writes it again from the table's log.",
+    ),
+    "PUBLISHED_TABLE_REPLACED": ErrorKind(
+        "the table was removed and created anew since its last published version",
+        "`streamwarden gate check TABLE --anew` checks the new table and publishes it in the place of the old one."
+        " Streams that read the published table must start again.",
     ),
 }
 

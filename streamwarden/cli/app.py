@@ -19,6 +19,7 @@ from streamwarden.cli import (
     advise,
     diff,
     features,
+    gate,
     jobs,
     landing,
     observability,
@@ -39,10 +40,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for part in (jobs, diff, observability, savepoints, rescale, advise, quality, repair, state):
+for part in (jobs, diff, observability, savepoints, rescale, advise, quality, gate, repair, state):
     app.add_typer(part.app)
 app.add_typer(savepoints.catalogue_app, name="savepoints")
 app.add_typer(features.features_app, name="features")
+app.add_typer(gate.gate_app, name="gate")
 app.add_typer(landing.landing_app, name="landing")
 app.add_typer(operations.operations_app, name="operations")
 for found in entry_points(group="streamwarden.commands"):

@@ -1,4 +1,4 @@
-"""Evaluate one suite on one DataFrame with Great Expectations.
+"""Evaluate one suite on one set of rows with Great Expectations.
 
 Great Expectations runs one Spark job for each metric that it can't bundle, and fetches values, rows and keys of failing
 rows even if there are none. So a suite runs at most twice. The first run counts, with samples of size zero, which Spark
@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import cache
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.quality.results import ExpectationResult
 from streamwarden.quality.suites import Expectation, Suite
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+__all__ = ["ROWS", "Checker", "SparkChecker", "build", "import_great_expectations", "jsonable"]
 
-__all__ = ["Checker", "build", "import_great_expectations"]
+Validate = Callable[[Sequence[Any], dict[str, Any]], dict[str, Any]]
 
 # Great Expectations' name for a query that returns the failing rows.
-_ROWS = "unexpected_rows_expectation"
+ROWS = "unexpected_rows_expectation"
 
 
 @cache
@@ -89,10 +90,8 @@ def _build(expectation: Expectation, path: Path) -> Any:
         raise StreamwardenError("SUITE_INVALID", f"{path}: {expectation.meta.id}: {said}") from error
 
 
-class Checker:
-    """Great Expectations with an in-memory context; uses no project folder and writes nothing.
-
-    Not thread-safe: Great Expectations binds SQL queries to one temporary view per session.
+class Checker(ABC):
+    """Great Expectations with an in-memory context; uses no project folder and writes nothing. Not thread-safe.
 
     Parameters
     ----------
@@ -100,14 +99,16 @@ class Checker:
         How many failing rows to fetch for a failed expectation.
     """
 
+    _source: Any
+    """Great Expectations' data source."""
+
     def __init__(self, *, examples: int = 5) -> None:
-        context = import_great_expectations().get_context(mode="ephemeral")
-        context.variables.progress_bars = {"globally": False}
-        self._source = context.data_sources.add_spark("spark", persist=False)
+        self._context = import_great_expectations().get_context(mode="ephemeral")
+        self._context.variables.progress_bars = {"globally": False}
         self._batches = 0
         self._examples = examples
 
-    def run(self, suite: Suite, built: Any, frame: DataFrame, rows: int) -> list[ExpectationResult]:
+    def run(self, suite: Suite, built: Any, frame: Any, rows: int) -> list[ExpectationResult]:
         """Evaluate a suite; results are in the suite's order.
 
         Parameters
@@ -117,14 +118,31 @@ class Checker:
         built
             The same suite from :func:`build`.
         frame
-            The rows. Read many times, so persist it first.
+            The rows, read many times: a persisted DataFrame of Spark, or an Arrow table.
         rows
             The number of rows.
         """
+        try:
+            return self._run(suite, built, frame, rows)
+        finally:
+            # Otherwise the context keeps every frame.
+            self._source.delete_asset(self._asset_name(suite))
+
+    def _run(self, suite: Suite, built: Any, frame: Any, rows: int) -> list[ExpectationResult]:
+        validate = self._validator(suite, frame)
+        counted = validate(built.expectations, {"result_format": "BASIC", "partial_unexpected_count": 0})
+        broken = [item for item in built.expectations if _to_explain(counted[item.meta["id"]])]
+        examples = self._failing_rows(suite, broken, frame, validate) if self._examples and broken else {}
+        return [
+            self._result(item, counted[item.meta.id], examples.get(item.meta.id, ()), rows)
+            for item in suite.expectations
+        ]
+
+    def _validator(self, suite: Suite, frame: Any) -> Validate:
+        """Return a function that evaluates some expectations of the suite on the frame: results by id."""
         # Great Expectations caches metrics by batch name; a new name prevents results of another frame.
         self._batches += 1
-        asset = self._source.add_dataframe_asset(f"{suite.name}_{self._batches}")
-        batch = asset.add_batch_definition_whole_dataframe("all").get_batch({"dataframe": frame})
+        batch = self._batch(self._asset_name(suite), frame)
 
         def validate(expectations: Sequence[Any], result_format: dict[str, Any]) -> dict[str, Any]:
             if not expectations:
@@ -133,37 +151,34 @@ class Checker:
             found = batch.validate(chosen, result_format=result_format)
             return {item.expectation_config.meta["id"]: item for item in found.results}
 
-        counted = validate(built.expectations, {"result_format": "BASIC", "partial_unexpected_count": 0})
-        broken = [item for item in built.expectations if _to_explain(counted[item.meta["id"]])]
-        queries = [item for item in broken if item.expectation_type == _ROWS]
-        # Failing rows of a query come only with COMPLETE, up to Great Expectations' own limit (200).
-        explained = validate(queries, {"result_format": "COMPLETE"}) if self._examples else {}
-        keys = [key for key in suite.meta.keys if key in frame.columns]
-        if self._examples and keys:
-            explained |= validate(
-                [item for item in broken if item.expectation_type != _ROWS],
-                {
-                    "result_format": "SUMMARY",
-                    "partial_unexpected_count": self._examples,
-                    "unexpected_index_column_names": keys,
-                    "return_unexpected_index_query": False,
-                },
-            )
-        return [
-            self._result(item, counted[item.meta.id], explained.get(item.meta.id), rows) for item in suite.expectations
-        ]
+        return validate
 
-    def _result(self, expectation: Expectation, counted: Any, explained: Any, rows: int) -> ExpectationResult:
+    def _asset_name(self, suite: Suite) -> str:
+        return f"{suite.name}_{self._batches}"
+
+    @abstractmethod
+    def _batch(self, name: str, frame: Any) -> Any:
+        """Return the frame as a batch of Great Expectations."""
+
+    @abstractmethod
+    def _failing_rows(
+        self, suite: Suite, broken: Sequence[Any], frame: Any, validate: Validate
+    ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """Return some failing rows by expectation."""
+
+    def _result(
+        self, expectation: Expectation, counted: Any, examples: Iterable[Mapping[str, Any]], rows: int
+    ) -> ExpectationResult:
         found: Mapping[str, Any] = counted.result or {}
         error = _error(counted)
         observed, checked, unexpected, percent = found.get("observed_value"), None, None, None
-        if error is None and expectation.type == _ROWS:
+        if error is None and expectation.type == ROWS:
             # A query's result is failing rows, though Great Expectations calls it "observed".
             observed, checked, unexpected = None, rows, int(observed or 0)
             percent = 100 * unexpected / rows if rows else None
         elif error is None and "unexpected_count" in found:
-            unexpected, percent = found["unexpected_count"], found.get("unexpected_percent")
-            checked = found.get("element_count", 0) - (found.get("missing_count") or 0)
+            unexpected, percent = int(found["unexpected_count"]), found.get("unexpected_percent")
+            checked = int(found.get("element_count", 0) - (found.get("missing_count") or 0))
             if expectation.type.endswith("_not_be_null"):
                 checked, percent = rows, 100 * unexpected / rows if rows else None
         return ExpectationResult(
@@ -179,15 +194,50 @@ class Checker:
             checked=checked,
             unexpected_count=unexpected,
             unexpected_percent=percent,
-            examples=tuple(self._rows(explained)) if explained is not None else (),
+            examples=tuple(
+                {str(name): jsonable(value) for name, value in row.items()} for row in islice(examples, self._examples)
+            ),
             error=error,
         )
 
-    def _rows(self, explained: Any) -> Iterator[dict[str, Any]]:
-        found = explained.result or {}
-        rows = found.get("partial_unexpected_index_list") or (found.get("details") or {}).get("unexpected_rows") or ()
-        for row in rows[: self._examples]:
-            yield {str(name): jsonable(value) for name, value in row.items()}
+
+class SparkChecker(Checker):
+    """Evaluates suites on DataFrames of Spark.
+
+    Great Expectations binds SQL queries to one temporary view per session: use one checker at a time in a session.
+    """
+
+    def __init__(self, *, examples: int = 5) -> None:
+        super().__init__(examples=examples)
+        self._source = self._context.data_sources.add_spark("spark", persist=False)
+
+    def _batch(self, name: str, frame: Any) -> Any:
+        asset = self._source.add_dataframe_asset(name)
+        return asset.add_batch_definition_whole_dataframe("all").get_batch({"dataframe": frame})
+
+    def _failing_rows(
+        self, suite: Suite, broken: Sequence[Any], frame: Any, validate: Validate
+    ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        queries = [item for item in broken if item.expectation_type == ROWS]
+        # Failing rows of a query come only with COMPLETE, up to Great Expectations' own limit (200).
+        explained = validate(queries, {"result_format": "COMPLETE"})
+        keys = [key for key in suite.meta.keys if key in frame.columns]
+        if keys:
+            explained |= validate(
+                [item for item in broken if item.expectation_type != ROWS],
+                {
+                    "result_format": "SUMMARY",
+                    "partial_unexpected_count": self._examples,
+                    "unexpected_index_column_names": keys,
+                    "return_unexpected_index_query": False,
+                },
+            )
+        return {name: _rows(item) for name, item in explained.items()}
+
+
+def _rows(explained: Any) -> Sequence[Mapping[str, Any]]:
+    found = explained.result or {}
+    return found.get("partial_unexpected_index_list") or (found.get("details") or {}).get("unexpected_rows") or ()
 
 
 def _to_explain(counted: Any) -> bool:

@@ -69,6 +69,9 @@ class TableResult(_Record):
     table: str
     status: TableStatus
     version: int | None = Field(default=None, description="The Delta version that was checked.")
+    after: int | None = Field(
+        default=None, description="Only the rows that later versions than this one added were checked. None: all rows."
+    )
     version_time: str | None = Field(default=None, description="When that version was committed, if it is the latest.")
     rows: int | None = None
     seconds: float = 0.0
@@ -108,7 +111,7 @@ class QualityRun(_Record):
     seconds_to_spark: float = Field(default=0.0, description="Part of that: until the Spark session was ready.")
     tables_dir: str
     great_expectations: str = Field(description="Its version.")
-    spark: str = Field(description="Its version.")
+    spark: str | None = Field(default=None, description="Its version; None if the rows were checked without Spark.")
     tables: tuple[TableResult, ...]
 
     @computed_field  # type: ignore[prop-decorator]

@@ -108,7 +108,7 @@ def check(
         # If the import failed, its next call raises the reason.
         importing.join()
         built = [engine.build(suite, expectations_dir / f"{suite.name}.json") for suite in suites]
-        checker = engine.Checker(examples=examples)
+        checker = engine.SparkChecker(examples=examples)
         found = [_judge(checker, suite, made, table) for suite, made, table in zip(suites, built, opened, strict=True)]
         run = QualityRun(
             # Sortable by time; two runs may start in the same second.

@@ -13,8 +13,10 @@ folder of plans are in :mod:`streamwarden.formats` and :mod:`streamwarden.landin
         rereads/ID.json              requests to read landed files again
         savepoints/ID.json           the records of savepoints, which change
         totals/gNNNNNN.json          sums over a generation
+    gate/TABLE.json                  what the gate decided about a table's versions
     landing/                         where jobs usually read files; their YAML names the folder
     logs/JOB/INCARNATION/            driver.log, spark.log, console.log; hs_err_PID.log if the JVM died
+    published/TABLE/_delta_log/      the published versions of a table, see streamwarden.formats.published_log
     quality/RUN/                     results.json and report.html of a check; index.html beside it
     serving/TABLE.sqlite             newest rows by key, of a sink with `serve`
     savepoints/JOB/ID/               manifest.json and checkpoint/, which never change
@@ -28,6 +30,7 @@ from __future__ import annotations
 import re
 
 ARRIVALS, CHECKPOINTS, CONTROL, SAVEPOINTS, TABLES = "arrivals", "checkpoints", "control", "savepoints", "tables"
+GATE, PUBLISHED = "gate", "published"
 LOGS, QUALITY, SCRATCH, SERVING = "logs", "quality", "scratch", "serving"
 SPARES = "_spares"
 """In place of a job: no job has such a name."""
@@ -47,6 +50,21 @@ def table_key(table: str) -> str:
 def delta_log_key(table: str) -> str:
     """Return the folder of a Delta table's log."""
     return f"{TABLES}/{table}/_delta_log"
+
+
+def published_key(table: str) -> str:
+    """Return the folder of a table's published versions, itself a Delta table."""
+    return f"{PUBLISHED}/{table}"
+
+
+def published_log_key(table: str) -> str:
+    """Return the folder of the log of a table's published versions."""
+    return f"{PUBLISHED}/{table}/_delta_log"
+
+
+def gate_key(table: str) -> str:
+    """Return the key of the gate's document of a table."""
+    return f"{GATE}/{table}.json"
 
 
 def job_key(folder: str, job: str, *names: str) -> str:

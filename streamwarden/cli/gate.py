@@ -1,0 +1,254 @@
+"""Commands of the gate: what is published, what is held, and a person's decisions."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from streamwarden.cli.terminal import JsonOption, ProfileOption, RootOption, err, out, print_json, reported, who
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.published_log import PublishedLog
+from streamwarden.model.gate import Decision, Verdict
+from streamwarden.quality.gate_state import GateState, gate_state
+from streamwarden.quality.suites import load_suites
+from streamwarden.store.layout import published_key
+from streamwarden.store.workspace import Workspace, open_workspace
+
+__all__ = ["app", "gate_app"]
+
+app = typer.Typer()
+gate_app = typer.Typer(
+    help="Check new versions of tables and publish what passes; show what is held; decide.", no_args_is_help=True
+)
+
+TableArgument = Annotated[str, typer.Argument(help="A table that has a suite.", show_default=False)]
+ExpectationsOption = Annotated[
+    Path | None, typer.Option("--expectations", help="Folder of suites; default: expectations/ beside config/.")
+]
+
+
+def _suites(workspace: Workspace, expectations: Path | None) -> Path:
+    return expectations or workspace.config.parent / "expectations"
+
+
+@gate_app.command()
+@reported
+def status(
+    table: Annotated[str | None, typer.Argument(help="Default: all tables that have a suite.")] = None,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    expectations: ExpectationsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what is published and what is held, and why."""
+    workspace = open_workspace(profile, root=root)
+    names = [table] if table else [suite.name for suite in load_suites(_suites(workspace, expectations))]
+    found = [gate_state(workspace, name) for name in names]
+    if as_json:
+        print_json([_as_json(one) for one in found])
+        return
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("TABLE", "NEWEST", "PUBLISHED", "WAITING", "STATE"):
+        shown.add_column(heading)
+    for one in found:
+        shown.add_row(one.table, _number(one.latest), _number(one.published.content), str(one.waiting), _state(one))
+    out.print(shown)
+    for one in found:
+        _explain(one)
+
+
+@gate_app.command()
+@reported
+def check(
+    table: TableArgument,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Check all rows, and publish the newest version in place of the old ones.")
+    ] = False,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    expectations: ExpectationsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide now about the versions that are not published, also if they are held. Exits with status 1 if held."""
+    from streamwarden.quality.gate import Gate
+
+    workspace = open_workspace(profile, root=root)
+    with err.status("checking"):
+        decision = Gate(workspace, expectations).decide(table, again=True, anew=anew)
+    state = gate_state(workspace, table)
+    if as_json:
+        print_json({"decision": decision.model_dump(mode="json") if decision else None, **_as_json(state)})
+    else:
+        out.print(_sentence(table, decision) if decision else f"{table}: nothing to decide", markup=False)
+        _explain(state)
+    if decision is not None and decision.verdict is Verdict.HELD:
+        raise typer.Exit(1)
+
+
+@gate_app.command()
+@reported
+def accept(
+    table: TableArgument,
+    note: Annotated[str, typer.Option(help="Why; kept in the history.", show_default=False)],
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    expectations: ExpectationsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish the held versions of a table as they are."""
+    from streamwarden.quality.gate import Gate
+
+    workspace = open_workspace(profile, root=root)
+    decision = Gate(workspace, expectations).accept(table, by=who(), note=note)
+    if as_json:
+        print_json(decision.model_dump(mode="json"))
+    else:
+        out.print(_sentence(table, decision), markup=False)
+
+
+@gate_app.command()
+@reported
+def history(
+    table: TableArgument, profile: ProfileOption = None, root: RootOption = None, as_json: JsonOption = False
+) -> None:
+    """Show the newest decisions about a table, newest last."""
+    found = gate_state(open_workspace(profile, root=root), table).record.decisions
+    if as_json:
+        print_json([one.model_dump(mode="json") for one in found])
+        return
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("AT", "VERSIONS", "ROWS", "DECISION", "BY", "NOTE", "CHECK"):
+        shown.add_column(heading)
+    for one in found:
+        shown.add_row(
+            _moment(one.at), _range(one.after, one.version), _number(one.rows), one.verdict, one.by, one.note or "",
+            one.run or "",
+        )  # fmt: skip
+    out.print(shown)
+
+
+@gate_app.command()
+@reported
+def repair(table: TableArgument, profile: ProfileOption = None, root: RootOption = None) -> None:
+    """Write damaged entries of the log of published versions again, from the table's own log."""
+    done = PublishedLog(open_workspace(profile, root=root), table).repair()
+    words = f"wrote {', '.join(map(str, done))} again" if done else "every entry is sound"
+    out.print(f"{table}: {words}", markup=False)
+
+
+@gate_app.command()
+@reported
+def watch(profile: ProfileOption = None, root: RootOption = None, expectations: ExpectationsOption = None) -> None:
+    """Decide about each new version of all tables that have a suite, until a signal. The `gate` DAG runs this."""
+    from streamwarden.quality.gate import Gate
+    from streamwarden.quality.gate_watch import watch as watch_tables
+
+    workspace = open_workspace(profile, root=root)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+
+    def told(table: str, found: Decision | StreamwardenError) -> None:
+        if isinstance(found, StreamwardenError):
+            err.print(f"{table}: {found}", markup=False, style="red", soft_wrap=True)
+            return
+        held = found.verdict is Verdict.HELD
+        err.print(_sentence(table, found), markup=False, style="red" if held else None, soft_wrap=True)
+        if held:
+            for line in _reasons(gate_state(workspace, table)):
+                err.print(line, markup=False, soft_wrap=True)
+
+    err.print("the gate watches the tables that have a suite", markup=False)
+    watch_tables(workspace, Gate(workspace, expectations), told, stop)
+
+
+@app.command()
+@reported
+def published(
+    table: TableArgument, profile: ProfileOption = None, root: RootOption = None, as_json: JsonOption = False
+) -> None:
+    """Show how to read a table's published versions from Spark, DuckDB, delta-rs and pandas."""
+    workspace = open_workspace(profile, root=root)
+    state = gate_state(workspace, table)
+    path = workspace.uri(published_key(table))
+    if as_json:
+        print_json({"table": table, "path": path, "version": state.published.number})
+        return
+    number = state.published.number
+    out.print(f"{table}: {f'version {number}' if number >= 0 else 'nothing'} is published, at {path}", markup=False)
+    plain = path.replace("s3a://", "s3://", 1)
+    for title, code in (
+        ("Spark", f'spark.read.format("delta").load("{path}")  # or spark.readStream'),
+        ("DuckDB", f'rows = DeltaTable("{plain}").scan(); duckdb.sql("SELECT * FROM rows")'),
+        ("delta-rs", f'pyarrow.table(DeltaTable("{plain}").scan())'),
+        ("pandas", f'pyarrow.table(DeltaTable("{plain}").scan()).to_pandas()'),
+    ):
+        out.print(f"  {title:9}{code}", markup=False, soft_wrap=True)
+
+
+def _as_json(state: GateState) -> dict[str, Any]:
+    return {
+        "table": state.table,
+        "latest": state.latest,
+        "published": state.published.content,
+        "waiting": state.waiting,
+        "hold": state.record.hold.model_dump(mode="json") if state.record.hold else None,
+        "last": state.record.decisions[-1].model_dump(mode="json") if state.record.decisions else None,
+    }
+
+
+def _state(state: GateState) -> str:
+    if state.latest is None:
+        return "no such table"
+    if state.record.hold is not None:
+        return f"held since {_moment(state.record.hold.since)}"
+    return "published" if not state.waiting else "not decided yet"
+
+
+def _explain(state: GateState) -> None:
+    for line in _reasons(state):
+        out.print(line, markup=False, soft_wrap=True)
+
+
+def _reasons(state: GateState) -> list[str]:
+    hold = state.record.hold
+    if hold is None:
+        return []
+    lines = ["", f"{state.table}: versions {_range(hold.after, hold.version)} are held"]
+    if hold.batches:
+        lines.append(f"  written by {', '.join(hold.batches)}")
+    if hold.source_files:
+        lines.append(f"  from {', '.join(hold.source_files)}")
+    for failure in hold.failures:
+        lines.append(f"  {failure.expectation}: {failure.finding}. {failure.description}")
+        lines += [f"    {', '.join(f'{name}={value}' for name, value in row.items())}" for row in failure.examples]
+        if failure.query:
+            lines.append(f"    all of them: {failure.query}")
+    lines.append(f"  report: quality/{hold.run}/report.html")
+    lines.append(f"  Correct the rows and run `streamwarden gate check {state.table}`; or publish them as they are:")
+    lines.append(f"  `streamwarden gate accept {state.table} --note WHY`.")
+    return lines
+
+
+def _sentence(table: str, decision: Decision) -> str:
+    rows = f", {decision.rows:,} rows" if decision.rows is not None else ""
+    versions = _range(decision.after, decision.version)
+    return f"{table}: {decision.verdict} {versions}{rows}, {decision.seconds:.1f} s"
+
+
+def _range(after: int, version: int) -> str:
+    return str(version) if version == after + 1 else f"{after + 1} to {version}"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None or value < 0 else f"{value:,}"
+
+
+def _moment(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S}Z"

@@ -1,0 +1,80 @@
+"""Records of the gate: what it decided about the versions of a table."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["KEPT", "Decision", "GateRecord", "HeldFailure", "Hold", "Verdict"]
+
+KEPT = 50
+"""Decisions in a table's document. 50: a day of an hourly batch, and the quality table has all of them."""
+
+
+class Verdict(StrEnum):
+    """What the gate decided about a range of versions."""
+
+    PUBLISHED = "published"
+    HELD = "held"
+    ACCEPTED = "accepted"
+    """Published by a person although expectations failed."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class HeldFailure(_Record):
+    """A failed expectation of a held range."""
+
+    expectation: str
+    finding: str
+    description: str
+    examples: list[dict[str, Any]] = Field(description="Some failing rows: their keys and the columns in question.")
+    query: str | None = Field(default=None, description="A query for all failing rows, in DuckDB's SQL.")
+
+
+class Hold(_Record):
+    """A range of versions that waits for a person, and with it all later versions."""
+
+    after: int = Field(description="The version before the range: the content of the published table.")
+    version: int = Field(description="The last version of the range.")
+    since: datetime
+    run: str = Field(description="The check's run, as in quality/RUN.")
+    failures: list[HeldFailure]
+    batches: list[str] = Field(description="Batches that wrote the range: JOB/gGENERATION/BATCH.")
+    source_files: list[str] = Field(default=[], description="Landed files that the failing examples came from.")
+
+
+class Decision(_Record):
+    """One decision."""
+
+    at: datetime
+    verdict: Verdict
+    after: int
+    version: int
+    rows: int | None = Field(description="Checked rows; None if no row was added.")
+    seconds: float = Field(description="From the beginning of the check to the decision.")
+    run: str | None = Field(default=None, description="The check's run; None if there was nothing to check.")
+    by: str = Field(default="gate", description="The gate, or the person who decided.")
+    note: str | None = None
+
+
+class GateRecord(_Record):
+    """The gate's document of one table. What is published is in the published log, not here."""
+
+    table: str
+    began: int | None = Field(default=None, description="The first published version; fixed before it is published.")
+    hold: Hold | None = None
+    decisions: list[Decision] = Field(default=[], description=f"The newest {KEPT}, oldest first.")
+
+    def begins(self, version: int) -> GateRecord:
+        """Return the record with a first version, if it has none."""
+        return self if self.began is not None else self.model_copy(update={"began": version})
+
+    def decided(self, decision: Decision, hold: Hold | None) -> GateRecord:
+        """Return the record with one more decision."""
+        return self.model_copy(update={"hold": hold, "decisions": [*self.decisions, decision][-KEPT:]})

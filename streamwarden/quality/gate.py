@@ -1,0 +1,308 @@
+"""The gate: check what a table's new versions added, and publish them if they pass.
+
+One decision covers all versions since the last published one. If they pass, readers of the published table see them.
+If not, the gate holds them and all later ones until a person decides: see :class:`Gate`. A decision needs no Spark,
+unless the range does not fit into memory.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.published_log import NOTHING, PublishedAt, PublishedLog
+from streamwarden.model.gate import Decision, GateRecord, HeldFailure, Hold, Verdict
+from streamwarden.model.record import utc_now
+from streamwarden.quality.arrow_checker import ArrowChecker
+from streamwarden.quality.documents import write_run
+from streamwarden.quality.engine import build, import_great_expectations
+from streamwarden.quality.failing_rows import failing_rows_query
+from streamwarden.quality.gate_state import gate_document
+from streamwarden.quality.older_rows import with_repeated_keys
+from streamwarden.quality.results import ExpectationResult, QualityRun, TableResult, TableStatus
+from streamwarden.quality.sql import BATCH
+from streamwarden.quality.suites import Suite, load_suite, load_suites
+from streamwarden.quality.table_versions import NewFiles, TableVersions
+from streamwarden.storage import Conflict, LocalStorage
+from streamwarden.store.layout import QUALITY
+from streamwarden.store.workspace import Workspace
+
+T = TypeVar("T")
+
+__all__ = ["Gate"]
+
+_FAILURES = 20
+"""Failed expectations in a hold. 20: the report has all of them, and a document stays small."""
+_FILES = 20
+"""Files that a query for failing rows names."""
+_RACES = 5
+
+
+class Gate:
+    """Decides about tables, one at a time.
+
+    Two processes may decide about one table at once: one of them publishes, and the other decides anew. The first
+    decision of a process takes some seconds more, for the import of Great Expectations.
+
+    Parameters
+    ----------
+    workspace
+        Where the tables are.
+    expectations
+        The folder of suites; a suite is read anew for each decision. Default: beside ``config/``.
+    """
+
+    def __init__(self, workspace: Workspace, expectations: Path | None = None) -> None:
+        self._workspace = workspace
+        self._expectations = expectations or workspace.config.parent / "expectations"
+        self._checker: ArrowChecker | None = None
+
+    @property
+    def tables(self) -> list[str]:
+        """The tables that have a suite: the gate is for these."""
+        return [suite.name for suite in load_suites(self._expectations)]
+
+    def decide(self, table: str, *, again: bool = False, anew: bool = False) -> Decision | None:
+        """Check the versions that are not published, and publish or hold them; None if there are none.
+
+        Parameters
+        ----------
+        again
+            Also decide about a table that is held: after a correction of its rows.
+        anew
+            Check all rows of the newest version, and publish that version in place of what was published. Streams
+            that read the published table must start again.
+
+        Raises
+        ------
+        StreamwardenError
+            ``TABLE_NOT_FOUND``, ``TABLE_DAMAGED``, ``SUITE_INVALID``, ``GATE_LOG_GONE``, ``PUBLISHED_LOG_DAMAGED`` or
+            ``PUBLISHED_TABLE_REPLACED``.
+        """
+        return self._raced(lambda: self._decide(table, again=again, anew=anew))
+
+    def accept(self, table: str, *, by: str, note: str) -> Decision:
+        """Publish the held versions of a table as they are, and only these.
+
+        Parameters
+        ----------
+        by
+            The person who decided.
+        note
+            Why.
+
+        Raises
+        ------
+        StreamwardenError
+            ``GATE_NOTHING_HELD``; those of :meth:`decide`.
+        """
+
+        def accept() -> Decision:
+            hold = gate_document(self._workspace, table).read()
+            if hold is None or hold.hold is None:
+                raise StreamwardenError("GATE_NOTHING_HELD", table)
+            began, held = time.monotonic(), hold.hold
+            versions, start = self._opened(table)
+            added = versions.whole(held.version) if start == NOTHING else versions.added(start.content, held.version)
+            return self._publish(
+                table, start, held.version, added, began, rows=added.rows, run=held.run, by=by, note=note
+            )
+
+        return self._raced(accept)
+
+    def _raced(self, work: Callable[[], T]) -> T:
+        for number in range(_RACES):
+            try:
+                return work()
+            except Conflict:
+                if number == _RACES - 1:
+                    raise
+        raise AssertionError
+
+    def _opened(self, table: str, *, anew: bool = False) -> tuple[TableVersions, PublishedAt]:
+        """Return a table's versions, and what is published of it: nothing if it is to be published anew."""
+        versions, log = TableVersions(self._workspace, table), PublishedLog(self._workspace, table)
+        if versions.log.latest is None:
+            raise StreamwardenError("TABLE_NOT_FOUND", f"{table}: no Delta table")
+        if anew:
+            return versions, NOTHING
+        start = log.at()
+        if start != NOTHING and log.identity() != versions.identity():
+            raise StreamwardenError("PUBLISHED_TABLE_REPLACED", table)
+        return versions, start
+
+    def _decide(self, table: str, *, again: bool, anew: bool) -> Decision | None:
+        began = time.monotonic()
+        suite = load_suite(self._expectations / f"{table}.json")
+        document = gate_document(self._workspace, table)
+        record = document.read() or GateRecord(table=table)
+        versions, start = self._opened(table, anew=anew)
+        latest = versions.log.latest
+        assert latest is not None
+        if latest <= start.content or (record.hold is not None and not again):
+            return None
+        added = versions.whole(latest) if start == NOTHING else versions.added(start.content, latest)
+        run = self._check(suite, versions, added, start, latest) if added.files or added.changes else None
+        if run is None or run.success:
+            return self._publish(table, start, latest, added, began, rows=added.rows, run=run.run_id if run else None)
+        decision = Decision(
+            at=utc_now(),
+            verdict=Verdict.HELD,
+            after=start.content,
+            version=latest,
+            rows=run.tables[0].rows,
+            seconds=round(time.monotonic() - began, 3),
+            run=run.run_id,
+        )
+        hold = _hold(suite, run, added, start.content, latest, versions.folder)
+        document.update(lambda now: (now or GateRecord(table=table)).decided(decision, hold))
+        return decision
+
+    def _publish(
+        self,
+        table: str,
+        start: PublishedAt,
+        version: int,
+        added: NewFiles,
+        began: float,
+        *,
+        rows: int | None,
+        run: str | None,
+        by: str = "gate",
+        note: str | None = None,
+    ) -> Decision:
+        log, document = PublishedLog(self._workspace, table), gate_document(self._workspace, table)
+        if start == NOTHING:
+            if log.versions():
+                # To be published anew. A killed removal leaves a shorter log, and is repeated by the same command.
+                log.remove()
+                document.update(lambda now: (now or GateRecord(table=table)).model_copy(update={"began": None}))
+            # So that two publishers begin with the same version.
+            version = document.update(lambda now: (now or GateRecord(table=table)).begins(version)).began or version
+            log.begin(version)
+        else:
+            log.publish(start, version, changes=added.changes)
+        decision = Decision(
+            at=utc_now(),
+            verdict=Verdict.PUBLISHED if note is None else Verdict.ACCEPTED,
+            after=start.content,
+            version=version,
+            rows=rows if added.files else None,
+            seconds=round(time.monotonic() - began, 3),
+            run=run,
+            by=by,
+            note=note,
+        )
+        # A repeated decision after a crash between the two: the log is right, and the document follows.
+        document.update(lambda now: (now or GateRecord(table=table)).decided(decision, None))
+        return decision
+
+    def _check(
+        self, suite: Suite, versions: TableVersions, added: NewFiles, start: PublishedAt, version: int
+    ) -> QualityRun | None:
+        """Check what a range added; None if it added no row, and left some."""
+        began, started = time.monotonic(), datetime.now(UTC)
+        status: TableStatus
+        found: Sequence[ExpectationResult] = ()
+        what: str | None = None
+        rows = versions.read(added.files, version) if added.files else None
+        if rows is None or not rows.num_rows:
+            if start == NOTHING or versions.has_rows(version) or not versions.has_rows(start.content):
+                return None
+            status, what = "no_rows", f"versions {start.content + 1} to {version} removed all rows of the table"
+        else:
+            found = self._judge(suite, versions, added, rows, version)
+            status = _status(found)
+        result = TableResult(
+            table=suite.name,
+            status=status,
+            version=version,
+            after=start.content,
+            rows=rows.num_rows if rows is not None else 0,
+            seconds=round(time.monotonic() - began, 3),
+            what=what,
+            notes=suite.notes,
+            expectations=tuple(found),
+        )
+        run = QualityRun(
+            run_id=f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+            started=_moment(started),
+            ended=_moment(datetime.now(UTC)),
+            seconds=result.seconds,
+            tables_dir=self._workspace.tables,
+            great_expectations=str(import_great_expectations().__version__),
+            tables=(result,),
+        )
+        write_run(LocalStorage(self._workspace.root), QUALITY, run)
+        return run
+
+    def _judge(
+        self, suite: Suite, versions: TableVersions, added: NewFiles, rows: pa.Table, version: int
+    ) -> list[ExpectationResult]:
+        path = self._expectations / f"{suite.name}.json"
+        if self._checker is None:
+            self._checker = ArrowChecker()
+        checker = self._checker
+        found = {item.id: item for item in checker.run(suite, build(suite, path), rows, rows.num_rows)}
+        # Keys that are unique among the new rows may repeat older ones.
+        for expectation, repeated in with_repeated_keys(suite, versions, added, rows, version):
+            alone = suite.model_copy(update={"expectations": (expectation,)})
+            found |= {item.id: item for item in checker.run(alone, build(alone, path), repeated, rows.num_rows)}
+        return list(found.values())
+
+
+def _status(found: Sequence[ExpectationResult]) -> TableStatus:
+    if any(item.fails_table for item in found):
+        return "failed"
+    return "passed" if all(item.success for item in found) else "warned"
+
+
+def _hold(suite: Suite, run: QualityRun, added: NewFiles, after: int, version: int, folder: str) -> Hold:
+    files = [f"{folder}/{unquote(one.path)}" for one in added.files]
+    result = run.tables[0]
+    kinds = {item.meta.id: item for item in suite.expectations}
+    failures = [
+        HeldFailure(
+            expectation=item.id,
+            finding=item.finding(),
+            description=item.description,
+            examples=list(item.examples),
+            query=_query(suite, kinds[item.id].type, kinds[item.id].arguments, files),
+        )
+        for item in result.failures[:_FAILURES]
+    ]
+    if result.what is not None:
+        failures.append(HeldFailure(expectation="no_rows", finding=result.what, description="", examples=[]))
+    sources = {str(row["source_file"]) for item in failures for row in item.examples if row.get("source_file")}
+    return Hold(
+        after=after,
+        version=version,
+        since=utc_now(),
+        run=run.run_id,
+        failures=failures,
+        batches=[f"{application.removeprefix('streamwarden/')}/{batch}" for application, batch in added.transactions],
+        source_files=sorted(sources),
+    )
+
+
+def _query(suite: Suite, kind: str, arguments: Any, files: Sequence[str]) -> str | None:
+    """Return a query that runs in DuckDB as it is."""
+    query = failing_rows_query(kind, arguments, suite.meta.keys, None)
+    if query is None:
+        return None
+    listed = ", ".join(f"'{file}'" for file in files[:_FILES])
+    more = f" /* and {len(files) - _FILES} more files */" if len(files) > _FILES else ""
+    return re.sub(rf"\b{BATCH}\b", lambda _: f"read_parquet([{listed}]{more}, union_by_name = true)", query)
+
+
+def _moment(value: datetime) -> str:
+    return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,82 @@
+"""Decide about each new version of all tables that have a suite, until told to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.model.gate import Decision
+from streamwarden.quality.gate import Gate
+from streamwarden.storage import Conflict
+from streamwarden.store.workspace import Workspace
+
+__all__ = ["IDLE_S", "POLL_S", "watch"]
+
+POLL_S = 1.0
+"""Seconds between two looks at a table's log. 1: a listing of the newest names costs a fraction of a millisecond."""
+IDLE_S = 30.0
+"""Seconds between two looks at an idle table on S3, where each is a request: under 3,000 a day for a table."""
+
+Told = Callable[[str, Decision | StreamwardenError], None]
+
+
+@dataclass
+class _Table:
+    known: int = -1
+    wait: float = POLL_S
+    due: float = 0.0
+
+
+def watch(workspace: Workspace, gate: Gate, told: Told, stop: threading.Event, *, poll: float = POLL_S) -> None:
+    """Decide about new versions as they come. An error of one table does not stop the others.
+
+    Parameters
+    ----------
+    workspace
+        Where the tables are.
+    gate
+        Decides.
+    told
+        Called with each table's decision or error.
+    stop
+        Set it to end after the decision in progress.
+    poll
+        Seconds between two looks at a table that is written.
+    """
+    tables: dict[str, _Table] = {}
+    while not stop.is_set():
+        for name in gate.tables:
+            table = tables.setdefault(name, _Table(wait=poll))
+            if stop.is_set() or time.monotonic() < table.due:
+                continue
+            if _is_new(workspace, name, table):
+                table.wait = poll
+                _decide(gate, name, told)
+            elif workspace.s3 is not None:
+                table.wait = min(IDLE_S, 1.5 * table.wait)
+            table.due = time.monotonic() + table.wait
+        stop.wait(poll)
+
+
+def _is_new(workspace: Workspace, name: str, table: _Table) -> bool:
+    newer = DeltaLog(workspace.files, name).since(table.known + 1)
+    if newer:
+        table.known = newer[-1]
+    return bool(newer)
+
+
+def _decide(gate: Gate, name: str, told: Told) -> None:
+    try:
+        decision = gate.decide(name)
+    except StreamwardenError as error:
+        told(name, error)
+    except Conflict:
+        # Another publisher is at it.
+        return
+    else:
+        if decision is not None:
+            told(name, decision)

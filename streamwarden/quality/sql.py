@@ -1,0 +1,83 @@
+"""Suites' SQL on rows in memory: Spark's SQL, run by DuckDB.
+
+A suite's queries are Spark's SQL, because a range that does not fit into memory is checked by Spark. sqlglot translates
+them for DuckDB. Times are without a zone there, in UTC: as Spark shows them in a session whose zone is UTC.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+
+__all__ = ["BATCH", "QueryError", "run", "translated", "without_zones"]
+
+BATCH = "batch"
+"""The name of the rows under check."""
+
+
+class QueryError(Exception):
+    """A query that DuckDB cannot run, in words."""
+
+
+@cache
+def translated(query: str) -> str:
+    """Return a query of Spark's SQL, with ``{batch}``, in DuckDB's.
+
+    Raises
+    ------
+    QueryError
+        It cannot be parsed or translated.
+    """
+    import sqlglot
+    from sqlglot import exp
+    from sqlglot.errors import ErrorLevel, SqlglotError
+
+    text = query.replace("{batch}", BATCH).replace("{{", "{").replace("}}", "}")
+    try:
+        tree = sqlglot.parse_one(text, read="spark")
+        # sqlglot drops the condition without a word.
+        if any(
+            isinstance(node.this, exp.Expression) and node.args.get("expression") for node in tree.find_all(exp.Exists)
+        ):
+            raise QueryError("exists(list, condition) has no translation: write size(filter(list, condition)) > 0")
+        return str(tree.sql(dialect="duckdb", unsupported_level=ErrorLevel.RAISE))
+    except SqlglotError as error:
+        raise QueryError(" ".join(str(error).split())[:300]) from error
+
+
+def run(query: str, tables: dict[str, pa.Table]) -> pa.Table:
+    """Run a query of DuckDB's SQL over tables in memory.
+
+    Parameters
+    ----------
+    query
+        The query.
+    tables
+        The tables by the names that the query uses.
+
+    Raises
+    ------
+    QueryError
+        DuckDB's error.
+    """
+    import duckdb
+
+    # Nothing but these tables: a suite's SQL may read no file.
+    with duckdb.connect(config={"enable_external_access": "false", "threads": "2"}) as session:
+        for name, table in tables.items():
+            session.register(name, table)
+        try:
+            return session.execute(query).to_arrow_table()
+        except duckdb.Error as error:
+            raise QueryError(str(error).splitlines()[0]) from error
+
+
+def without_zones(table: pa.Table) -> pa.Table:
+    """Return the rows with times in UTC and without a zone: DuckDB rounds times with a zone by its own."""
+    fields: list[Any] = []
+    for field in table.schema:
+        kind = field.type
+        fields.append(field.with_type(pa.timestamp(kind.unit)) if pa.types.is_timestamp(kind) else field)
+    return table.cast(pa.schema(fields))

@@ -1,0 +1,291 @@
+"""The gate over real Delta tables, written and read by delta-rs."""
+
+import json
+import shutil
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.published_log import PublishedAt, PublishedLog
+from streamwarden.model.gate import Verdict
+from streamwarden.quality.gate import Gate
+from streamwarden.quality.gate_state import gate_state
+from streamwarden.storage import Conflict
+from streamwarden.store.workspace import open_workspace
+
+pytestmark = pytest.mark.unit
+
+START = datetime(2023, 3, 6, 8, tzinfo=UTC)
+SUITE = {
+    "name": "windows",
+    "meta": {"keys": ["start", "zone"]},
+    "expectations": [
+        {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": "zone", "min_value": 1, "max_value": 265},
+            "severity": "critical",
+            "meta": {"id": "zone"},
+        },
+        {
+            "type": "expect_compound_columns_to_be_unique",
+            "kwargs": {"column_list": ["start", "zone"]},
+            "severity": "critical",
+            "meta": {"id": "key"},
+        },
+    ],
+}
+
+
+def rows(*zones, hour=0):
+    return pa.table(
+        {
+            "start": pa.array([START + timedelta(hours=hour)] * len(zones), pa.timestamp("us", "UTC")),
+            "zone": pa.array(zones, pa.int32()),
+            "source_file": [f"trips-{hour}.parquet"] * len(zones),
+        }
+    )
+
+
+@pytest.fixture
+def place(tmp_path):
+    suites = tmp_path / "expectations"
+    suites.mkdir()
+    (suites / "windows.json").write_text(json.dumps(SUITE))
+    return open_workspace("local", root=tmp_path / "root"), suites
+
+
+@pytest.fixture
+def table(place):
+    return place[0].table("windows")
+
+
+@pytest.fixture
+def gate(place):
+    return Gate(*place)
+
+
+def published(place):
+    """Return the published zones, in order."""
+    workspace = place[0]
+    found = DeltaTable(str(workspace.root / "published" / "windows"))
+    return sorted(row["zone"] for row in pa.table(found.scan()).to_pylist())
+
+
+def test_what_passes_is_published_version_by_version(place, table, gate):
+    write_deltalake(table, rows(1, 2))
+    decision = gate.decide("windows")
+    assert (decision.verdict, decision.after, decision.version, decision.rows) == (Verdict.PUBLISHED, -1, 0, 2)
+    assert published(place) == [1, 2]
+    assert gate.decide("windows") is None
+    write_deltalake(table, rows(3, hour=1), mode="append")
+    write_deltalake(table, rows(4, hour=2), mode="append")
+    assert gate.decide("windows").version == 2
+    assert published(place) == [1, 2, 3, 4]
+    assert PublishedLog(place[0], "windows").versions() == [0, 1, 2]
+    assert gate_state(place[0], "windows").waiting == 0
+
+
+def test_a_failing_range_is_held_and_later_ones_wait(place, table, gate):
+    write_deltalake(table, rows(1))
+    gate.decide("windows")
+    write_deltalake(table, rows(2, 300, hour=1), mode="append")
+    decision = gate.decide("windows")
+    assert decision.verdict is Verdict.HELD
+    write_deltalake(table, rows(3, hour=2), mode="append")
+    assert gate.decide("windows") is None
+    state = gate_state(place[0], "windows")
+    assert (state.waiting, state.published) == (2, PublishedAt(0, 0))
+    (failure,) = state.record.hold.failures
+    assert failure.expectation == "zone"
+    assert failure.examples == [{"start": "2023-03-06T09:00:00Z", "zone": 300}]
+    assert published(place) == [1]
+    # Still failing.
+    assert gate.decide("windows", again=True).verdict is Verdict.HELD
+    DeltaTable(table).delete("zone = 300")
+    assert gate.decide("windows", again=True).verdict is Verdict.PUBLISHED
+    assert published(place) == [1, 2, 3]
+    assert PublishedLog(place[0], "windows").at() == PublishedAt(3, 3)
+
+
+def test_an_accepted_range_is_published_with_its_note(place, table, gate):
+    write_deltalake(table, rows(1, 300))
+    assert gate.decide("windows").verdict is Verdict.HELD
+    write_deltalake(table, rows(2, hour=1), mode="append")
+    accepted = gate.accept("windows", by="ann", note="a new zone")
+    assert (accepted.verdict, accepted.version, accepted.by, accepted.note) == (
+        Verdict.ACCEPTED,
+        0,
+        "ann",
+        "a new zone",
+    )
+    assert published(place) == [1, 300]
+    assert gate.decide("windows").version == 1
+    assert published(place) == [1, 2, 300]
+    with pytest.raises(StreamwardenError, match="GATE_NOTHING_HELD"):
+        gate.accept("windows", by="ann", note="again")
+
+
+def test_a_key_that_repeats_an_older_row_is_found(place, table, gate):
+    write_deltalake(table, rows(1, 2))
+    gate.decide("windows")
+    write_deltalake(table, rows(2, 3), mode="append")
+    assert gate.decide("windows").verdict is Verdict.HELD
+    (failure,) = gate_state(place[0], "windows").record.hold.failures
+    assert (failure.expectation, failure.finding) == ("key", "2 of 3 rows fail (66.67 %)")
+
+
+def test_readers_see_only_the_net_change_of_corrected_rows(place, table, gate):
+    write_deltalake(table, rows(1))
+    gate.decide("windows")
+    write_deltalake(table, rows(300, hour=1), mode="append")
+    DeltaTable(table).update({"zone": "2"}, predicate="zone = 300")
+    assert gate.decide("windows").verdict is Verdict.PUBLISHED
+    log = PublishedLog(place[0], "windows")
+    assert log.versions() == [0, 1, 2]
+    assert not any("add" in action for action in log._read(1))
+    assert published(place) == [1, 2]
+
+
+def test_a_restore_behind_held_versions_publishes_nothing_bad(place, table, gate):
+    write_deltalake(table, rows(1))
+    gate.decide("windows")
+    write_deltalake(table, rows(300, hour=1), mode="append")
+    assert gate.decide("windows").verdict is Verdict.HELD
+    DeltaTable(table).restore(0)
+    assert gate.decide("windows", again=True).rows is None
+    assert published(place) == [1]
+
+
+def test_an_emptied_table_is_held(place, table, gate):
+    write_deltalake(table, rows(1))
+    gate.decide("windows")
+    DeltaTable(table).delete()
+    assert gate.decide("windows").verdict is Verdict.HELD
+    assert gate_state(place[0], "windows").record.hold.failures[0].expectation == "no_rows"
+    assert published(place) == [1]
+
+
+def test_rearranged_files_are_published_without_a_check(place, table, gate):
+    write_deltalake(table, rows(1))
+    write_deltalake(table, rows(2, hour=1), mode="append")
+    gate.decide("windows")
+    DeltaTable(table).optimize.compact()
+    decision = gate.decide("windows")
+    assert (decision.rows, decision.run) == (None, None)
+    assert published(place) == [1, 2]
+
+
+def test_a_publisher_that_was_killed_within_a_range_goes_on(place, table, gate):
+    write_deltalake(table, rows(1))
+    gate.decide("windows")
+    write_deltalake(table, rows(300, hour=1), mode="append")
+    DeltaTable(table).update({"zone": "2"}, predicate="zone = 300")
+    log = PublishedLog(place[0], "windows")
+
+    class Killed(Exception):
+        pass
+
+    calls = []
+
+    def die():
+        calls.append(1)
+        if len(calls) == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        log.publish(log.at(), 2, changes=True, guard=die)
+    assert log.at() == PublishedAt(1, 0)
+    assert published(place) == [1]
+    assert gate.decide("windows").verdict is Verdict.PUBLISHED
+    assert (log.at(), published(place)) == (PublishedAt(2, 2), [1, 2])
+
+
+def test_of_two_publishers_one_wins_and_the_other_decides_anew(place, table, gate):
+    write_deltalake(table, rows(1))
+    gate.decide("windows")
+    write_deltalake(table, rows(2, hour=1), mode="append")
+    log = PublishedLog(place[0], "windows")
+    start = log.at()
+    DeltaTable(table).update({"zone": "3"}, predicate="zone = 2")
+    # The other publisher decided about both versions, and has begun.
+    log._storage.create(
+        log._key(1),
+        b'{"commitInfo":{"timestamp":0,"tags":{"streamwarden.content":"0","streamwarden.literal":"false"}}}\n',
+    )
+    with pytest.raises(Conflict):
+        log.publish(start, 1, changes=False)
+    assert gate.decide("windows").version == 2
+    assert published(place) == [1, 3]
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 4])
+@pytest.mark.parametrize("how", ["missing", "truncated"])
+def test_a_damaged_entry_is_named_and_repaired(place, table, gate, lost, how):
+    write_deltalake(table, rows(1))
+    gate.decide("windows")
+    write_deltalake(table, rows(2, hour=1), mode="append")
+    gate.decide("windows")
+    write_deltalake(table, rows(300, hour=2), mode="append")
+    DeltaTable(table).update({"zone": "3"}, predicate="zone = 300")
+    gate.decide("windows")
+    write_deltalake(table, rows(4, hour=3), mode="append")
+    gate.decide("windows")
+    log = PublishedLog(place[0], "windows")
+    path = place[0].root / log._key(lost)
+    whole = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(whole[:-20])
+    assert log.repair() == [lost] if not (how == "missing" and lost == 4) else log.repair() == []
+    if lost < 4:
+        assert path.read_bytes() == whole
+    gate.decide("windows")
+    assert published(place) == [1, 2, 3, 4]
+
+
+def test_a_table_made_anew_is_refused_until_it_is_published_anew(place, table, gate):
+    write_deltalake(table, rows(1))
+    gate.decide("windows")
+    shutil.rmtree(table)
+    write_deltalake(table, rows(7))
+    write_deltalake(table, rows(8, hour=1), mode="append")
+    with pytest.raises(StreamwardenError, match="PUBLISHED_TABLE_REPLACED"):
+        gate.decide("windows")
+    assert gate.decide("windows", anew=True).version == 1
+    assert published(place) == [7, 8]
+
+
+def test_a_table_whose_first_commits_are_gone_is_published_as_it_is(place, table, gate):
+    write_deltalake(table, rows(1))
+    write_deltalake(table, rows(2, hour=1), mode="append")
+    DeltaTable(table).create_checkpoint()
+    (place[0].root / "tables/windows/_delta_log/00000000000000000000.json").unlink()
+    write_deltalake(table, rows(3, hour=2), mode="append")
+    assert gate.decide("windows").rows == 3
+    assert published(place) == [1, 2, 3]
+    write_deltalake(table, rows(4, hour=3), mode="append")
+    gate.decide("windows")
+    assert published(place) == [1, 2, 3, 4]
+
+
+def test_a_lost_commit_of_the_range_is_named(place, table, gate):
+    write_deltalake(table, rows(1))
+    gate.decide("windows")
+    write_deltalake(table, rows(2, hour=1), mode="append")
+    write_deltalake(table, rows(3, hour=2), mode="append")
+    DeltaTable(table).create_checkpoint()
+    (place[0].root / "tables/windows/_delta_log/00000000000000000001.json").unlink()
+    with pytest.raises(StreamwardenError, match="GATE_LOG_GONE"):
+        gate.decide("windows")
+    assert gate.decide("windows", anew=True).rows == 3
+    assert published(place) == [1, 2, 3]
+
+
+def test_partitioned_tables_are_read_with_their_partition_columns(place, table, gate):
+    write_deltalake(table, rows(1, 300), partition_by=["zone", "source_file"])
+    assert gate.decide("windows").verdict is Verdict.HELD
+    assert gate_state(place[0], "windows").record.hold.failures[0].finding == "1 of 2 rows fails (50.00 %)"
