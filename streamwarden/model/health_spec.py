@@ -128,6 +128,11 @@ class HealthSpec(_Strict):
         default=ShareLimit(warn=0.05, critical=0.25),
         description="Share of late rows in the window, from 100 input rows on. 0.05: TLC's trips lose 0.01 at 2h.",
     )
+    gate_held: DurationLimit = Field(
+        default=DurationLimit(warn=timedelta(seconds=1), critical=timedelta(hours=6)),
+        description="How long the gate has held a table of the job: its readers see nothing newer. 1s: at once, a"
+        " person must decide. 6h: half a day without new rows is an outage.",
+    )
     commit_time: DurationLimit = Field(
         default=DurationLimit(warn=timedelta(seconds=30), critical=timedelta(minutes=5)),
         description="Time of a batch's commits (sinks and checkpoint), the median of the window. A commit to Delta"

@@ -141,6 +141,7 @@ def _facts(seen: Observation, memory: Supervision, now: datetime, *, down: str =
         down=down,
         final=final,
         stopping_since=stopping_since,
+        held=seen.held,
     )
 
 

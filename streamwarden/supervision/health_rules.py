@@ -17,6 +17,7 @@ from streamwarden.model.progress import BatchProgress, Progress
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Desired, Heartbeat
 from streamwarden.model.supervision import Restart
+from streamwarden.supervision.held_tables import HeldTable
 
 __all__ = ["PASSED_OVER", "RULES", "Facts", "Finding", "Health", "Level", "judge", "stuck_for"]
 
@@ -120,6 +121,8 @@ class Facts:
         Whether the job stays down.
     stopping_since
         For a suspended job whose driver still lives: when the driver was asked to stop.
+    held
+        The job's tables that the gate holds.
     """
 
     now: datetime
@@ -132,6 +135,7 @@ class Facts:
     down: str = ""
     final: bool = False
     stopping_since: datetime | None = None
+    held: Sequence[HeldTable] = ()
     batches: Sequence[BatchProgress] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -338,6 +342,16 @@ def _late_rows(facts: Facts) -> _Measure | None:
     return _Measure(late / rows, "share of late rows", limit.warn, limit.critical, _ratio)
 
 
+def _gate_held(facts: Facts) -> _Measure | None:
+    """Measure for how long the gate has held a table; the longest, if it holds several."""
+    if not facts.held:
+        return None
+    first = min(facts.held, key=lambda one: one.since)
+    limit = facts.spec.health.gate_held
+    others = f", and {len(facts.held) - 1} more" if len(facts.held) > 1 else ""
+    return _seconds((facts.now - first.since).total_seconds(), first.what + others, limit.warn, limit.critical)
+
+
 def _commit_time(facts: Facts) -> _Measure | None:
     limit = facts.spec.health.commit_time
     return _median((done.commit_ms for done in facts.batches), "a batch's commits take", limit)
@@ -434,6 +448,7 @@ RULES: dict[str, Rule] = {
     "falling_behind": _falling_behind,
     "idle_source": _idle_source,
     "late_rows": _late_rows,
+    "gate_held": _gate_held,
     "commit_time": _commit_time,
     "checkpoint_time": _checkpoint_time,
     "landing": _landing,

@@ -17,6 +17,7 @@ from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.runtime.processes import is_alive
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
+from streamwarden.supervision.held_tables import HeldTable, held_tables
 
 __all__ = [
     "POLL_S",
@@ -82,6 +83,8 @@ class Observation:
         The operation that works on the job now, such as a restore.
     asked_at
         For a living driver of a suspended job: when it was asked to stop; None without a request.
+    held
+        The job's tables that the gate holds.
     """
 
     job: str
@@ -97,6 +100,7 @@ class Observation:
     error: ErrorInfo | None = None
     operation: Operation | None = None
     asked_at: datetime | None = None
+    held: tuple[HeldTable, ...] = ()
 
 
 def observe(workspace: Workspace, job: str) -> Observation:
@@ -137,6 +141,7 @@ def observe(workspace: Workspace, job: str) -> Observation:
         error=error,
         operation=operation,
         asked_at=asked.at if asked else None,
+        held=held_tables(workspace, desired.spec),
     )
 
 

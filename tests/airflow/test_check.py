@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from streamwarden.airflow.operators import quality
+from streamwarden.airflow.operators import command
 from streamwarden.airflow.operators.quality import CheckOperator
 from tests.airflow.conftest import Place
 
@@ -40,14 +40,14 @@ FAILED = {
 def check(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, **params: Any) -> Any:
     """Run the operator with a script in the place of the real command line."""
     (tmp_path / "fake").write_text(script)
-    real = quality.subprocess.Popen
+    real = command.subprocess.Popen
     asked: list[list[str]] = []
 
     def popen(command: list[str], **kwargs: Any) -> Any:
         asked.append(command[1:])
         return real([sys.executable, str(tmp_path / "fake")], **kwargs)
 
-    monkeypatch.setattr(quality, "subprocess", SimpleNamespace(**{**vars(quality.subprocess), "Popen": popen}))
+    monkeypatch.setattr(command, "subprocess", SimpleNamespace(**{**vars(command.subprocess), "Popen": popen}))
     operator = CheckOperator(task_id="check", tables_param="tables", **place.place())
     result = operator.execute({"params": params})  # type: ignore[typeddict-item]
     return result, asked[0]

@@ -2,17 +2,25 @@
 
 import json
 import shutil
+import threading
+import time
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
+import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.published_log import PublishedAt, PublishedLog
 from streamwarden.model.gate import Verdict
 from streamwarden.quality.gate import Gate
 from streamwarden.quality.gate_state import gate_state
+from streamwarden.quality.gate_watch import watch
 from streamwarden.storage import Conflict
 from streamwarden.store.workspace import open_workspace
 
@@ -289,3 +297,94 @@ def test_partitioned_tables_are_read_with_their_partition_columns(place, table, 
     write_deltalake(table, rows(1, 300), partition_by=["zone", "source_file"])
     assert gate.decide("windows").verdict is Verdict.HELD
     assert gate_state(place[0], "windows").record.hold.failures[0].finding == "1 of 2 rows fails (50.00 %)"
+
+
+def test_a_watch_publishes_new_versions_as_they_come_and_goes_on_after_an_error(place, table, gate):
+    workspace, suites = place
+    (suites / "absent.json").write_text(json.dumps({**SUITE, "name": "absent"}))
+    told, stop = [], threading.Event()
+
+    def tell(name, found):
+        told.append((name, found))
+
+    thread = threading.Thread(target=watch, args=(workspace, gate, tell, stop), kwargs={"poll": 0.02})
+    write_deltalake(table, rows(1))
+    thread.start()
+    try:
+        wait_until(lambda: len(told) == 1)
+        write_deltalake(table, rows(2, hour=1), mode="append")
+        wait_until(lambda: len(told) == 2)
+        log = workspace.root / PublishedLog(workspace, "windows")._key(1)
+        whole = log.read_bytes()
+        log.write_bytes(b"{")
+        write_deltalake(table, rows(3, hour=2), mode="append")
+        wait_until(lambda: len(told) == 3)
+        assert isinstance(told[2][1], StreamwardenError) and told[2][1].code == "PUBLISHED_LOG_DAMAGED"
+        log.write_bytes(whole)
+        write_deltalake(table, rows(300, hour=3), mode="append")
+        wait_until(lambda: len(told) == 4)
+    finally:
+        stop.set()
+        thread.join()
+    assert [name for name, _ in told] == ["windows"] * 4
+    assert told[3][1].verdict is Verdict.HELD
+    assert published(place) == [1, 2]
+
+
+def wait_until(done, seconds=30.0):
+    until = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_suite_that_is_changed_counts_from_the_next_decision_on(place, table, gate):
+    write_deltalake(table, rows(1, 300))
+    assert gate.decide("windows").verdict is Verdict.HELD
+    wider = json.loads(json.dumps(SUITE))
+    wider["expectations"][0]["kwargs"]["max_value"] = 300
+    (place[1] / "windows.json").write_text(json.dumps(wider))
+    assert gate.decide("windows", again=True).verdict is Verdict.PUBLISHED
+
+
+def test_the_query_of_a_failure_runs_as_it_is(place, table, gate):
+    write_deltalake(table, rows(1, 300, 301))
+    gate.decide("windows")
+    (failure,) = gate_state(place[0], "windows").record.hold.failures
+    assert [row[1] for row in duckdb.sql(failure.query).fetchall()] == [300, 301]
+
+
+@given(st.lists(st.sampled_from(["good", "bad", "correct", "compact", "restore", "decide", "accept"]), max_size=14))
+@settings(max_examples=25, deadline=None)
+def test_readers_never_see_a_bad_row_that_nobody_accepted(tmp_path_factory, steps):
+    """Whatever is done to the table in any order: published rows are a state of the table that passed."""
+    folder = tmp_path_factory.mktemp("gate")
+    (folder / "expectations").mkdir()
+    (folder / "expectations" / "windows.json").write_text(json.dumps(SUITE))
+    place = open_workspace("local", root=folder / "root"), folder / "expectations"
+    gate, table = Gate(*place), place[0].table("windows")
+    write_deltalake(table, rows(1))
+    gate.decide("windows")
+    accepted = 0
+    for number, step in enumerate(steps, 1):
+        if step in ("good", "bad"):
+            write_deltalake(table, rows(1 if step == "good" else 300, hour=number), mode="append")
+        elif step == "correct":
+            DeltaTable(table).update({"zone": "2"}, predicate="zone = 300")
+        elif step == "compact":
+            DeltaTable(table).optimize.compact()
+        elif step == "restore":
+            # Refused if there is no later version.
+            with suppress(DeltaError):
+                DeltaTable(table).restore(0)
+        elif step == "accept":
+            with suppress(StreamwardenError):
+                gate.accept("windows", by="ann", note="as it is")
+                accepted += 1
+        else:
+            gate.decide("windows", again=True)
+        found = published(place)
+        assert accepted or 300 not in found
+    if gate.decide("windows", again=True) is None or gate_state(place[0], "windows").waiting == 0:
+        there = sorted(row["zone"] for row in pa.table(DeltaTable(table).scan()).to_pylist())
+        assert published(place) == there

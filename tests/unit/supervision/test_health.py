@@ -21,6 +21,7 @@ from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision import alert_queue
 from streamwarden.supervision.health_rules import RULES, Facts, Finding, Health, Level, judge, stuck_for
+from streamwarden.supervision.held_tables import HeldTable
 
 pytestmark = pytest.mark.unit
 
@@ -531,6 +532,21 @@ def test_a_source_without_input_that_holds_the_watermark_is_named() -> None:
     assert not found(idle, began=NOW - 10 * S)
     assert not found(idle, watermark_policy="max")
     assert not found(_two(trips=since - S, payments=since - S))
+
+
+def test_a_table_that_the_gate_holds_is_an_alarm_at_once_and_critical_after_hours() -> None:
+    held = [HeldTable("trips", NOW - 60 * S, "the gate holds trips from version 7 on: zone, 1 of 9 rows fails")]
+
+    def found(*tables: HeldTable) -> list[tuple[str, Level]]:
+        seen = replace(facts(batches(3)), held=tables)
+        return [(one.what, one.level) for one in judge(seen).findings if one.rule == "gate_held"]
+
+    assert not found()
+    ((what, level),) = found(*held)
+    assert "holds trips from version 7 on: zone, 1 of 9 rows fails" in what and level is Level.WARN
+    older = HeldTable("rejects", NOW - 7 * 3600 * S, "the gate holds rejects from version 2 on")
+    ((what, level),) = found(*held, older)
+    assert "rejects from version 2 on, and 1 more" in what and level is Level.CRITICAL
 
 
 def test_the_sum_over_sources_is_unknown_if_one_is() -> None:
