@@ -14,9 +14,11 @@ none: of two publishers one wins, and the other notices.
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import re
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +40,10 @@ __all__ = ["NOTHING", "PublishedAt", "PublishedLog"]
 _TAG = "streamwarden.content"
 _LITERAL = "streamwarden.literal"
 _TABLE = "streamwarden.table"
+_Z85_TO_B85 = str.maketrans(
+    "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#",
+    "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~",
+)
 _PATHS = ("add", "remove", "cdc")
 _STATE = ("protocol", "metaData", "domainMetadata")
 
@@ -330,8 +336,18 @@ class PublishedLog:
     def _absolute(self, action: dict[str, Any]) -> dict[str, Any]:
         for kind in _PATHS:
             if kind in action and "://" not in action[kind]["path"]:
-                return {kind: {**action[kind], "path": f"{self._base}/{action[kind]['path']}"}}
+                file = {**action[kind], "path": f"{self._base}/{action[kind]['path']}"}
+                vector = file.get("deletionVector")
+                if vector is not None and vector["storageType"] == "u":
+                    file["deletionVector"] = {**vector, "storageType": "p", "pathOrInlineDv": self._vector(vector)}
+                return {kind: file}
         return action
+
+    def _vector(self, vector: dict[str, Any]) -> str:
+        """Return the absolute path of a deletion vector's file, of which the log has the UUID in Z85."""
+        text = vector["pathOrInlineDv"]
+        folder, name = text[:-20], uuid.UUID(bytes=base64.b85decode(text[-20:].translate(_Z85_TO_B85)))
+        return f"{self._base}/{folder + '/' if folder else ''}deletion_vector_{name}.bin"
 
 
 def _name(action: dict[str, Any]) -> tuple[str, str | None]:

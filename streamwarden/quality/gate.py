@@ -7,6 +7,7 @@ unless the range does not fit into memory.
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import time
@@ -15,8 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
-
-import pyarrow as pa
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.published_log import NOTHING, PublishedAt, PublishedLog
@@ -29,9 +28,10 @@ from streamwarden.quality.failing_rows import failing_rows_query
 from streamwarden.quality.gate_state import gate_document
 from streamwarden.quality.older_rows import with_repeated_keys
 from streamwarden.quality.results import ExpectationResult, QualityRun, TableResult, TableStatus
+from streamwarden.quality.spark_rows import judge_by_spark
 from streamwarden.quality.sql import BATCH
 from streamwarden.quality.suites import Suite, load_suite, load_suites
-from streamwarden.quality.table_versions import NewFiles, TableVersions
+from streamwarden.quality.table_versions import NewFiles, TableVersions, UnreadableHereError
 from streamwarden.storage import Conflict, LocalStorage
 from streamwarden.store.layout import QUALITY
 from streamwarden.store.workspace import Workspace
@@ -40,6 +40,10 @@ T = TypeVar("T")
 
 __all__ = ["Gate"]
 
+_log = logging.getLogger(__name__)
+
+ROWS, BYTES = 5_000_000, 512 * 2**20
+"""Up to these, rows and bytes of files, a range is checked in memory: it takes about 3 GB then."""
 _FAILURES = 20
 """Failed expectations in a hold. 20: the report has all of them, and a document stays small."""
 _FILES = 20
@@ -212,22 +216,20 @@ class Gate:
         """Check what a range added; None if it added no row, and left some."""
         began, started = time.monotonic(), datetime.now(UTC)
         status: TableStatus
-        found: Sequence[ExpectationResult] = ()
         what: str | None = None
-        rows = versions.read(added.files, version) if added.files else None
-        if rows is None or not rows.num_rows:
+        rows, found = self._judge(suite, versions, added, version) if added.files else (0, [])
+        if not rows:
             if start == NOTHING or versions.has_rows(version) or not versions.has_rows(start.content):
                 return None
             status, what = "no_rows", f"versions {start.content + 1} to {version} removed all rows of the table"
         else:
-            found = self._judge(suite, versions, added, rows, version)
             status = _status(found)
         result = TableResult(
             table=suite.name,
             status=status,
             version=version,
             after=start.content,
-            rows=rows.num_rows if rows is not None else 0,
+            rows=rows,
             seconds=round(time.monotonic() - began, 3),
             what=what,
             notes=suite.notes,
@@ -246,9 +248,19 @@ class Gate:
         return run
 
     def _judge(
-        self, suite: Suite, versions: TableVersions, added: NewFiles, rows: pa.Table, version: int
-    ) -> list[ExpectationResult]:
+        self, suite: Suite, versions: TableVersions, added: NewFiles, version: int
+    ) -> tuple[int, Sequence[ExpectationResult]]:
+        """Return the number of rows that a range added, and what the suite finds in them."""
         path = self._expectations / f"{suite.name}.json"
+        try:
+            if (added.rows or 0) > ROWS or added.bytes > BYTES:
+                raise UnreadableHereError("they are too many for memory")
+            rows = versions.read(added.files, version)
+        except UnreadableHereError as reason:
+            _log.info("%s: Spark checks versions up to %d: %s", suite.name, version, reason)
+            return judge_by_spark(self._workspace, suite, path, added, version)
+        if not rows.num_rows:
+            return 0, []
         if self._checker is None:
             self._checker = ArrowChecker()
         checker = self._checker
@@ -257,7 +269,7 @@ class Gate:
         for expectation, repeated in with_repeated_keys(suite, versions, added, rows, version):
             alone = suite.model_copy(update={"expectations": (expectation,)})
             found |= {item.id: item for item in checker.run(alone, build(alone, path), repeated, rows.num_rows)}
-        return list(found.values())
+        return rows.num_rows, list(found.values())
 
 
 def _status(found: Sequence[ExpectationResult]) -> TableStatus:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from streamwarden.spark.s3 import S3Server
 
-__all__ = ["check"]
+__all__ = ["check", "own_session"]
 
 # A check has many small jobs. A streaming job's session would work too, but more slowly.
 _SETTINGS = {
@@ -94,9 +94,9 @@ def check(
     # saves five of some twenty seconds on a small machine.
     importing = threading.Thread(target=engine.import_great_expectations, name="import-great-expectations")
     importing.start()
-    own = spark is None
+    mine = spark is None
     try:
-        session = spark or _own_session(master, memory, {**_SETTINGS, **(settings or {})}, s3)
+        session = spark or own_session(master=master, memory=memory, settings=settings, s3=s3)
     except BaseException:
         importing.join()
         raise
@@ -126,18 +126,30 @@ def check(
         write_run(LocalStorage(results_dir.parent), results_dir.name, run)
     finally:
         importing.join()
-        if own:
+        if mine:
             session.stop()
     return run
 
 
-def _own_session(master: str, memory: str, settings: dict[str, str], s3: S3Server | None) -> SparkSession:
+def own_session(
+    *,
+    master: str = "local[2]",
+    memory: str = "1g",
+    settings: Mapping[str, str] | None = None,
+    s3: S3Server | None = None,
+) -> SparkSession:
+    """Start a session for a check, with Delta. The caller stops it."""
     from streamwarden.spark.java_options import SHORT_LIVED
     from streamwarden.spark.session import build_session
 
     options = SHORT_LIVED if master.startswith("local") else ""
     return build_session(
-        "streamwarden-check", master=master, memory=memory, settings=settings, java_options=options, s3=s3
+        "streamwarden-check",
+        master=master,
+        memory=memory,
+        settings={**_SETTINGS, **(settings or {})},
+        java_options=options,
+        s3=s3,
     )
 
 
