@@ -16,7 +16,7 @@ endif
 $(shell [ ! -s .venv/.ready ] || [ "$$(cat .venv/.ready)" = "$$(pwd -P)" ] || rm -rf .venv .tools)
 
 .PHONY: help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long check format up down docs docs-site \
-	bench-overhead bench-start bench-settings bench-savepoint bench-state-python bench-commits bench-peers bench-serving bench-rescale bench-fleet record-load \
+	bench-overhead bench-start bench-settings bench-savepoint bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet record-load \
 	clean
 
 help: ## Say what there is
@@ -116,6 +116,9 @@ bench-peers: setup kafka-server ## Our driver against PyFlink and Quix Streams, 
 
 bench-serving: setup ## Reads from SQLite and Redis beside a writer (needs redis-server)
 	@$(BIN)/python -m benchmarks.serving
+
+bench-quality: setup ## Decisions of the gate beside a check of the whole table by Spark (TRIPS=file.parquet)
+	@$(BIN)/python -m benchmarks.quality $(if $(TRIPS),--trips $(TRIPS))
 
 bench-savepoint: setup ## Savepoints against cp, sha256sum and reprocessing
 	@$(BIN)/python -m benchmarks.savepoint

@@ -31,13 +31,13 @@ with DAG(
     tags=["streamwarden", "quality"],
     params={
         "tables": Param(
-            default=TABLES,
+            default=[],
             type="array",
             items={"type": "string", "enum": TABLES} if TABLES else {"type": "string"},
             # The form's choices.
             examples=TABLES,
             title="Tables",
-            description="The tables to check; empty: all.",
+            description="The tables to check; empty: all that exist.",
         )
     },
 ):

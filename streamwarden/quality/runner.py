@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from streamwarden.errors import StreamwardenError
 from streamwarden.quality import engine
 from streamwarden.quality.documents import write_run
 from streamwarden.quality.results import QualityRun, TableResult, TableStatus
@@ -64,7 +65,7 @@ def check(
     results_dir
         Folder for the results.
     tables
-        Tables to check; default all with a suite.
+        Tables to check; default all that have a suite and exist.
     spark
         A session with Delta to use and leave running. Default: the active session, else a new one, stopped at the end.
     versions
@@ -79,7 +80,8 @@ def check(
     Raises
     ------
     StreamwardenError
-        ``SUITE_INVALID``, before Spark starts if possible; ``JAVA_MISSING`` or ``JAR_MISSING``.
+        ``SUITE_INVALID``, before Spark starts if possible; ``TABLE_NOT_FOUND``: there is none at all;
+        ``JAVA_MISSING`` or ``JAR_MISSING``.
     """
     began = time.monotonic()
     started = datetime.now(UTC)
@@ -105,6 +107,12 @@ def check(
         root = str(tables_dir).rstrip("/")
         # All versions are read close together, before the first table is checked.
         opened = [_open(session, suite, f"{root}/{suite.name}", asked.get(suite.name)) for suite in suites]
+        if tables is None:
+            # A job that was never deployed has no table, and that is no fault.
+            there = [number for number, one in enumerate(opened) if one.status != "not_found"]
+            suites, opened = [suites[number] for number in there], [opened[number] for number in there]
+            if not suites:
+                raise StreamwardenError("TABLE_NOT_FOUND", f"{root}: no table that has a suite")
         # If the import failed, its next call raises the reason.
         importing.join()
         built = [engine.build(suite, expectations_dir / f"{suite.name}.json") for suite in suites]

@@ -97,6 +97,7 @@ class SuiteMeta(_Document):
     """Streamwarden's metadata of a table."""
 
     keys: tuple[str, ...] = Field(min_length=1, description="Columns that lead a person to a failing row.")
+    owner: str = Field(default="", description="Who answers for the table; shown in reports and alarms.")
 
 
 class Suite(_Document):
