@@ -8,10 +8,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["KEPT", "Decision", "GateRecord", "HeldFailure", "Hold", "Verdict"]
+__all__ = ["ACCEPTED", "KEPT", "AcceptedRow", "Decision", "GateRecord", "HeldFailure", "Hold", "Verdict"]
 
 KEPT = 50
 """Decisions in a table's document. 50: a day of an hourly batch, and the quality table has all of them."""
+
+
+ACCEPTED = 200
+"""Accepted rows in a table's document. 200: ten holds with all of their examples, of the last days."""
 
 
 class Verdict(StrEnum):
@@ -48,6 +52,11 @@ class Hold(_Record):
     batches: list[str] = Field(description="Batches that wrote the range: JOB/gGENERATION/BATCH.")
     source_files: list[str] = Field(default=[], description="Landed files that the failing examples came from.")
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no version waits: the published rows themselves fail a rule, as when a table gets no new ones."""
+        return self.version == self.after
+
 
 class Decision(_Record):
     """One decision."""
@@ -63,12 +72,20 @@ class Decision(_Record):
     note: str | None = None
 
 
+class AcceptedRow(_Record):
+    """A failing row of a rule about recent rows that a person has accepted: it does not hold later versions."""
+
+    expectation: str
+    row: dict[str, Any]
+
+
 class GateRecord(_Record):
     """The gate's document of one table. What is published is in the published log, not here."""
 
     table: str
     began: int | None = Field(default=None, description="The first published version; fixed before it is published.")
     hold: Hold | None = None
+    accepted: list[AcceptedRow] = Field(default=[], description=f"The newest {ACCEPTED}, oldest first.")
     decisions: list[Decision] = Field(default=[], description=f"The newest {KEPT}, oldest first.")
 
     def begins(self, version: int) -> GateRecord:
@@ -78,3 +95,8 @@ class GateRecord(_Record):
     def decided(self, decision: Decision, hold: Hold | None) -> GateRecord:
         """Return the record with one more decision."""
         return self.model_copy(update={"hold": hold, "decisions": [*self.decisions, decision][-KEPT:]})
+
+    def accepting(self, hold: Hold) -> GateRecord:
+        """Return the record with the failing rows of a hold accepted."""
+        rows = [AcceptedRow(expectation=one.expectation, row=row) for one in hold.failures for row in one.examples]
+        return self.model_copy(update={"accepted": [*self.accepted, *rows][-ACCEPTED:]})

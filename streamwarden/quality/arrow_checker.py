@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from streamwarden.quality.engine import Checker, Validate, import_great_expectations
 from streamwarden.quality.failing_rows import condition, failing_rows_query, quoted
-from streamwarden.quality.sql import BATCH, run, translated, without_zones
+from streamwarden.quality.results import ExpectationResult
+from streamwarden.quality.sql import BATCH, other, run, translated, without_zones
 from streamwarden.quality.suites import Suite
 
 __all__ = ["ArrowChecker"]
@@ -28,7 +29,7 @@ __all__ = ["ArrowChecker"]
 QUERY = "unexpected_rows_query"
 _PAIR = "expect_column_pair_values_a_to_be_greater_than_b"
 _OF_TYPE = "expect_column_values_to_be_of_type"
-_rows: ContextVar[pa.Table] = ContextVar("rows under check")
+_tables: ContextVar[Mapping[str, pa.Table]] = ContextVar("rows under check, and other tables")
 
 
 class ArrowChecker(Checker):
@@ -38,6 +39,17 @@ class ArrowChecker(Checker):
         _register()
         super().__init__(examples=examples)
         self._source = self._context.data_sources.add_pandas("arrow")
+        self._others: dict[str, pa.Table] = {}
+
+    def run_with(
+        self, others: Mapping[str, pa.Table], suite: Suite, built: Any, frame: pa.Table, rows: int
+    ) -> list[ExpectationResult]:
+        """Evaluate a suite whose queries also read other tables, given by name; see :meth:`run`."""
+        self._others = {other(name): without_zones(table) for name, table in others.items()}
+        try:
+            return self.run(suite, built, frame, rows)
+        finally:
+            self._others = {}
 
     def _validator(self, suite: Suite, frame: pa.Table) -> Validate:
         inner = super()._validator(suite, frame)
@@ -50,11 +62,11 @@ class ArrowChecker(Checker):
                     own[item.meta["id"]] = _type_result(item, frame.schema)
                 elif item.expectation_type == _PAIR:
                     own[item.meta["id"]] = _pair_result(item, rows)
-            token = _rows.set(rows)
+            token = _tables.set({BATCH: rows, **self._others})
             try:
                 return own | inner([item for item in expectations if item.meta["id"] not in own], result_format)
             finally:
-                _rows.reset(token)
+                _tables.reset(token)
 
         return validate
 
@@ -74,7 +86,7 @@ class ArrowChecker(Checker):
             if query is None:
                 continue
             limited = f"SELECT * FROM ({query}) LIMIT {self._examples}"
-            found[item.meta["id"]] = run(limited, {BATCH: rows}).to_pylist(maps_as_pydicts="lossy")
+            found[item.meta["id"]] = run(limited, {BATCH: rows, **self._others}).to_pylist(maps_as_pydicts="lossy")
         return found
 
 
@@ -159,7 +171,7 @@ def _register() -> None:
     def result(arguments: Mapping[str, Any], count: bool) -> Any:
         query = translated(str(arguments[QUERY]))
         if count:
-            return run(f"SELECT count(*) AS n FROM ({query})", {BATCH: _rows.get()})["n"][0].as_py()
+            return run(f"SELECT count(*) AS n FROM ({query})", dict(_tables.get()))["n"][0].as_py()
         # Failing rows: ArrowChecker finds them itself.
         return []
 

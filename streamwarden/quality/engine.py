@@ -23,7 +23,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.quality.results import ExpectationResult
 from streamwarden.quality.suites import Expectation, Suite
 
-__all__ = ["ROWS", "Checker", "SparkChecker", "build", "import_great_expectations", "jsonable"]
+__all__ = ["ROWS", "Checker", "SparkChecker", "build", "import_great_expectations", "jsonable", "unevaluated"]
 
 Validate = Callable[[Sequence[Any], dict[str, Any]], dict[str, Any]]
 
@@ -238,6 +238,21 @@ class SparkChecker(Checker):
 def _rows(explained: Any) -> Sequence[Mapping[str, Any]]:
     found = explained.result or {}
     return found.get("partial_unexpected_index_list") or (found.get("details") or {}).get("unexpected_rows") or ()
+
+
+def unevaluated(expectation: Expectation, why: str) -> ExpectationResult:
+    """Return the result of an expectation that could not be evaluated: it counts as failed."""
+    return ExpectationResult(
+        id=expectation.meta.id,
+        type=expectation.type,
+        columns=expectation.columns,
+        severity=expectation.severity,
+        description=expectation.sentence,
+        notes=expectation.notes,
+        arguments=expectation.arguments,
+        success=False,
+        error=why,
+    )
 
 
 def _to_explain(counted: Any) -> bool:

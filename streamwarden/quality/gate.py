@@ -12,10 +12,12 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
+
+import pyarrow as pa
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.published_log import NOTHING, PublishedAt, PublishedLog
@@ -23,14 +25,14 @@ from streamwarden.model.gate import Decision, GateRecord, HeldFailure, Hold, Ver
 from streamwarden.model.record import utc_now
 from streamwarden.quality.arrow_checker import ArrowChecker
 from streamwarden.quality.documents import write_run
-from streamwarden.quality.engine import build, import_great_expectations
+from streamwarden.quality.engine import build, import_great_expectations, unevaluated
 from streamwarden.quality.failing_rows import failing_rows_query
 from streamwarden.quality.gate_state import gate_document
 from streamwarden.quality.older_rows import with_repeated_keys
 from streamwarden.quality.results import ExpectationResult, QualityRun, TableResult, TableStatus
 from streamwarden.quality.spark_rows import judge_by_spark
 from streamwarden.quality.sql import BATCH
-from streamwarden.quality.suites import Suite, load_suite, load_suites
+from streamwarden.quality.suites import Expectation, Suite, load_suite, load_suites
 from streamwarden.quality.table_versions import NewFiles, TableVersions, UnreadableHereError
 from streamwarden.storage import Conflict, LocalStorage
 from streamwarden.store.layout import QUALITY
@@ -46,6 +48,8 @@ ROWS, BYTES = 5_000_000, 512 * 2**20
 """Up to these, rows and bytes of files, a range is checked in memory: it takes about 3 GB then."""
 _FAILURES = 20
 """Failed expectations in a hold. 20: the report has all of them, and a document stays small."""
+_EXAMPLES = 20
+"""Failing rows of an expectation in results and holds. 20: a pattern shows, and a document stays small."""
 _FILES = 20
 """Files that a query for failing rows names."""
 _RACES = 5
@@ -75,11 +79,14 @@ class Gate:
         """The tables that have a suite: the gate is for these."""
         return [suite.name for suite in load_suites(self._expectations)]
 
-    def decide(self, table: str, *, again: bool = False, anew: bool = False) -> Decision | None:
+    def decide(self, table: str, *, again: bool = False, anew: bool = False, idle: bool = False) -> Decision | None:
         """Check the versions that are not published, and publish or hold them; None if there are none.
 
         Parameters
         ----------
+        idle
+            If there are none, judge the rules about recent rows again: time may have broken them, as when a table gets
+            no new rows. A hold for this ends by itself.
         again
             Also decide about a table that is held: after a correction of its rows.
         anew
@@ -92,7 +99,7 @@ class Gate:
             ``TABLE_NOT_FOUND``, ``TABLE_DAMAGED``, ``SUITE_INVALID``, ``GATE_LOG_GONE``, ``PUBLISHED_LOG_DAMAGED`` or
             ``PUBLISHED_TABLE_REPLACED``.
         """
-        return self._raced(lambda: self._decide(table, again=again, anew=anew))
+        return self._raced(lambda: self._decide(table, again=again, anew=anew, idle=idle))
 
     def accept(self, table: str, *, by: str, note: str) -> Decision:
         """Publish the held versions of a table as they are, and only these.
@@ -111,12 +118,15 @@ class Gate:
         """
 
         def accept() -> Decision:
-            hold = gate_document(self._workspace, table).read()
-            if hold is None or hold.hold is None:
+            record = gate_document(self._workspace, table).read()
+            held = record.hold if record is not None else None
+            if held is None or held.is_empty:
                 raise StreamwardenError("GATE_NOTHING_HELD", table)
-            began, held = time.monotonic(), hold.hold
+            began = time.monotonic()
             versions, start = self._opened(table)
             added = versions.whole(held.version) if start == NOTHING else versions.added(start.content, held.version)
+            document = gate_document(self._workspace, table)
+            document.update(lambda now: (now or GateRecord(table=table)).accepting(held))
             return self._publish(
                 table, start, held.version, added, began, rows=added.rows, run=held.run, by=by, note=note
             )
@@ -144,31 +154,60 @@ class Gate:
             raise StreamwardenError("PUBLISHED_TABLE_REPLACED", table)
         return versions, start
 
-    def _decide(self, table: str, *, again: bool, anew: bool) -> Decision | None:
+    def _decide(self, table: str, *, again: bool, anew: bool, idle: bool) -> Decision | None:
         began = time.monotonic()
         suite = load_suite(self._expectations / f"{table}.json")
-        document = gate_document(self._workspace, table)
-        record = document.read() or GateRecord(table=table)
+        record = gate_document(self._workspace, table).read() or GateRecord(table=table)
         versions, start = self._opened(table, anew=anew)
         latest = versions.log.latest
         assert latest is not None
-        if latest <= start.content or (record.hold is not None and not again):
+        if latest <= start.content:
+            return self._decide_idle(suite, versions, record, latest) if idle or again else None
+        if record.hold is not None and not record.hold.is_empty and not again:
             return None
         added = versions.whole(latest) if start == NOTHING else versions.added(start.content, latest)
         run = self._check(suite, versions, added, start, latest) if added.files or added.changes else None
         if run is None or run.success:
             return self._publish(table, start, latest, added, began, rows=added.rows, run=run.run_id if run else None)
+        return self._held(_hold(suite, run, added, start.content, latest, versions.folder), run, began)
+
+    def _decide_idle(self, suite: Suite, versions: TableVersions, record: GateRecord, latest: int) -> Decision | None:
+        """Judge the rules about recent rows of a table without new versions."""
+        began, started = time.monotonic(), datetime.now(UTC)
+        document = gate_document(self._workspace, suite.name)
+        found = self._judge_wider(suite, versions, None, latest)
+        if not any(item.fails_table for item in found.values()):
+            if record.hold is not None:
+                document.update(lambda now: (now or record).model_copy(update={"hold": None}))
+            return None
+        if record.hold is not None:
+            return None
+        result = TableResult(
+            table=suite.name,
+            status="failed",
+            version=latest,
+            after=latest,
+            notes=suite.notes,
+            expectations=tuple(found.values()),
+        )
+        run = self._write(result, started)
+        hold = _hold(suite, run, NewFiles((), changes=False), latest, latest, versions.folder)
+        return self._held(hold, run, began)
+
+    def _held(self, hold: Hold, run: QualityRun, began: float) -> Decision:
+        table = run.tables[0].table
         decision = Decision(
             at=utc_now(),
             verdict=Verdict.HELD,
-            after=start.content,
-            version=latest,
+            after=hold.after,
+            version=hold.version,
             rows=run.tables[0].rows,
             seconds=round(time.monotonic() - began, 3),
             run=run.run_id,
         )
-        hold = _hold(suite, run, added, start.content, latest, versions.folder)
-        document.update(lambda now: (now or GateRecord(table=table)).decided(decision, hold))
+        gate_document(self._workspace, table).update(
+            lambda now: (now or GateRecord(table=table)).decided(decision, hold)
+        )
         return decision
 
     def _publish(
@@ -235,6 +274,9 @@ class Gate:
             notes=suite.notes,
             expectations=tuple(found),
         )
+        return self._write(result, started)
+
+    def _write(self, result: TableResult, started: datetime) -> QualityRun:
         run = QualityRun(
             run_id=f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
             started=_moment(started),
@@ -261,15 +303,69 @@ class Gate:
             return judge_by_spark(self._workspace, suite, path, added, version)
         if not rows.num_rows:
             return 0, []
-        if self._checker is None:
-            self._checker = ArrowChecker()
-        checker = self._checker
-        found = {item.id: item for item in checker.run(suite, build(suite, path), rows, rows.num_rows)}
+        checker = self._arrow()
+        of_range = suite.only(one for one in suite.expectations if one.meta.recent is None and not one.meta.tables)
+        found = {item.id: item for item in checker.run(of_range, build(of_range, path), rows, rows.num_rows)}
         # Keys that are unique among the new rows may repeat older ones.
-        for expectation, repeated in with_repeated_keys(suite, versions, added, rows, version):
-            alone = suite.model_copy(update={"expectations": (expectation,)})
+        for expectation, repeated in with_repeated_keys(of_range, versions, added, rows, version):
+            alone = suite.only([expectation])
             found |= {item.id: item for item in checker.run(alone, build(alone, path), repeated, rows.num_rows)}
-        return rows.num_rows, list(found.values())
+        found |= self._judge_wider(suite, versions, rows, version)
+        return rows.num_rows, [found[one.meta.id] for one in suite.expectations if one.meta.id in found]
+
+    def _judge_wider(
+        self, suite: Suite, versions: TableVersions, rows: pa.Table | None, version: int
+    ) -> dict[str, ExpectationResult]:
+        """Return the results of expectations about recent rows, and of queries that read other tables."""
+        record = gate_document(self._workspace, suite.name).read()
+        path = self._expectations / f"{suite.name}.json"
+        found: dict[str, ExpectationResult] = {}
+        for expectation in suite.expectations:
+            recent, begin = expectation.meta.recent, None
+            if recent is None and (not expectation.meta.tables or rows is None):
+                continue
+            frame = rows
+            if recent is not None:
+                newest = versions.newest(version, recent.column)
+                if newest is None:
+                    continue
+                begin = newest - timedelta(days=recent.days)
+                frame = versions.since(version, recent.column, begin)
+            assert frame is not None
+            try:
+                others = {name: self._other(name, column, begin) for name, column in expectation.meta.tables.items()}
+            except StreamwardenError as error:
+                found[expectation.meta.id] = unevaluated(expectation, str(error).splitlines()[0])
+                continue
+            alone = suite.only([expectation])
+            results = self._arrow().run_with(others, alone, build(alone, path), frame, frame.num_rows)
+            found |= {item.id: _without(item, record) for item in results}
+        return found
+
+    def _other(self, name: str, column: str | None, begin: Any) -> pa.Table:
+        """Return another table's rows, from a time on."""
+        versions = TableVersions(self._workspace, name)
+        version = versions.log.latest
+        if version is None:
+            raise StreamwardenError("TABLE_NOT_FOUND", f"{name}: no Delta table, which a query reads")
+        if column is None or begin is None:
+            return versions.read(versions.whole(version).files, version)
+        return versions.since(version, column, begin)
+
+    def _arrow(self) -> ArrowChecker:
+        if self._checker is None:
+            self._checker = ArrowChecker(examples=_EXAMPLES)
+        return self._checker
+
+
+def _without(item: ExpectationResult, record: GateRecord | None) -> ExpectationResult:
+    """Return a result as met if a person has accepted each of its failing rows."""
+    accepted = [one.row for one in (record.accepted if record else []) if one.expectation == item.id]
+    if item.success or item.unexpected_count != len(item.examples) or not item.examples:
+        return item
+    if not all(row in accepted for row in item.examples):
+        return item
+    return item.model_copy(update={"success": True, "notes": f"{item.notes} A person has accepted the failing rows."})
 
 
 def _status(found: Sequence[ExpectationResult]) -> TableStatus:
@@ -288,7 +384,7 @@ def _hold(suite: Suite, run: QualityRun, added: NewFiles, after: int, version: i
             finding=item.finding(),
             description=item.description,
             examples=list(item.examples),
-            query=_query(suite, kinds[item.id].type, kinds[item.id].arguments, files),
+            query=_query(suite, kinds[item.id], files),
         )
         for item in result.failures[:_FAILURES]
     ]
@@ -306,9 +402,11 @@ def _hold(suite: Suite, run: QualityRun, added: NewFiles, after: int, version: i
     )
 
 
-def _query(suite: Suite, kind: str, arguments: Any, files: Sequence[str]) -> str | None:
-    """Return a query that runs in DuckDB as it is."""
-    query = failing_rows_query(kind, arguments, suite.meta.keys, None)
+def _query(suite: Suite, expectation: Expectation, files: Sequence[str]) -> str | None:
+    """Return a query that runs in DuckDB as it is; None for a rule about other rows than the new ones."""
+    if expectation.meta.recent is not None or expectation.meta.tables:
+        return None
+    query = failing_rows_query(expectation.type, expectation.arguments, suite.meta.keys, None)
     if query is None:
         return None
     listed = ", ".join(f"'{file}'" for file in files[:_FILES])

@@ -21,6 +21,10 @@ POLL_S = 1.0
 IDLE_S = 30.0
 """Seconds between two looks at an idle table on S3, where each is a request: under 3,000 a day for a table."""
 
+RECHECK_S = 600.0
+"""Seconds after which the rules about recent rows of an idle table are judged again. 600: a table that gets no new rows
+is noticed within ten minutes beyond the limit that its rule has."""
+
 Told = Callable[[str, Decision | StreamwardenError], None]
 
 
@@ -29,6 +33,7 @@ class _Table:
     known: int = -1
     wait: float = POLL_S
     due: float = 0.0
+    decided: float = 0.0
 
 
 def watch(workspace: Workspace, gate: Gate, told: Told, stop: threading.Event, *, poll: float = POLL_S) -> None:
@@ -56,6 +61,10 @@ def watch(workspace: Workspace, gate: Gate, told: Told, stop: threading.Event, *
             if _is_new(workspace, name, table):
                 table.wait = poll
                 _decide(gate, name, told)
+                table.decided = time.monotonic()
+            elif table.known >= 0 and time.monotonic() > table.decided + RECHECK_S:
+                _decide(gate, name, told, idle=True)
+                table.decided = time.monotonic()
             elif workspace.s3 is not None:
                 table.wait = min(IDLE_S, 1.5 * table.wait)
             table.due = time.monotonic() + table.wait
@@ -69,9 +78,9 @@ def _is_new(workspace: Workspace, name: str, table: _Table) -> bool:
     return bool(newer)
 
 
-def _decide(gate: Gate, name: str, told: Told) -> None:
+def _decide(gate: Gate, name: str, told: Told, *, idle: bool = False) -> None:
     try:
-        decision = gate.decide(name)
+        decision = gate.decide(name, idle=idle)
     except StreamwardenError as error:
         told(name, error)
     except Conflict:

@@ -15,7 +15,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.quality import engine
 from streamwarden.quality.documents import write_run
 from streamwarden.quality.results import QualityRun, TableResult, TableStatus
-from streamwarden.quality.suites import Suite, load_suites
+from streamwarden.quality.suites import Expectation, Suite, load_suites
 from streamwarden.spark.utc import in_utc
 from streamwarden.storage import LocalStorage
 
@@ -85,7 +85,7 @@ def check(
     """
     began = time.monotonic()
     started = datetime.now(UTC)
-    suites = load_suites(expectations_dir, tables)
+    suites = [suite.only(_alone(suite)) for suite in load_suites(expectations_dir, tables)]
     asked = dict(versions or {})
     # Before the thread starts, so that two threads don't import its modules at the same time.
     from pyspark.sql import SparkSession
@@ -137,6 +137,11 @@ def check(
         if mine:
             session.stop()
     return run
+
+
+def _alone(suite: Suite) -> list[Expectation]:
+    """Return the expectations about a table alone. The gate judges the others."""
+    return [one for one in suite.expectations if one.meta.recent is None and not one.meta.tables]
 
 
 def own_session(

@@ -6,6 +6,7 @@ them for DuckDB. Times are without a zone there, in UTC: as Spark shows them in 
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -17,13 +18,21 @@ BATCH = "batch"
 """The name of the rows under check."""
 
 
+_TABLES = re.compile(r"\{tables\.(\w+)\}")
+
+
+def other(table: str) -> str:
+    """Return the name of another table that a query reads as ``{tables.NAME}``."""
+    return f"table_{table}"
+
+
 class QueryError(Exception):
     """A query that DuckDB cannot run, in words."""
 
 
 @cache
 def translated(query: str) -> str:
-    """Return a query of Spark's SQL, with ``{batch}``, in DuckDB's.
+    """Return a query of Spark's SQL, with ``{batch}`` and ``{tables.NAME}``, in DuckDB's.
 
     Raises
     ------
@@ -34,7 +43,8 @@ def translated(query: str) -> str:
     from sqlglot import exp
     from sqlglot.errors import ErrorLevel, SqlglotError
 
-    text = query.replace("{batch}", BATCH).replace("{{", "{").replace("}}", "}")
+    text = _TABLES.sub(lambda found: other(found[1]), query.replace("{batch}", BATCH))
+    text = text.replace("{{", "{").replace("}}", "}")
     try:
         tree = sqlglot.parse_one(text, read="spark")
         # sqlglot drops the condition without a word.
