@@ -25,6 +25,7 @@ from streamwarden.driver.heartbeat import Heart
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.job_session import adapt_session, start_session
 from streamwarden.driver.jvm import end_jvm, is_unanswered, jvm_end, jvm_of
+from streamwarden.driver.kafka import check_topics, ids_of
 from streamwarden.driver.key_counts import KeyCounts
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.metrics import DriverMetrics, DriverView
@@ -65,6 +66,7 @@ from streamwarden.storage import Conflict
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import parallelism_of, with_parallelism
 from streamwarden.store.layout import ARRIVALS, checkpoint_key, job_key
+from streamwarden.store.value_schemas import check_schema_files
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.decide import assess, decide
 from streamwarden.supervision.health_rules import Health
@@ -144,6 +146,8 @@ class Driver:
         self._query: RunningQuery | None = None
         self._keeper: SpareKeeper | None = None
         self._sources: list[QuerySource] = []
+        # Kafka's ids of the topics that this process has read.
+        self._topics: dict[str, str] = {}
         self._serving: dict[str, ServingWriter] = {}
 
     def run(self) -> int:
@@ -204,6 +208,7 @@ class Driver:
             checkpoint,
             self._heart.guard,
             serving=self._serving,
+            topics=opened.topics,
             lookups=functools.partial(_versions, self._workspace, spec),
             refused=self._planner.refused if self._planner else None,
         )
@@ -271,6 +276,7 @@ class Driver:
         settings_for(spec, module)
         checkpoint.check()
         check_described(self._workspace.storage, reference.path)
+        check_schema_files(self._workspace.config, spec)
         check_tables(self._workspace, spec, reference)
         check_fixed(spec, checkpoint)
         self._heart.batch = checkpoint.last_commit()
@@ -322,11 +328,15 @@ class Driver:
         writer: BatchWriter,
         checkpoint: CheckpointReader,
     ) -> RunningQuery:
+        topics = ids_of(session, spec.kafka_sources.values())
+        if checkpoint.last_offset() is not None:
+            check_topics(spec, topics, {**reference.topics, **self._topics})
+        self._topics.update(topics)
         rows = job_rows(session, self._workspace, spec, module)
         self._sources = query_sources(rows)
         names = [one.name for one in self._sources]
         check_sources(spec, names, reference.sources)
-        keep_sources(self._workspace, spec.name, names, guard=self._heart.guard)
+        keep_sources(self._workspace, spec.name, names, topics, guard=self._heart.guard)
         if session.conf.get("spark.sql.streaming.noDataMicroBatches.enabled") == "true":
             self._heart.guard()
             owed = begin_no_data_batch(self._workspace.storage, reference.path)
@@ -571,4 +581,4 @@ def _places(workspace: Workspace, spec: JobSpec) -> Places:
         elif isinstance(source, FileSource):
             # Spark reads plans; the job itself reports which landed file is gone.
             read.append(workspace.uri(job_key(ARRIVALS, spec.name)))
-    return Places(tuple(read), tuple(workspace.table(sink.table) for sink in spec.sinks))
+    return Places(tuple(read), tuple(workspace.table(sink.table) for sink in spec.delta_sinks))
