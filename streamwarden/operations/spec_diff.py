@@ -133,6 +133,9 @@ _WHOLE = frozenset({"lookups", "restarts", "savepoints", "health", "advisor", "s
 
 _SOURCES = ("source", "sources")
 
+_WRITTEN = "written"
+"""Stands for a sink as a whole."""
+
 _SOURCE_IDENTITY = re.compile(r"(source|sources\.[^.]+)\.(kind|path|table|topic|topics|topic_pattern)")
 
 _SQL = (Effect.SAVEPOINT, "Spark SQL settings may change rows or the format of state")
@@ -399,7 +402,7 @@ def _differences(base: JobSpec, wanted: JobSpec) -> list[Change]:
 
 def _without_parts(found: list[Change]) -> list[Change]:
     """Omit the fields of a sink that was added or removed as a whole."""
-    whole = {change.field for change in found if change.field.count(".") == 1 and change.field.startswith("sinks.")}
+    whole = {one.field for one in found if one.field.startswith("sinks.") and _WRITTEN in (one.before, one.after)}
     return [one for one in found if one.field in whole or one.field.rpartition(".")[0] not in whole]
 
 
@@ -425,7 +428,7 @@ def _flat(spec: JobSpec) -> dict[str, tuple[str, Any]]:
         own = "table" if "table" in sink else "topic"
         # A topic may have a table's name.
         name = sink.pop(own) if own == "table" else f"topic:{sink.pop(own)}"
-        found[f"sinks.{name}"] = (f"sinks.{own}", "written")
+        found[f"sinks.{name}"] = (f"sinks.{own}", _WRITTEN)
         for key, value in sink.items():
             found[f"sinks.{name}.{key}"] = (f"sinks.{key}", value)
     found["sinks"] = ("sinks", spec.delta_sinks[0].table)

@@ -69,7 +69,7 @@ class TopicSink:
         batch_id
             The batch's id.
         """
-        writer = self.records(rows, batch_id).write.format("kafka").option("topic", self._spec.topic)
+        writer = self.records(rows, batch_id).write.format("kafka").mode("append").option("topic", self._spec.topic)
         # Last: at least once needs it.
         for name, value in {**client_properties(self._spec), "acks": "all"}.items():
             writer = writer.option(f"kafka.{name}", value)
