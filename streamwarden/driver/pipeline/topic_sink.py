@@ -16,6 +16,9 @@ JOB_HEADER = "streamwarden.job"
 BATCH_HEADER = "streamwarden.batch"
 """``GENERATION-BATCH``: the same for every try of a batch."""
 
+# Spark's default cuts timestamps to milliseconds.
+_JSON = {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+
 
 class TopicSink:
     """A topic that gets an output's rows.
@@ -43,7 +46,7 @@ class TopicSink:
     def records(self, rows: DataFrame, batch_id: int) -> DataFrame:
         """Return the rows as Kafka's columns: key, value and headers. A deleted row has no value."""
         own = [name for name in self._columns if name in rows.columns and name != DELETED]
-        value = F.to_json(F.struct(*own), {"ignoreNullFields": "false"})
+        value = F.to_json(F.struct(*own), _JSON)
         if DELETED in rows.columns:
             value = F.when(~F.coalesce(F.col(DELETED), F.lit(False)), value)
         headers = {JOB_HEADER: self._job, BATCH_HEADER: f"{self._generation}-{batch_id}"}
@@ -57,7 +60,7 @@ class TopicSink:
         keys = self._spec.keys
         if len(keys) == 1:
             return F.col(keys[0]).cast("string")
-        return F.to_json(F.struct(*keys), {"ignoreNullFields": "false"})
+        return F.to_json(F.struct(*keys), _JSON)
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Send a batch's rows; returns when the servers have them all.
