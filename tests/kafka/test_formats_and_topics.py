@@ -193,3 +193,30 @@ def test_every_record_of_every_format_is_read_or_named(place: Place, kafka: Kafk
     assert seen.error is not None and seen.error.code == "SOURCE_REPLACED", seen.error
     assert f"topic {formats.topic('b')} was created anew" in seen.error.what and "another name" in seen.error.remedy
     assert set(formats.rows()) == set(rows)
+
+
+def test_records_that_one_of_several_topics_has_dropped_are_named(place: Place, kafka: KafkaServer) -> None:
+    prefix = f"d{secrets.token_hex(4)}-"
+    source = {
+        "kind": "kafka",
+        "bootstrap_servers": kafka.address,
+        "value": {**JSON, "columns": "number long, text string"},
+    }
+    place.job(
+        "copies",
+        module="tests.integration.jobs.copies",
+        source={**source, "topic_pattern": f"{prefix}.*"},
+        sinks=[{"table": "copies", "mode": "append"}],
+    )
+    for name in ("a", "b"):
+        kafka.create(prefix + name, 1)
+        kafka.send(prefix + name, [(name, json.dumps({"number": number})) for number in range(20)])
+    deploy_job(place.workspace, "copies", by=BY)
+    place.wait("copies", lambda seen: bool(seen.progress and seen.progress.last), "a batch")
+    driver_control.stop(place.workspace, "copies", by=BY)
+    kafka.send(prefix + "b", [("b", json.dumps({"number": number})) for number in range(20, 40)])
+    kafka.drop(prefix + "b", 0, 30)
+    driver_control.start(place.workspace, "copies", by=BY)
+    seen = place.wait("copies", lambda seen: seen.phase is Phase.FAILED, "its end")
+    assert seen.error is not None and seen.error.code == "SOURCE_DATA_GONE", seen.error
+    assert f"{prefix}b" in seen.error.what
