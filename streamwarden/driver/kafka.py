@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -14,7 +13,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.kafka_spec import KafkaSinkSpec, KafkaSource
 from streamwarden.model.spec import JobSpec
 
-__all__ = ["check_topics", "client_properties", "ids_of", "missing_topic"]
+__all__ = ["TopicIds", "check_topics", "client_properties", "missing_topic"]
 
 _PREFIX = "STREAMWARDEN_KAFKA_"
 _SERVERS = "bootstrap.servers"
@@ -58,8 +57,11 @@ def missing_topic(session: SparkSession, wanted: KafkaSource | KafkaSinkSpec) ->
     """
     properties = client_properties(wanted)
     try:
-        with _admin(session, properties) as admin:
+        admin = _open_admin(session.sparkContext._jvm, properties)
+        try:
             there = [str(name) for name in admin.listTopics().names().get()]
+        finally:
+            admin.close()
     except Py4JJavaError as error:
         return _unanswered(properties, error)
     if isinstance(wanted, KafkaSinkSpec):
@@ -71,25 +73,41 @@ def missing_topic(session: SparkSession, wanted: KafkaSource | KafkaSinkSpec) ->
     return f"Kafka's topic {missing[0]} does not exist yet" if missing else None
 
 
-def ids_of(session: SparkSession, sources: Iterable[KafkaSource]) -> dict[str, str]:
-    """Return the ids that Kafka gave the topics of sources when they were created, by name.
+class TopicIds:
+    """The ids that Kafka gave the topics of sources when they were created. Keeps its clients for further calls.
 
-    Raises
-    ------
-    Py4JJavaError
-        If the servers do not answer, or a topic is gone.
+    Parameters
+    ----------
+    session
+        A session with Kafka's jars.
+    sources
+        The sources of a job.
     """
-    jvm: Any = session.sparkContext._jvm
-    ids: dict[str, str] = {}
-    for source in sources:
-        with _admin(session, client_properties(source)) as admin:
-            names = jvm.java.util.ArrayList()
+
+    def __init__(self, session: SparkSession, sources: Iterable[KafkaSource]) -> None:
+        self._jvm: Any = session.sparkContext._jvm
+        self._sources = list(sources)
+        self._admins: list[Any] = []
+
+    def now(self) -> dict[str, str]:
+        """Return the ids by topic.
+
+        Raises
+        ------
+        Py4JJavaError
+            If the servers do not answer, or a topic is gone.
+        """
+        if not self._admins:
+            self._admins = [_open_admin(self._jvm, client_properties(source)) for source in self._sources]
+        ids: dict[str, str] = {}
+        for source, admin in zip(self._sources, self._admins, strict=True):
+            names = self._jvm.java.util.ArrayList()
             matching = (str(one) for one in ([] if source.names else admin.listTopics().names().get()))
             for name in source.names or filter(source.reads, matching):
                 names.add(name)
             found = admin.describeTopics(names).allTopicNames().get()
             ids.update({str(name): str(found[name].topicId().toString()) for name in found})
-    return {name: one for name, one in sorted(ids.items()) if one != _NO_ID}
+        return {name: one for name, one in sorted(ids.items()) if one != _NO_ID}
 
 
 def check_topics(spec: JobSpec, found: Mapping[str, str], known: Mapping[str, str]) -> None:
@@ -98,7 +116,7 @@ def check_topics(spec: JobSpec, found: Mapping[str, str], known: Mapping[str, st
     Parameters
     ----------
     found
-        The topics' ids now; see :func:`ids_of`.
+        The topics' ids now; see :class:`TopicIds`.
     known
         Those of the checkpoint.
 
@@ -120,9 +138,7 @@ def check_topics(spec: JobSpec, found: Mapping[str, str], known: Mapping[str, st
         raise StreamwardenError("SOURCE_REPLACED", what, remedy=remedy)
 
 
-@contextmanager
-def _admin(session: SparkSession, properties: Mapping[str, str]) -> Iterator[Any]:
-    jvm: Any = session.sparkContext._jvm
+def _open_admin(jvm: Any, properties: Mapping[str, str]) -> Any:
     held = jvm.java.util.Properties()
     wanted = {
         **properties,
@@ -131,11 +147,7 @@ def _admin(session: SparkSession, properties: Mapping[str, str]) -> Iterator[Any
     }
     for name, value in wanted.items():
         held.setProperty(name, value)
-    admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(held)
-    try:
-        yield admin
-    finally:
-        admin.close()
+    return jvm.org.apache.kafka.clients.admin.AdminClient.create(held)
 
 
 def _unanswered(properties: Mapping[str, str], error: Py4JJavaError) -> str:

@@ -25,7 +25,7 @@ from streamwarden.driver.heartbeat import Heart
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.job_session import adapt_session, start_session
 from streamwarden.driver.jvm import end_jvm, is_unanswered, jvm_end, jvm_of
-from streamwarden.driver.kafka import check_topics, ids_of
+from streamwarden.driver.kafka import TopicIds, check_topics
 from streamwarden.driver.key_counts import KeyCounts
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.metrics import DriverMetrics, DriverView
@@ -148,6 +148,7 @@ class Driver:
         self._sources: list[QuerySource] = []
         # Kafka's ids of the topics that this process has read.
         self._topics: dict[str, str] = {}
+        self._topic_ids: TopicIds | None = None
         self._serving: dict[str, ServingWriter] = {}
 
     def run(self) -> int:
@@ -201,6 +202,8 @@ class Driver:
         )
         self._heart.notes, self._serving = opened.notes, opened.serving
         backlogs = self._open_backlogs(spec, reference)
+        if spec.kafka_sources:
+            self._topics, self._topic_ids = dict(reference.topics), TopicIds(session, spec.kafka_sources.values())
         writer = BatchWriter(
             spec,
             module,
@@ -209,6 +212,7 @@ class Driver:
             self._heart.guard,
             serving=self._serving,
             topics=opened.topics,
+            check=functools.partial(self._check_topics, spec),
             lookups=functools.partial(_versions, self._workspace, spec),
             refused=self._planner.refused if self._planner else None,
         )
@@ -328,9 +332,9 @@ class Driver:
         writer: BatchWriter,
         checkpoint: CheckpointReader,
     ) -> RunningQuery:
-        topics = ids_of(session, spec.kafka_sources.values())
+        topics = self._topic_ids.now() if self._topic_ids is not None else {}
         if checkpoint.last_offset() is not None:
-            check_topics(spec, topics, {**reference.topics, **self._topics})
+            check_topics(spec, topics, self._topics)
         self._topics.update(topics)
         rows = job_rows(session, self._workspace, spec, module)
         self._sources = query_sources(rows)
@@ -344,6 +348,14 @@ class Driver:
                 _log.info("batch %d has no input: the one before it moved the watermark", owed)
         path = self._workspace.uri(reference.path)
         return RunningQuery(spec, rows, writer, path, checkpoint, output_mode(module))
+
+    def _check_topics(self, spec: JobSpec) -> None:
+        """Reject a batch of a topic that was created anew; called between its read and its writes."""
+        if self._topic_ids is not None:
+            found = self._topic_ids.now()
+            check_topics(spec, found, self._topics)
+            # Topics that came to match a pattern.
+            self._topics.update(found)
 
     def _query_ahead(self, reference: CheckpointRef, writer: BatchWriter) -> RunningQuery | None:
         """Return the query that was started before the lease was acquired, once, if it is the one to run."""

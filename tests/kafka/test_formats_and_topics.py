@@ -195,6 +195,28 @@ def test_every_record_of_every_format_is_read_or_named(place: Place, kafka: Kafk
     assert set(formats.rows()) == set(rows)
 
 
+def test_a_topic_that_is_made_anew_under_a_job_ends_it(place: Place, kafka: KafkaServer) -> None:
+    topic = f"anew-{secrets.token_hex(4)}"
+    value = {"format": "json", "columns": "number long, text string"}
+    place.job(
+        "copies",
+        module="tests.integration.jobs.copies",
+        source={"kind": "kafka", "bootstrap_servers": kafka.address, "value": value, "topic": topic},
+        sinks=[{"table": "copies", "mode": "append"}],
+    )
+    kafka.create(topic, 1)
+    kafka.send(topic, [("a", json.dumps({"number": number})) for number in range(20)])
+    deploy_job(place.workspace, "copies", by=BY)
+    place.wait("copies", lambda seen: bool(seen.progress and seen.progress.last), "a batch")
+    # At once, and beyond the old position: without a comparison of ids, the job would go on there.
+    kafka.delete(topic)
+    kafka.create(topic, 1)
+    kafka.send(topic, [("b", json.dumps({"number": 1000 + number})) for number in range(60)])
+    seen = place.wait("copies", lambda seen: seen.phase is Phase.FAILED, "its end")
+    assert seen.error is not None and seen.error.code == "SOURCE_REPLACED", seen.error
+    assert sorted(row["number"] for row in place.rows("copies")) == list(range(20))
+
+
 def test_records_that_one_of_several_topics_has_dropped_are_named(place: Place, kafka: KafkaServer) -> None:
     prefix = f"d{secrets.token_hex(4)}-"
     source = {

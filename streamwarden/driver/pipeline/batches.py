@@ -72,6 +72,8 @@ class BatchWriter:
         Serving stores, by output name.
     topics
         Kafka topics that get outputs as well.
+    check
+        Called when a batch's input is read, before any of it is written; raises if the batch must not be written.
     lookups
         Returns the versions of the lookup tables.
     refused
@@ -88,11 +90,13 @@ class BatchWriter:
         *,
         serving: Mapping[str, ServingWriter] | None = None,
         topics: Sequence[TopicSink] = (),
+        check: Callable[[], None] = lambda: None,
         lookups: Callable[[], Mapping[str, int]] = dict,
         refused: Callable[[Mapping[str, str]], None] | None = None,
     ) -> None:
         self._serving = serving or {}
         self._topics = topics
+        self._check = check
         self._lookups = lookups
         self._refused = refused
         self._spec = spec
@@ -151,6 +155,7 @@ class BatchWriter:
         measures = whole.measures() if whole is not None else [F.count(F.lit(1)).alias("rows")]
         kept = batch.observe(observation, *measures).localCheckpoint(eager=True)
         try:
+            self._check()
             found = observation.get
             small = found["rows"] <= _ROWS and _stored(kept) <= _BYTES
             outputs = split_outputs(self._job, kept)
