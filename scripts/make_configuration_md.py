@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from streamwarden.driver import schema_registry
 from streamwarden.model.alerts import AlertSpec
 from streamwarden.model.durations import format_duration
 from streamwarden.model.profile import Profile
@@ -60,6 +61,10 @@ ENVIRONMENT = {
         " overrides the job's YAML.",
     ),
     "STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG": ("none", "`sasl.jaas.config` of Kafka's clients: the login."),
+    schema_registry.REGISTRY_ENV: (
+        "none",
+        "Address of the schema registry, with its login; it overrides `value.registry` of a source.",
+    ),
     "STREAMWARDEN_REDIS_URL": ("none", "Address of the Redis server of serving stores; it overrides `serve.url`."),
     launcher.DRIVER_MODULE_ENV: (
         "`streamwarden.driver`",
@@ -110,6 +115,9 @@ def _model(model: type[BaseModel], heading: str = "", seen: set[type] | None = N
 
 def _heading(name: str, model: type[BaseModel]) -> str:
     kind = model.model_fields.get("kind")
+    form = model.model_fields.get("format")
+    if form and get_origin(form.annotation) is Literal:
+        return f"`{name}`, format `{get_args(form.annotation)[0]}`"
     if "warn" in model.model_fields:
         return f"`{name}`, and the other limits of its kind"
     return f"`{name}`, kind `{get_args(kind.annotation)[0]}`" if kind else f"`{name}`"

@@ -86,6 +86,8 @@ ErrorCode = Literal[
     "SOURCE_ROWS_CHANGED",
     "SOURCE_REPLACED",
     "SOURCE_DATA_GONE",
+    "SOURCE_SCHEMA_UNKNOWN",
+    "SCHEMA_REGISTRY_UNREACHABLE",
     "OUTPUT_GONE",
     "OUTPUT_DATA_GONE",
     "TABLE_DAMAGED",
@@ -431,8 +433,8 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     ),
     "SOURCE_REPLACED": ErrorKind(
         "the source is not the one that the checkpoint was reading",
-        "Its table was created anew, or `source` points elsewhere: bring the old one back. Offsets of one source mean"
-        " nothing in another.",
+        "Its table or topic was created anew, or `source` points elsewhere: bring the old one back. Offsets of one"
+        " source mean nothing in another.",
     ),
     "SOURCE_DATA_GONE": ErrorKind(
         "the source no longer has data that the job has not read yet",
@@ -441,6 +443,19 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         " lost, a job of another name starts with the table as it is. If a landed file is lost, put an empty file of"
         " that name in its place: the job quarantines it by its name. Records that Kafka dropped are lost to the job:"
         " make the topic's retention longer, too.",
+    ),
+    "SOURCE_SCHEMA_UNKNOWN": ErrorKind(
+        "a record of Kafka names a schema that the registry's subject does not have",
+        "The next try reads the registry again, so a new version of the subject needs no action. If the error stays,"
+        " then the record's writer uses another subject or registry: set `subject` or `registry` of the source's"
+        " `value`. To keep such values aside, in `_corrupt`, set `unknown_schema: corrupt` and deploy.",
+        retryable=True,
+    ),
+    "SCHEMA_REGISTRY_UNREACHABLE": ErrorKind(
+        "the schema registry does not answer, or refuses the request",
+        "Check `registry` of the source's `value`, and the login in STREAMWARDEN_SCHEMA_REGISTRY_URL. Running batches"
+        " do not need the registry; a start does.",
+        retryable=True,
     ),
     "OUTPUT_GONE": ErrorKind(
         "an output table that the job has written to is gone",

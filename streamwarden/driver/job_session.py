@@ -44,7 +44,7 @@ def start_session(workspace: Workspace, spec: JobSpec, incarnation: str, *, owne
         settings=_settings(profile, spec),
         java_options=f"{write_log4j(logs, profile.logs)} {_ends_itself(logs)} {temporary(scratch)}",
         s3=workspace.s3,
-        kafka=bool(spec.kafka_sources),
+        kafka=spec.uses_kafka,
     )
 
 
@@ -59,7 +59,7 @@ def checkpoint_session(workspace: Workspace, spec: JobSpec, scratch: Path) -> Sp
         settings=_settings(profile if local else profile.model_copy(update={"master": "local", "spark": {}}), spec),
         java_options=f"{SHORT_LIVED} {temporary(scratch)}",
         s3=workspace.s3,
-        kafka=bool(spec.kafka_sources),
+        kafka=spec.uses_kafka,
     )
 
 

@@ -1,34 +1,40 @@
-"""A driver's access to Kafka besides Spark's source: client properties, and whether a topic exists."""
+"""A driver's access to Kafka besides Spark's source: client properties, which topics exist, and their ids."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from streamwarden.model.source_spec import KafkaSource
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.kafka_spec import KafkaSinkSpec, KafkaSource
+from streamwarden.model.spec import JobSpec
 
-__all__ = ["client_properties", "missing_topic"]
+__all__ = ["TopicIds", "check_topics", "client_properties", "missing_topic"]
 
 _PREFIX = "STREAMWARDEN_KAFKA_"
 _SERVERS = "bootstrap.servers"
 _ANSWER_S = 10
 """Seconds that the servers may take to list the topics. 10: a client's first connection, on a slow network."""
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""The id of a topic on servers that give none."""
 
 
-def client_properties(source: KafkaSource, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the properties of all clients of a source: the source's, overridden by the environment's.
+def client_properties(
+    topic: KafkaSource | KafkaSinkSpec, environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the properties of all clients of a source or sink: those of the YAML, overridden by the environment's.
 
     ``STREAMWARDEN_KAFKA_SECURITY_PROTOCOL`` sets Kafka's ``security.protocol``, and so on for every property, including
     the servers' addresses: a place can have its own servers for the same YAML.
 
     Parameters
     ----------
-    source
-        The source in the YAML.
+    topic
+        The source or sink in the YAML.
     environment
         Default: this process's environment.
     """
@@ -38,33 +44,112 @@ def client_properties(source: KafkaSource, environment: Mapping[str, str] | None
         for name, value in found.items()
         if name.startswith(_PREFIX)
     }
-    return {_SERVERS: source.bootstrap_servers, **set_there}
+    return {_SERVERS: topic.bootstrap_servers, **set_there}
 
 
-def missing_topic(session: SparkSession, source: KafkaSource) -> str | None:
-    """Return what is missing, the servers' answer or the topic; None if the topic exists.
+def missing_topic(session: SparkSession, wanted: KafkaSource | KafkaSinkSpec) -> str | None:
+    """Return what is missing, the servers' answer or a topic; None if all topics exist, and of a pattern at least one.
 
     Parameters
     ----------
     session
         A session with Kafka's jars.
     """
-    jvm: Any = session.sparkContext._jvm
-    properties = jvm.java.util.Properties()
+    properties = client_properties(wanted)
+    try:
+        admin = _open_admin(session.sparkContext._jvm, properties)
+        try:
+            there = [str(name) for name in admin.listTopics().names().get()]
+        finally:
+            admin.close()
+    except Py4JJavaError as error:
+        return _unanswered(properties, error)
+    if isinstance(wanted, KafkaSinkSpec):
+        return None if wanted.topic in there else f"Kafka's topic {wanted.topic}, a sink, does not exist yet"
+    if wanted.topic_pattern is not None:
+        matching = any(wanted.reads(name) for name in there)
+        return None if matching else f"Kafka has no topic like {wanted.topic_pattern} yet"
+    missing = [name for name in wanted.names if name not in there]
+    return f"Kafka's topic {missing[0]} does not exist yet" if missing else None
+
+
+class TopicIds:
+    """The ids that Kafka gave the topics of sources when they were created. Keeps its clients for further calls.
+
+    Parameters
+    ----------
+    session
+        A session with Kafka's jars.
+    sources
+        The sources of a job.
+    """
+
+    def __init__(self, session: SparkSession, sources: Iterable[KafkaSource]) -> None:
+        self._jvm: Any = session.sparkContext._jvm
+        self._sources = list(sources)
+        self._admins: list[Any] = []
+
+    def now(self) -> dict[str, str]:
+        """Return the ids by topic.
+
+        Raises
+        ------
+        Py4JJavaError
+            If the servers do not answer, or a topic is gone.
+        """
+        if not self._admins:
+            self._admins = [_open_admin(self._jvm, client_properties(source)) for source in self._sources]
+        ids: dict[str, str] = {}
+        for source, admin in zip(self._sources, self._admins, strict=True):
+            names = self._jvm.java.util.ArrayList()
+            matching = (str(one) for one in ([] if source.names else admin.listTopics().names().get()))
+            for name in source.names or filter(source.reads, matching):
+                names.add(name)
+            found = admin.describeTopics(names).allTopicNames().get()
+            ids.update({str(name): str(found[name].topicId().toString()) for name in found})
+        return {name: one for name, one in sorted(ids.items()) if one != _NO_ID}
+
+
+def check_topics(spec: JobSpec, found: Mapping[str, str], known: Mapping[str, str]) -> None:
+    """Reject a topic that was created anew since the checkpoint read it: its offsets would mean other records.
+
+    Parameters
+    ----------
+    found
+        The topics' ids now; see :class:`TopicIds`.
+    known
+        Those of the checkpoint.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SOURCE_REPLACED``.
+    """
+    anew = sorted(name for name, one in found.items() if known.get(name, one) != one)
+    if anew:
+        what = (
+            f"{spec.name}: Kafka's topic {anew[0]} was created anew: its id is {found[anew[0]]}, and the checkpoint has"
+            f" read {known[anew[0]]}"
+        )
+        remedy = (
+            "The checkpoint's offsets belong to the topic that is gone. Deploy the job under another name, with tables"
+            " of its own: it reads the new topic from its beginning."
+        )
+        raise StreamwardenError("SOURCE_REPLACED", what, remedy=remedy)
+
+
+def _open_admin(jvm: Any, properties: Mapping[str, str]) -> Any:
+    held = jvm.java.util.Properties()
     wanted = {
-        **client_properties(source),
+        **properties,
         "default.api.timeout.ms": str(_ANSWER_S * 1000),
         "request.timeout.ms": str(_ANSWER_S * 500),
     }
     for name, value in wanted.items():
-        properties.setProperty(name, value)
-    try:
-        admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
-        try:
-            names = admin.listTopics().names().get()
-        finally:
-            admin.close()
-    except Py4JJavaError as error:
-        cause = error.java_exception.getCause() or error.java_exception
-        return f"Kafka at {wanted[_SERVERS]} does not answer: {cause.getMessage()}"
-    return None if source.topic in names else f"Kafka's topic {source.topic} does not exist yet"
+        held.setProperty(name, value)
+    return jvm.org.apache.kafka.clients.admin.AdminClient.create(held)
+
+
+def _unanswered(properties: Mapping[str, str], error: Py4JJavaError) -> str:
+    cause = error.java_exception.getCause() or error.java_exception
+    return f"Kafka at {properties[_SERVERS]} does not answer: {cause.getMessage()}"

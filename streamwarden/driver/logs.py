@@ -128,6 +128,8 @@ def configure_logging(folder: Path, job: str, incarnation: str, spec: LogSpec) -
     handler.addFilter(lambda record: record.name != "root" or record.module != "java_gateway")
     # It logs at each start where it found credentials, which is noise.
     logging.getLogger("botocore").setLevel(logging.WARNING)
+    # A line for each request.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     return context
 
 

@@ -12,6 +12,7 @@ from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.pipeline.outputs import clear_unborn, keep_facts, start_outputs
 from streamwarden.driver.pipeline.serving import ServingWriter
 from streamwarden.driver.pipeline.sink import DeltaSink
+from streamwarden.driver.pipeline.topic_sink import TopicSink
 from streamwarden.driver.start_checks import changed_by_others, check_known
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_checksum import write_checksum
@@ -32,12 +33,15 @@ class OpenOutputs:
     ----------
     sinks, serving
         Tables and serving stores, by output name.
+    topics
+        Kafka topics.
     notes
         What a person should know of the tables.
     """
 
     sinks: dict[str, DeltaSink]
     serving: dict[str, ServingWriter]
+    topics: list[TopicSink]
     notes: list[str]
 
 
@@ -73,9 +77,9 @@ def open_outputs(
     StreamwardenError
         ``CHECKPOINT_BEHIND``, ``DOCUMENT_CONFLICT``, ``RESTORE_OUTPUT_GONE``, ``SERVING_…``, ``SINK_SCHEMA_MISMATCH``.
     """
-    for sink in spec.sinks:
+    for sink in spec.delta_sinks:
         clear_unborn(workspace, sink.table, guard=guard)
-    tables = [sink.table for sink in spec.sinks]
+    tables = [sink.table for sink in spec.delta_sinks]
     serving = _serving(session, workspace, spec, epoch=epoch, generation=reference.generation)
     for server in serving.values():
         server.mark_stale(reference)
@@ -95,12 +99,13 @@ def open_outputs(
             released=went_back,
             guard=guard,
         )
-        for sink in spec.sinks
+        for sink in spec.delta_sinks
     }
     for server in serving.values():
         server.begin(reference, checkpoint.last_commit())
     keep_facts(workspace, spec.name, tables, module.VERSION, guard=guard)
-    return OpenOutputs(sinks, serving, [*changes, *(note for sink in sinks.values() for note in sink.notes)])
+    topics = [TopicSink(one, module.OUTPUTS[one.output], spec.name, reference.generation) for one in spec.kafka_sinks]
+    return OpenOutputs(sinks, serving, topics, [*changes, *(note for sink in sinks.values() for note in sink.notes)])
 
 
 def _serving(
@@ -115,6 +120,6 @@ def _serving(
             epoch=epoch,
             generation=generation,
         )
-        for sink in spec.sinks
+        for sink in spec.delta_sinks
         if sink.serve is not None
     }

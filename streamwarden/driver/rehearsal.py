@@ -110,7 +110,7 @@ def _run(
     """Return whether it completed; if not, a batch may be left begun, and its state is unusable."""
     sinks = {
         sink.output: DeltaSink(session, str(folder / sink.output), sink, module.OUTPUTS[sink.output], "rehearsal")
-        for sink in spec.sinks
+        for sink in spec.delta_sinks
     }
     checkpoint = CheckpointReader(LocalStorage(folder), _CHECKPOINT)
     writer = BatchWriter(spec, module, sinks, checkpoint, lambda: None)
@@ -178,7 +178,7 @@ def _is_enough(session: SparkSession) -> bool:
 
 def _open_outputs(session: SparkSession, workspace: Workspace, spec: JobSpec) -> None:
     """Read the logs of the job's tables: afterwards only later commits need to be read."""
-    for sink in spec.sinks:
+    for sink in spec.delta_sinks:
         if DeltaLog(workspace.files, sink.table).latest is not None:
             _ = session.read.format("delta").load(workspace.table(sink.table)).schema
 

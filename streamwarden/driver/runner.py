@@ -25,6 +25,7 @@ from streamwarden.driver.heartbeat import Heart
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.job_session import adapt_session, start_session
 from streamwarden.driver.jvm import end_jvm, is_unanswered, jvm_end, jvm_of
+from streamwarden.driver.kafka import TopicIds, check_topics
 from streamwarden.driver.key_counts import KeyCounts
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.metrics import DriverMetrics, DriverView
@@ -65,6 +66,7 @@ from streamwarden.storage import Conflict
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import parallelism_of, with_parallelism
 from streamwarden.store.layout import ARRIVALS, checkpoint_key, job_key
+from streamwarden.store.value_schemas import check_schema_files
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.decide import assess, decide
 from streamwarden.supervision.health_rules import Health
@@ -144,6 +146,9 @@ class Driver:
         self._query: RunningQuery | None = None
         self._keeper: SpareKeeper | None = None
         self._sources: list[QuerySource] = []
+        # Kafka's ids of the topics that this process has read.
+        self._topics: dict[str, str] = {}
+        self._topic_ids: TopicIds | None = None
         self._serving: dict[str, ServingWriter] = {}
 
     def run(self) -> int:
@@ -197,6 +202,8 @@ class Driver:
         )
         self._heart.notes, self._serving = opened.notes, opened.serving
         backlogs = self._open_backlogs(spec, reference)
+        if spec.kafka_sources:
+            self._topics, self._topic_ids = dict(reference.topics), TopicIds(session, spec.kafka_sources.values())
         writer = BatchWriter(
             spec,
             module,
@@ -204,6 +211,8 @@ class Driver:
             checkpoint,
             self._heart.guard,
             serving=self._serving,
+            topics=opened.topics,
+            check=functools.partial(self._check_topics, spec),
             lookups=functools.partial(_versions, self._workspace, spec),
             refused=self._planner.refused if self._planner else None,
         )
@@ -271,6 +280,7 @@ class Driver:
         settings_for(spec, module)
         checkpoint.check()
         check_described(self._workspace.storage, reference.path)
+        check_schema_files(self._workspace.config, spec)
         check_tables(self._workspace, spec, reference)
         check_fixed(spec, checkpoint)
         self._heart.batch = checkpoint.last_commit()
@@ -322,11 +332,15 @@ class Driver:
         writer: BatchWriter,
         checkpoint: CheckpointReader,
     ) -> RunningQuery:
+        topics = self._topic_ids.now() if self._topic_ids is not None else {}
+        if checkpoint.last_offset() is not None:
+            check_topics(spec, topics, self._topics)
+        self._topics.update(topics)
         rows = job_rows(session, self._workspace, spec, module)
         self._sources = query_sources(rows)
         names = [one.name for one in self._sources]
         check_sources(spec, names, reference.sources)
-        keep_sources(self._workspace, spec.name, names, guard=self._heart.guard)
+        keep_sources(self._workspace, spec.name, names, topics, guard=self._heart.guard)
         if session.conf.get("spark.sql.streaming.noDataMicroBatches.enabled") == "true":
             self._heart.guard()
             owed = begin_no_data_batch(self._workspace.storage, reference.path)
@@ -334,6 +348,14 @@ class Driver:
                 _log.info("batch %d has no input: the one before it moved the watermark", owed)
         path = self._workspace.uri(reference.path)
         return RunningQuery(spec, rows, writer, path, checkpoint, output_mode(module))
+
+    def _check_topics(self, spec: JobSpec) -> None:
+        """Reject a batch of a topic that was created anew; called between its read and its writes."""
+        if self._topic_ids is not None:
+            found = self._topic_ids.now()
+            check_topics(spec, found, self._topics)
+            # Topics that came to match a pattern.
+            self._topics.update(found)
 
     def _query_ahead(self, reference: CheckpointRef, writer: BatchWriter) -> RunningQuery | None:
         """Return the query that was started before the lease was acquired, once, if it is the one to run."""
@@ -571,4 +593,4 @@ def _places(workspace: Workspace, spec: JobSpec) -> Places:
         elif isinstance(source, FileSource):
             # Spark reads plans; the job itself reports which landed file is gone.
             read.append(workspace.uri(job_key(ARRIVALS, spec.name)))
-    return Places(tuple(read), tuple(workspace.table(sink.table) for sink in spec.sinks))
+    return Places(tuple(read), tuple(workspace.table(sink.table) for sink in spec.delta_sinks))

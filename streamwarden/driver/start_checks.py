@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 def check_tables(workspace: Workspace, spec: JobSpec, reference: CheckpointRef) -> None:
     """Reject tables that are gone or have damaged logs: rows that the checkpoint counts as written would be missing."""
-    for sink in spec.sinks:
+    for sink in spec.delta_sinks:
         forget_damaged_checkpoints(workspace, sink.table)
         check_output(workspace, spec.name, sink.table, known=sink.table in reference.tables)
     for source in spec.delta_sources.values():
@@ -71,7 +71,7 @@ def check_known(workspace: Workspace, spec: JobSpec, reference: CheckpointRef, c
         ``CHECKPOINT_BEHIND``.
     """
     begun = checkpoint.last_offset()
-    for sink in spec.sinks:
+    for sink in spec.delta_sinks:
         address, options = workspace.delta_rs(sink.table)
         try:
             written = DeltaTable(address, storage_options=options).transaction_version(
@@ -94,7 +94,7 @@ def changed_by_others(workspace: Workspace, spec: JobSpec, reference: Checkpoint
         # The tables are about to be put in place.
         return []
     notes = []
-    for sink in spec.sinks:
+    for sink in spec.delta_sinks:
         for change in DeltaLog(workspace.files, sink.table).changed_since(f"streamwarden/{spec.name}/"):
             by = f" ({change.operation})" if change.operation else ""
             notes.append(

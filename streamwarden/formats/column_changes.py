@@ -51,7 +51,7 @@ def existing_tables(workspace: Workspace, spec: JobSpec) -> dict[str, TableColum
     from deltalake.exceptions import DeltaError
 
     found = {}
-    for sink in spec.sinks:
+    for sink in spec.delta_sinks:
         if DeltaLog(workspace.files, sink.table).latest is None:
             continue
         address, options = workspace.delta_rs(sink.table)
@@ -94,7 +94,7 @@ def compared_columns(
         return []
     outputs = _declared(workspace, spec)
     found = []
-    for sink in spec.sinks:
+    for sink in spec.delta_sinks:
         table = tables.get(sink.table)
         if table is None:
             continue

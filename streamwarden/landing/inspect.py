@@ -169,9 +169,11 @@ def ask_reread(workspace: Workspace, spec: JobSpec, names: Sequence[str], *, by:
 
 def _doubled(workspace: Workspace, spec: JobSpec) -> Iterator[str]:
     """Yield the reasons why a row that is read again would count twice."""
-    for sink in spec.sinks:
+    for sink in spec.delta_sinks:
         if not sink.keys:
             yield f"the rows of {sink.table} have no keys"
+    for topic in spec.kafka_sinks:
+        yield f"topic {topic.topic} would get the rows again"
     reference = JobDocuments(workspace.storage, spec.name).checkpoint.read()
     if reference is not None and CheckpointReader(workspace.storage, reference.path).has_state():
         yield "the job keeps state, which would count them again"

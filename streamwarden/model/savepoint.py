@@ -107,6 +107,7 @@ class Manifest(Part):
     source_names: list[str] = Field(
         default_factory=list, description="Their names, in the same order; empty as an older version wrote it."
     )
+    topics: dict[str, str] = Field(default_factory=dict, description="Kafka's ids of the topics, by name.")
     settings: dict[str, str] = Field(description="Spark settings that the checkpoint fixes.")
     operators: list[OperatorState]
     sinks: list[SinkState]

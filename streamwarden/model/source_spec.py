@@ -7,12 +7,11 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from streamwarden.model.kafka_spec import KafkaSource
 from streamwarden.model.spec_base import Strict, bytes_of, check_name, is_name
 
 __all__ = ["THE_SOURCE", "DeltaSource", "FileSource", "KafkaSource", "Source", "check_several"]
 
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_ADDRESS = re.compile(r"(?:[^\s:,\[\]]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
 _SIZE = re.compile(r"[1-9]\d*[kmg]")
 
 
@@ -83,50 +82,6 @@ class DeltaSource(Strict):
     )
 
     _name = field_validator("table")(check_name)
-
-
-class KafkaSource(Strict):
-    """Records of a Kafka topic: in Kafka's own columns, with key and value as bytes; or the fields of JSON values.
-
-    Other client properties, such as credentials, come from the environment: ``STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG``
-    sets Kafka's ``sasl.jaas.config``, and so on for every property. The environment overrides this section.
-    """
-
-    kind: Literal["kafka"]
-    topic: str
-    bootstrap_servers: str = Field(description="Bootstrap addresses: host:port, with commas between several.")
-    json_columns: str | None = Field(
-        default=None,
-        description="Columns of a value that is JSON, as Spark's DDL: `payment_id string, amount double`. Each becomes"
-        " a column. Beside them: `_corrupt` (text that is not such JSON), `_tombstone` (a null value), and `_kafka`"
-        " (key, topic, partition, offset, timestamp, headers). None: Kafka's own columns.",
-    )
-    starting_offsets: Literal["earliest", "latest"] = Field(
-        default="earliest",
-        description="Where the job's first start begins; later starts continue from the checkpoint. earliest: reads"
-        " everything that the topic still has.",
-    )
-    max_offsets_per_batch: int = Field(
-        default=100_000,
-        ge=1,
-        description="100,000: with records of a kilobyte, a first batch over a backlog fits the heap.",
-    )
-
-    @field_validator("topic")
-    @classmethod
-    def _topic(cls, value: str) -> str:
-        # Kafka's own rule.
-        if not _TOPIC.fullmatch(value) or value in (".", ".."):
-            raise ValueError(f"{value!r} is no topic: letters, digits, '.', '_' and '-', at most 249")
-        return value
-
-    @field_validator("bootstrap_servers")
-    @classmethod
-    def _servers(cls, value: str) -> str:
-        wrong = [one for one in value.split(",") if not _ADDRESS.fullmatch(one.strip())]
-        if wrong:
-            raise ValueError(f"{wrong[0].strip()!r} is no address: write host:port, with commas between several")
-        return value
 
 
 Source = FileSource | DeltaSource | KafkaSource

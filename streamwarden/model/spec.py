@@ -9,11 +9,12 @@ from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
 
 from croniter import croniter
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from streamwarden.model.advisor_spec import AdvisorSpec
 from streamwarden.model.durations import Duration
 from streamwarden.model.health_spec import HealthSpec
+from streamwarden.model.kafka_spec import KafkaSinkSpec
 from streamwarden.model.source_spec import THE_SOURCE, DeltaSource, FileSource, KafkaSource, Source, check_several
 from streamwarden.model.spec_base import Strict, bytes_of, check_name
 
@@ -108,6 +109,7 @@ class ServeSpec(Strict):
 class SinkSpec(Strict):
     """One Delta table that a job writes."""
 
+    kind: Literal["delta"] = Field(default="delta", description="Default, so that it need not be written.")
     table: str
     output: str = Field(default="main", description="Which of the job module's OUTPUTS is written to this table.")
     mode: Literal["append", "upsert"] = Field(
@@ -162,6 +164,16 @@ class SinkSpec(Strict):
     def rewinds(self) -> bool:
         """Whether a restore puts the table back; applies the default."""
         return (self.on_restore or ("leave" if self.keys else "rewind")) == "rewind"
+
+
+def _kind_of(sink: Any) -> str:
+    if isinstance(sink, dict):
+        return str(sink.get("kind", "delta"))
+    return str(getattr(sink, "kind", "delta"))
+
+
+Sink = Annotated[Annotated[SinkSpec, Tag("delta")] | Annotated[KafkaSinkSpec, Tag("kafka")], Discriminator(_kind_of)]
+"""Where a job writes an output; a Delta table if no kind is given."""
 
 
 class TriggerSpec(Strict):
@@ -397,7 +409,9 @@ class JobSpec(Strict):
         description="Tables that the query joins by name, each as it is when a batch begins; `transform` gets them in"
         " `settings.lookups`.",
     )
-    sinks: tuple[SinkSpec, ...] = Field(min_length=1, description="The first is the main one.")
+    sinks: tuple[Sink, ...] = Field(
+        min_length=1, description="Delta tables, and topics beside them. The first is the main one, a table."
+    )
     trigger: TriggerSpec = TriggerSpec()
     failures: FailureSpec = FailureSpec()
     restarts: RestartSpec = RestartSpec()
@@ -435,12 +449,17 @@ class JobSpec(Strict):
 
     @model_validator(mode="after")
     def _combination(self) -> Self:
-        tables = [sink.table for sink in self.sinks]
+        if not isinstance(self.sinks[0], SinkSpec):
+            raise ValueError("sinks: the first is a Delta table: savepoints and exactly-once output are bound to it")
+        tables = [sink.table for sink in self.delta_sinks]
         if len(set(tables)) != len(tables):
             raise ValueError("sinks: a table is named twice")
-        outputs = [sink.output for sink in self.sinks]
+        outputs = [sink.output for sink in self.delta_sinks]
         if len(set(outputs)) != len(outputs):
             raise ValueError("sinks: an output is named twice")
+        topics = [sink.topic for sink in self.kafka_sinks]
+        if len(set(topics)) != len(topics):
+            raise ValueError("sinks: a topic is named twice")
         if (self.source is None) == (self.sources is None):
             raise ValueError("give source, or sources for two or more")
         if self.sources is not None:
@@ -452,7 +471,12 @@ class JobSpec(Strict):
         for name, lookup in self.lookups.items():
             if lookup.table in tables:
                 raise ValueError(f"lookups.{name}.table {lookup.table} is also a sink of the job")
-        for sink in self.sinks:
+        for name, topic in (
+            (name, topic) for name, one in self.kafka_sources.items() for topic in topics if one.reads(topic)
+        ):
+            field = "source" if self.sources is None else f"sources.{name}"
+            raise ValueError(f"{field} reads topic {topic}, which is also a sink: the job would read what it writes")
+        for sink in self.delta_sinks:
             if sink.final_when_passed and self.watermark is None:
                 raise ValueError(f"sinks: {sink.table}.final_when_passed needs a watermark")
         return self
@@ -474,6 +498,21 @@ class JobSpec(Strict):
     def delta_sources(self) -> dict[str, DeltaSource]:
         """The sources that are Delta tables, by name."""
         return {name: one for name, one in self.inputs.items() if isinstance(one, DeltaSource)}
+
+    @property
+    def delta_sinks(self) -> tuple[SinkSpec, ...]:
+        """The sinks that are Delta tables; the first is the main one."""
+        return tuple(one for one in self.sinks if isinstance(one, SinkSpec))
+
+    @property
+    def kafka_sinks(self) -> tuple[KafkaSinkSpec, ...]:
+        """The sinks that are Kafka topics."""
+        return tuple(one for one in self.sinks if isinstance(one, KafkaSinkSpec))
+
+    @property
+    def uses_kafka(self) -> bool:
+        """Whether the job's session needs Kafka's jars."""
+        return bool(self.kafka_sources or self.kafka_sinks)
 
     @property
     def kafka_sources(self) -> dict[str, KafkaSource]:

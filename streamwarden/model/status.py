@@ -83,6 +83,9 @@ class CheckpointRef(Decided):
     sources: list[str] = Field(
         default_factory=list, description="Names of its sources in Spark's order; empty before a driver has told."
     )
+    topics: dict[str, str] = Field(
+        default_factory=dict, description="Kafka's ids of the topics that its drivers have read, by name."
+    )
     rescaled: bool = Field(default=False, description="A repartitioned copy of the one before, over the same tables.")
     fenced: bool = Field(default=False, description="Late commits of other generations are kept out of the tables.")
     outputs: list[OutputStart] = Field(

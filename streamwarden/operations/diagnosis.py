@@ -152,9 +152,9 @@ def _state_changed(case: _Case) -> tuple[str, str]:
 def _source_gone(case: _Case) -> tuple[str, str]:
     spec = case.desired.spec
     if len(spec.kafka_sources) == len(spec.inputs):
-        topics = " or ".join(source.topic for source in spec.kafka_sources.values())
+        topics = " or ".join(source.title for source in spec.kafka_sources.values())
         return (
-            f"records of topic {topics} were dropped before they were read, by its retention or with the topic:"
+            f"records of {topics} were dropped before they were read, by its retention or with the topic:"
             " they are lost to this job. Raise the topic's retention; to continue without them, deploy the job under"
             " another name",
             case.deploy,
@@ -216,7 +216,7 @@ def _stuck(case: _Case) -> tuple[str, str]:
 
 
 def _concurrent(case: _Case) -> tuple[str, str]:
-    tables = ", ".join(sink.table for sink in case.desired.spec.sinks)
+    tables = ", ".join(sink.table for sink in case.desired.spec.delta_sinks)
     act = f"find who else writes to {tables}: DESCRIBE HISTORY names each commit's operation"
     if "[CONCURRENT_STREAM_LOG_UPDATE]" in case.error.what:
         act = "find the other query that was started on the job's checkpoint"
@@ -226,7 +226,7 @@ def _concurrent(case: _Case) -> tuple[str, str]:
 def _job_code(case: _Case) -> tuple[str, str]:
     spec = case.desired.spec
     act = f"correct what the traceback names in {spec.module}, then deploy"
-    aside = [sink.table for sink in spec.sinks[1:]]
+    aside = [sink.table for sink in spec.delta_sinks[1:]]
     if aside:
         act += f". Similar rows may be in {', '.join(aside)}"
     return act, case.deploy

@@ -41,7 +41,7 @@ def used_generations(workspace: Workspace, job: str) -> set[int]:
     found = {generation_of(name) for name in workspace.files.folders(job_key(CHECKPOINTS, job))}
     used = {one for one in found if one is not None}
     used |= {one.summary.generation for one in catalog.savepoints(workspace, job)}
-    for sink in workspace.job(job).sinks:
+    for sink in workspace.job(job).delta_sinks:
         address, options = workspace.delta_rs(sink.table)
         try:
             table = DeltaTable(address, storage_options=options)
@@ -175,7 +175,7 @@ class Restored:
                 yield str(action["commitInfo"].get("userMetadata", ""))
 
     def _actions(self) -> Iterator[dict[str, Any]]:
-        for sink in self._wanted.spec.sinks if self._wanted is not None else ():
+        for sink in self._wanted.spec.delta_sinks if self._wanted is not None else ():
             log = DeltaLog(self._workspace.files, sink.table)
             for version in log.versions:
                 try:

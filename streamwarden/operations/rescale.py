@@ -253,20 +253,20 @@ class _Rescale(RescaleVerdict):
         return f"{', '.join(bound)} can't be put back, should a replayed copy differ" if bound else ""
 
     def _bound_tables(self, spec: JobSpec) -> list[str]:
-        """Return the tables that could not be put back.
+        """Return the tables and topics that could not be put back.
 
-        These are tables with reading jobs, if they get appended rows or would be rewound; and append tables that a
-        restore leaves as they are. Rows of an upsert are overwritten, as a rule.
+        These are topics; tables with reading jobs, if they get appended rows or would be rewound; and append tables
+        that a restore leaves as they are. Rows of an upsert are overwritten, as a rule.
 
         The replayed state is proved only after the job has committed a batch on it, so a rollback from there must be
         possible.
         """
-        sinks = spec.sinks
+        sinks = spec.delta_sinks
         read = readers_of(
             self._workspace, [one.table for one in sinks if one.mode == "append" or one.rewinds], but=self._job
         )
         left = [one.table for one in sinks if one.mode == "append" and one.on_restore == "leave"]
-        return sorted({*read, *left})
+        return sorted({*read, *left, *(f"topic {one.topic}" for one in spec.kafka_sinks)})
 
     def _target(self) -> dict[str, Any]:
         return {name: self.handle.operation.params[name] for name in ("partitions", "cores", "memory")}

@@ -50,7 +50,7 @@ class RescaleBack(JobOperation):
             outputs, stuck = outputs_before(
                 self._workspace,
                 self._job,
-                before.desired.spec.sinks,
+                before.desired.spec.delta_sinks,
                 generation=reference.generation,
                 base=reference.base_batch,
             )

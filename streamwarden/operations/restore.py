@@ -118,9 +118,11 @@ class _Restore(JobOperation):
             self._found, self._spec = self._check(current)
             manifest = self._found.manifest
             step.detail = f"savepoint {manifest.id} fits: batch {manifest.batch}"
-            doubled = [sink.table for sink in self._spec.sinks if self._outputs == "leave" and not sink.keys]
+            doubled = [sink.table for sink in self._spec.delta_sinks if self._outputs == "leave" and not sink.keys]
             if doubled:
                 step.detail += f"; left as asked, without keys: replayed rows will be twice in {', '.join(doubled)}"
+            if topics := ", ".join(sink.topic for sink in self._spec.kafka_sinks):
+                step.detail += f"; topics get replayed rows again: {topics}"
         self._note_beginning(observe(self._workspace, self._job))
         self._release()
         self._hold(self._found)
@@ -280,16 +282,16 @@ def _starts(manifest: Manifest, spec: JobSpec, outputs: Outputs) -> list[OutputS
     """Return the starts of the output tables, without the tables that are left as they are."""
     if manifest.job != spec.name:
         # A clone: its tables are its own.
-        by_output = {sink.output: sink.table for sink in manifest.spec.sinks}
+        by_output = {sink.output: sink.table for sink in manifest.spec.delta_sinks}
         versions = {sink.table: sink.version for sink in manifest.sinks}
         return [
             OutputStart(table=sink.table, version=versions[by_output[sink.output]], source=by_output[sink.output])
-            for sink in spec.sinks
+            for sink in spec.delta_sinks
             if sink.output in by_output
         ]
     versions = {sink.table: sink.version for sink in manifest.sinks}
     return [
         OutputStart(table=sink.table, version=versions[sink.table])
-        for sink in spec.sinks
+        for sink in spec.delta_sinks
         if sink.table in versions and (outputs == "rewind" or (outputs == "default" and sink.rewinds))
     ]

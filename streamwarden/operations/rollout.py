@@ -218,7 +218,7 @@ class _Rollout(JobOperation):
         outputs, stuck = outputs_before(
             self._workspace,
             self._job,
-            (*desired.spec.sinks, *before.spec.sinks),
+            (*desired.spec.delta_sinks, *before.spec.delta_sinks),
             generation=reference.generation,
             base=base,
         )

@@ -58,6 +58,7 @@ _PACE = "changes the size and frequency of batches, not their rows"
 _SUPERVISOR = "read by supervisors at each check"
 _TABLE = "changes which rows the table gets, or how"
 _UNREAD = "the job has no checkpoint yet, so it can still change"
+_TOPICS = "a topic that is added is read from its beginning; one that was read stays"
 
 # Dotted fields; sinks without the table's name. A test checks that each leaf of the spec is here or below _WHOLE.
 _RULES: dict[str, tuple[Effect, str]] = {
@@ -75,8 +76,10 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "source.max_batch_size": (Effect.RESTART, _PACE),
     "source.max_file_size": (Effect.RESTART, "applies to files that are not planned yet"),
     "source.on_change": (Effect.RESTART, "applies to future commits; earlier ones were read or skipped"),
-    "source.topic": (Effect.RESTART, _UNREAD),
-    "source.json_columns": (Effect.SAVEPOINT, "changes the columns that the query gets"),
+    "source.topic": (Effect.RESTART, _TOPICS),
+    "source.topics": (Effect.RESTART, _TOPICS),
+    "source.topic_pattern": (Effect.RESTART, _TOPICS),
+    "source.value": (Effect.SAVEPOINT, "changes the columns that the query gets"),
     "source.bootstrap_servers": (
         Effect.RESTART,
         "must be the same cluster: in another one, the topic is another source",
@@ -84,7 +87,10 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "source.starting_offsets": (Effect.RESTART, "applies only to a job without a checkpoint"),
     "source.max_offsets_per_batch": (Effect.RESTART, _PACE),
     "sinks": (Effect.RESTART, "the first sink is the main one: its rows are counted"),
+    "sinks.kind": (Effect.SAVEPOINT, _TABLE),
     "sinks.table": (Effect.SAVEPOINT, _TABLE),
+    "sinks.topic": (Effect.SAVEPOINT, "rows are sent there from then on; the topic gets no earlier ones"),
+    "sinks.bootstrap_servers": (Effect.RESTART, "rows are sent there from then on"),
     "sinks.output": (Effect.SAVEPOINT, _TABLE),
     "sinks.mode": (Effect.SAVEPOINT, _TABLE),
     "sinks.keys": (Effect.SAVEPOINT, _TABLE),
@@ -125,7 +131,12 @@ _RULES: dict[str, tuple[Effect, str]] = {
 _WHOLE = frozenset({"lookups", "restarts", "savepoints", "health", "advisor", "spark", "options"})
 """Fields whose parts, including future parts, all have the same effect."""
 
-_SOURCE_IDENTITY = re.compile(r"(source|sources\.[^.]+)\.(kind|path|table|topic)")
+_SOURCES = ("source", "sources")
+
+_WRITTEN = "written"
+"""Stands for a sink as a whole."""
+
+_SOURCE_IDENTITY = re.compile(r"(source|sources\.[^.]+)\.(kind|path|table|topic|topics|topic_pattern)")
 
 _SQL = (Effect.SAVEPOINT, "Spark SQL settings may change rows or the format of state")
 
@@ -305,7 +316,9 @@ def effect_of(rule: str, name: str = "") -> tuple[Effect, str]:
     if rule == "spark" and name.startswith("spark.sql."):
         return _SQL
     top = rule.split(".", 1)[0]
-    if top == "sources" and "." in rule:
+    if top in _SOURCES and ".value." in rule:
+        rule = "source.value"
+    elif top == "sources" and "." in rule:
         # A source has the same fields under any name.
         rule = f"source.{rule.rpartition('.')[2]}"
     return _RULES[top if top in _WHOLE else rule]
@@ -343,7 +356,7 @@ def _with_tables(
     """Return the changes, with additions and refusals because of existing tables."""
     tables = existing_tables(workspace, wanted)
     changes = {change.field: change for change in found}
-    for sink in wanted.sinks:
+    for sink in wanted.delta_sinks:
         name = f"sinks.{sink.table}.partition_by"
         if name in changes and sink.table in tables:
             made_by = tables[sink.table].partition_by
@@ -389,7 +402,7 @@ def _differences(base: JobSpec, wanted: JobSpec) -> list[Change]:
 
 def _without_parts(found: list[Change]) -> list[Change]:
     """Omit the fields of a sink that was added or removed as a whole."""
-    whole = {change.field for change in found if change.field.count(".") == 1 and change.field.startswith("sinks.")}
+    whole = {one.field for one in found if one.field.startswith("sinks.") and _WRITTEN in (one.before, one.after)}
     return [one for one in found if one.field in whole or one.field.rpartition(".")[0] not in whole]
 
 
@@ -401,8 +414,9 @@ def _flat(spec: JobSpec) -> dict[str, tuple[str, Any]]:
 
     def walk(path: Sequence[str], value: Any) -> None:
         name = ".".join(path)
-        # The value of an option or a setting is compared as a whole, even if it is a dict.
-        if isinstance(value, dict) and not (len(path) > 1 and path[0] in ("options", "spark")):
+        # The value of an option or a setting is compared as a whole, even if it is a dict; so is a format of records.
+        whole = len(path) > 1 and (path[0] in ("options", "spark") or (path[0] in _SOURCES and path[-1] == "value"))
+        if isinstance(value, dict) and not whole:
             for key, held in value.items():
                 walk([*path, key], held)
         else:
@@ -411,11 +425,13 @@ def _flat(spec: JobSpec) -> dict[str, tuple[str, Any]]:
     for key, value in raw.items():
         walk([key], value)
     for sink in sinks:
-        table = sink.pop("table")
-        found[f"sinks.{table}"] = ("sinks.table", "written")
+        own = "table" if "table" in sink else "topic"
+        # A topic may have a table's name.
+        name = sink.pop(own) if own == "table" else f"topic:{sink.pop(own)}"
+        found[f"sinks.{name}"] = (f"sinks.{own}", _WRITTEN)
         for key, value in sink.items():
-            found[f"sinks.{table}.{key}"] = (f"sinks.{key}", value)
-    found["sinks"] = ("sinks", spec.sinks[0].table)
+            found[f"sinks.{name}.{key}"] = (f"sinks.{key}", value)
+    found["sinks"] = ("sinks", spec.delta_sinks[0].table)
     return found
 
 

@@ -119,6 +119,8 @@ _SIGNATURES = (
         r"Some data may have been lost because they are not available in Kafka any more",
         r"Reason: ",
     ),
+    # Raised by the query itself, see driver/pipeline/values.py.
+    _signature("SOURCE_SCHEMA_UNKNOWN", r"Unknown schema: subject "),
     _signature(
         "CONCURRENT_WRITER",
         r"\[(?:DELTA_CONCURRENT_(?:APPEND|DELETE_DELETE|DELETE_READ|TRANSACTION|WRITE)|DELTA_METADATA_CHANGED"

@@ -200,7 +200,7 @@ def fit_of(workspace: Workspace, spec: JobSpec, environment: Mapping[str, str]) 
         workspace.profile.model_dump(mode="json"),
         str(workspace.config),
         spec.spark,
-        bool(spec.kafka_sources),
+        spec.uses_kafka,
         sorted((name, value) for name, value in environment.items() if not _IGNORED.fullmatch(name)),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

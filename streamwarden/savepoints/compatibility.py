@@ -193,12 +193,16 @@ def taken_outputs(workspace: Workspace, spec: JobSpec, *, ran_before: bool) -> l
         Whether the clone has run: tables that exist then are its own.
     """
     found = []
-    mine = {sink.table for sink in spec.sinks}
+    mine = {sink.table for sink in spec.delta_sinks}
     for job in workspace.files.folders(CONTROL):
         desired = JobDocuments(workspace.storage, job).desired.read()
         if job != spec.name and desired is not None:
-            shared = sorted(mine & {sink.table for sink in desired.spec.sinks})
+            shared = sorted(mine & {sink.table for sink in desired.spec.delta_sinks})
             found += [StreamwardenError("RESTORE_OUTPUT_TAKEN", f"{table} is written by {job}") for table in shared]
+            both = {sink.topic for sink in spec.kafka_sinks} & {sink.topic for sink in desired.spec.kafka_sinks}
+            found += [
+                StreamwardenError("RESTORE_OUTPUT_TAKEN", f"topic {one} is written by {job}") for one in sorted(both)
+            ]
     if not found and not ran_before:
         there = [table for table in sorted(mine) if DeltaLog(workspace.files, table).latest is not None]
         found += [StreamwardenError("RESTORE_OUTPUT_TAKEN", f"{table} exists already") for table in there]
@@ -339,8 +343,9 @@ def _other_source(then: Source, now: Source) -> Iterator[StreamwardenError]:
         if then.path != now.path:
             yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"folder {now.path}, then {then.path}")
     elif isinstance(then, KafkaSource) and isinstance(now, KafkaSource):
-        if then.topic != now.topic:
-            yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"topic {now.topic}, then {then.topic}")
+        # A topic may be added: it is read from its beginning. Spark fails if one that it has read is left out.
+        if then.topic_pattern != now.topic_pattern or set(then.names) - set(now.names):
+            yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"{now.title}, then {then.title}")
     else:
         yield StreamwardenError("RESTORE_SOURCE_CHANGED", f"{now.kind}, then {then.kind}")
 

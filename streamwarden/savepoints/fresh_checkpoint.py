@@ -71,6 +71,7 @@ def fresh_checkpoint(
         partitions=manifest.partitions if manifest else None,
         version=int(manifest.versions["job"]) if manifest and manifest.versions.get("job", "").isdigit() else None,
         sources=manifest.source_names if manifest else [],
+        topics=manifest.topics if manifest else {},
         outputs=outputs,
     )
 

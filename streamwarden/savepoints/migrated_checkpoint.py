@@ -88,6 +88,7 @@ def migrated_checkpoint(
             "partitions": spec.state.partitions,
             "version": job_version(spec.module),
             "sources": then,
+            "topics": manifest.topics,
         }
     )
     return made, f"state of version {version}: {rows} rows read out"

@@ -129,7 +129,7 @@ def check_source(workspace: Workspace, table: str) -> None:
 
 def damaged_outputs(workspace: Workspace, spec: JobSpec) -> dict[str, int]:
     """Return the first damaged version of each damaged output table."""
-    found = {sink.table: damaged_version(workspace, sink.table) for sink in spec.sinks}
+    found = {sink.table: damaged_version(workspace, sink.table) for sink in spec.delta_sinks}
     return {table: damage[0] for table, damage in found.items() if damage is not None}
 
 

@@ -232,6 +232,7 @@ class _Take:
             watermark_ms=offsets.watermark_ms,
             sources=list(offsets.sources),
             source_names=self._reference.sources,
+            topics=self._reference.topics,
             settings=offsets.conf,
             operators=[
                 OperatorState(
@@ -310,7 +311,7 @@ class _Take:
         application = application_id(self._job, self._reference.generation)
         pending = {output.table: output.version for output in self._pending()}
         found = []
-        for sink in self._desired.spec.sinks:
+        for sink in self._desired.spec.delta_sinks:
             log = DeltaLog(self._files, sink.table)
             if sink.table not in pending:
                 state = log.after(application, batch)

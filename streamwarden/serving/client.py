@@ -55,7 +55,7 @@ def served_sink(workspace: Workspace, table: str) -> tuple[JobSpec, SinkSpec, Se
     served = []
     for name in job_names(workspace.config):
         spec = workspace.job(name)
-        for sink in spec.sinks:
+        for sink in spec.delta_sinks:
             if sink.serve is not None:
                 served.append(sink.table)
                 if sink.table == table:

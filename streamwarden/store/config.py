@@ -15,10 +15,13 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.alerts import AlertSpec
 from streamwarden.model.profile import Profile
 from streamwarden.model.spec import JobSpec
+from streamwarden.store.value_schemas import check_schema_files
 
 __all__ = ["config_dir", "describe_validation", "job_names", "load_alerts", "load_job", "load_profile"]
 
 M = TypeVar("M", bound=BaseModel)
+
+_TAGS = ("files", "delta", "kafka", "json", "avro", "protobuf")
 
 CONFIG_ENV = "STREAMWARDEN_CONFIG"
 
@@ -60,6 +63,10 @@ def load_job(name: str, *, config: Path | None = None, profile: Profile | None =
     spec = _validate(JobSpec, raw, path)
     if spec.name != path.stem:
         raise StreamwardenError("CONFIG_INVALID", f"{path}: name: is {spec.name!r}, but the file is {path.name}")
+    try:
+        check_schema_files(folder, spec)
+    except StreamwardenError as error:
+        raise StreamwardenError(error.code, f"{path}: {error.what}") from None
     if profile is None:
         return spec
     return _validate(JobSpec, _overridden(spec, profile), path)
@@ -106,7 +113,7 @@ def describe_validation(error: ValidationError) -> str:
     parts = []
     for item in error.errors(include_url=False, include_context=False):
         # Discriminated unions add their tag to the path, but the file has no such field.
-        place = ".".join(str(step) for step in item["loc"] if step not in ("files", "delta", "kafka"))
+        place = ".".join(str(step) for step in item["loc"] if step not in _TAGS)
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             message = "unknown key"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import secrets
 import socket
 import subprocess
+import time
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
-from confluent_kafka.cimpl import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.cimpl import Consumer, Producer, TopicPartition
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from streamwarden.spark.jars import find_java
@@ -97,13 +99,47 @@ group.initial.rebalance.delay.ms=0
         admin = AdminClient(self.client)
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
 
-    def send(self, topic: str, records: Sequence[tuple[str, str | None]]) -> None:
+    def grow(self, topic: str, partitions: int) -> None:
+        """Give a topic more partitions."""
+        admin = AdminClient(self.client)
+        admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic, and wait until it is gone."""
+        admin = AdminClient(self.client)
+        admin.delete_topics([topic])[topic].result(30)
+        while topic in admin.list_topics(timeout=10).topics:
+            time.sleep(0.2)
+
+    def send(
+        self,
+        topic: str,
+        records: Sequence[tuple[str, str | bytes | None]],
+        *,
+        partition: int | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> None:
         """Send records, each a key and a value, and wait until all are there."""
         lost: list[KafkaError] = []
         producer = Producer({**self.client, "linger.ms": 5, "acks": "all"})
+        more: dict[str, Any] = {} if partition is None else {"partition": partition}
         for key, value in records:
-            producer.produce(topic, value, key, on_delivery=lambda error, _: lost.append(error) if error else None)
+            producer.produce(
+                topic,
+                value,
+                key,
+                headers=list(headers),
+                on_delivery=lambda error, _: lost.append(error) if error else None,
+                **more,
+            )
         assert producer.flush(60) == 0 and not lost, lost
+
+    def reader(self, topic: str) -> Consumer:
+        """Return a consumer at the beginning of a topic's partitions."""
+        consumer = Consumer({**self.client, "group.id": secrets.token_hex(4), "enable.auto.commit": False})
+        there = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, number, 0) for number in there])
+        return consumer
 
     def drop(self, topic: str, partition: int, before: int) -> None:
         """Remove a partition's records before an offset, as its retention does."""

@@ -41,7 +41,12 @@ def test_equal_to_batch_through_a_kill_and_a_broker_that_is_away(
     last_trip, last_payment = last_ones(trips, payments)
     topic = f"payments-{secrets.token_hex(4)}"
     kafka.create(topic, 2)
-    source = {"kind": "kafka", "topic": topic, "bootstrap_servers": kafka.address, "json_columns": COLUMNS}
+    source = {
+        "kind": "kafka",
+        "topic": topic,
+        "bootstrap_servers": kafka.address,
+        "value": {"format": "json", "columns": COLUMNS},
+    }
     sources = {"trips": {"kind": "delta", "table": "trips"}, "payments": source}
     place.job("trip_payments", sources=sources, failures={"tolerable_consecutive": 50, "backoff": "1s"})
     arriving = in_order_of_arrival(trips, seed=4, late_share=0.3, latest=timedelta(hours=1), batches=3)

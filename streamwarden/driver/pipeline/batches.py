@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.pipeline.module import split_outputs
 from streamwarden.driver.pipeline.serving import ServingWriter
 from streamwarden.driver.pipeline.sink import DeltaSink, Written
+from streamwarden.driver.pipeline.topic_sink import TopicSink
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.spec import JobSpec
 
@@ -69,6 +70,10 @@ class BatchWriter:
         Raises if this driver may not write any more.
     serving
         Serving stores, by output name.
+    topics
+        Kafka topics that get outputs as well.
+    check
+        Called when a batch's input is read, before any of it is written; raises if the batch must not be written.
     lookups
         Returns the versions of the lookup tables.
     refused
@@ -84,10 +89,14 @@ class BatchWriter:
         guard: Callable[[], None],
         *,
         serving: Mapping[str, ServingWriter] | None = None,
+        topics: Sequence[TopicSink] = (),
+        check: Callable[[], None] = lambda: None,
         lookups: Callable[[], Mapping[str, int]] = dict,
         refused: Callable[[Mapping[str, str]], None] | None = None,
     ) -> None:
         self._serving = serving or {}
+        self._topics = topics
+        self._check = check
         self._lookups = lookups
         self._refused = refused
         self._spec = spec
@@ -146,15 +155,17 @@ class BatchWriter:
         measures = whole.measures() if whole is not None else [F.count(F.lit(1)).alias("rows")]
         kept = batch.observe(observation, *measures).localCheckpoint(eager=True)
         try:
+            self._check()
             found = observation.get
             small = found["rows"] <= _ROWS and _stored(kept) <= _BYTES
+            outputs = split_outputs(self._job, kept)
             parts = [
                 (
                     output,
                     self._sinks[output],
                     self._sinks[output].arrived(rows, small=small, found=found if whole else None),
                 )
-                for output, rows in split_outputs(self._job, kept).items()
+                for output, rows in outputs.items()
                 if output in self._sinks
             ]
             # Check all outputs before the first write: a rejected batch writes to no table.
@@ -165,13 +176,17 @@ class BatchWriter:
                 if output in self._serving:
                     self._guard()
                     self._serving[output].write(arrived.frame, arrived.rows, batch_id, watermark_ms)
+            for topic in self._topics:
+                if topic.output in outputs:
+                    self._guard()
+                    topic.write(outputs[topic.output], batch_id)
             self._tell_refused(kept, written)
             # Check again before Spark commits the batch: if the driver was paused in a write, Delta skipped it.
             self._guard()
             sink_ms = round((time.monotonic() - commits_from[0]) * 1000) if commits_from else 0
         finally:
             release(kept)
-        main = self._spec.sinks[0].output
+        main = self._spec.delta_sinks[0].output
         self._counts[batch_id] = BatchCounts(
             computed=sum(done.arrived for done in written.values()),
             rows_out=written[main].rows if main in written else 0,
@@ -184,7 +199,7 @@ class BatchWriter:
 
     def _tell_refused(self, kept: DataFrame, written: Mapping[str, Written]) -> None:
         find = getattr(self._job, "refused_files", None)
-        main = self._spec.sinks[0].output
+        main = self._spec.delta_sinks[0].output
         if (
             find is None
             or self._refused is None

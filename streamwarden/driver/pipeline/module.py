@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame
 
 from streamwarden.driver.job_api import JobSettings, StreamingJob
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.spec import JobSpec
+from streamwarden.model.kafka_spec import KafkaSinkSpec
+from streamwarden.model.spec import JobSpec, SinkSpec
 from streamwarden.store.config import describe_validation
 
 __all__ = ["load_module", "output_mode", "settings_for", "split_outputs"]
@@ -38,17 +39,18 @@ def load_module(spec: JobSpec) -> StreamingJob:
         raise StreamwardenError("JOB_MODULE_INVALID", f"{spec.name}: {spec.module} has no {', '.join(missing)}")
     job = cast(StreamingJob, module)
     for sink in spec.sinks:
+        name, named = (f"topic {sink.topic}" if isinstance(sink, KafkaSinkSpec) else sink.table), [*sink.keys]
         if sink.output not in job.OUTPUTS:
             known = ", ".join(job.OUTPUTS)
             raise StreamwardenError(
-                "JOB_MODULE_INVALID", f"{spec.name}: sink {sink.table}: no output {sink.output!r} (it has: {known})"
+                "JOB_MODULE_INVALID", f"{spec.name}: sink {name}: no output {sink.output!r} (it has: {known})"
             )
-        columns = set(job.OUTPUTS[sink.output].fieldNames())
-        named = [*sink.keys, *sink.first_by, *sink.partition_by, *filter(None, [sink.final_when_passed])]
-        unknown = sorted(set(named) - columns)
+        if isinstance(sink, SinkSpec):
+            named += [*sink.first_by, *sink.partition_by, *filter(None, [sink.final_when_passed])]
+        unknown = sorted(set(named) - set(job.OUTPUTS[sink.output].fieldNames()))
         if unknown:
             raise StreamwardenError(
-                "JOB_MODULE_INVALID", f"{spec.name}: sink {sink.table}: no column {', '.join(unknown)} in its output"
+                "JOB_MODULE_INVALID", f"{spec.name}: sink {name}: no column {', '.join(unknown)} in its output"
             )
     if output_mode(job) not in ("update", "append"):
         what = f"{spec.name}: {spec.module}: OUTPUT_MODE is {output_mode(job)!r}, neither update nor append"

@@ -9,7 +9,7 @@ so each write is bound to what was read before the check: to the table's version
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException, IllegalArgumentException
@@ -25,7 +25,7 @@ from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import delta_log_key
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["AUTHOR", "clear_unborn", "keep_facts", "start_outputs"]
+__all__ = ["AUTHOR", "clear_unborn", "keep_facts", "keep_sources", "start_outputs"]
 
 _log = logging.getLogger(__name__)
 
@@ -142,17 +142,27 @@ def keep_facts(
     document.update(keep)
 
 
-def keep_sources(workspace: Workspace, job: str, names: Sequence[str], *, guard: Callable[[], None]) -> None:
-    """Record in the checkpoint's document the names of the query's sources, in Spark's order."""
+def keep_sources(
+    workspace: Workspace, job: str, names: Sequence[str], topics: Mapping[str, str], *, guard: Callable[[], None]
+) -> None:
+    """Record in the checkpoint's document what the query reads.
+
+    Parameters
+    ----------
+    names
+        The names of its sources, in Spark's order.
+    topics
+        Kafka's ids of its topics, by name.
+    """
     document = JobDocuments(workspace.storage, job).checkpoint
     found = document.read()
-    if found is None or found.sources == list(names):
+    if found is None or (found.sources == list(names) and found.topics == {**found.topics, **topics}):
         return
 
     def keep(now: CheckpointRef | None) -> CheckpointRef:
         guard()
         assert now is not None
-        return now.model_copy(update={"sources": list(names)})
+        return now.model_copy(update={"sources": list(names), "topics": {**now.topics, **topics}})
 
     document.update(keep)
 

@@ -7,15 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pyspark.errors import ParseException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
 
-from streamwarden.driver.causes import headline
 from streamwarden.driver.job_api import JobSettings, StreamingJob
 from streamwarden.driver.kafka import client_properties, missing_topic
 from streamwarden.driver.pipeline.module import settings_for
+from streamwarden.driver.pipeline.values import with_columns
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.landing.plans import plans_of
@@ -47,7 +44,8 @@ Opener = Callable[[str, Source], DataFrame]
 def missing_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -> str | None:
     """Return what a job must still wait for before its sources can be opened, or None.
 
-    Waits for a table that another job creates, for a lookup table, and for a topic: jobs may be deployed in any order.
+    Waits for a table that another job creates, for a lookup table, and for topics, those of sinks included: jobs may be
+    deployed in any order.
     Creates a missing local folder.
     """
     for source in spec.inputs.values():
@@ -57,7 +55,7 @@ def missing_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -
     for lookup in spec.lookups.values():
         if DeltaLog(workspace.files, lookup.table).latest is None:
             return f"lookup table {lookup.table} does not exist yet"
-    return None
+    return next(filter(None, (missing_topic(session, sink) for sink in spec.kafka_sinks)), None)
 
 
 def _missing(session: SparkSession, workspace: Workspace, source: Source) -> str | None:
@@ -187,7 +185,7 @@ def open_source(
     if isinstance(source, FileSource):
         return open_plans(session, workspace.uri(plans_of(workspace, spec.name).folder), spec.resources.cores, name)
     if isinstance(source, KafkaSource):
-        return _open_topic(session, spec.name, name, source)
+        return _open_topic(session, spec, name, source, workspace.config)
     reader = session.readStream.format("delta").option("maxFilesPerTrigger", source.max_files_per_batch)
     if source.on_change == "skip":
         reader = reader.option("skipChangeCommits", "true")
@@ -212,40 +210,24 @@ def open_plans(session: SparkSession, folder: str, cores: int, name: str = THE_S
     return plans.repartition(cores) if cores > 1 else plans
 
 
-def _open_topic(session: SparkSession, job: str, name: str, source: KafkaSource) -> DataFrame:
+def _open_topic(session: SparkSession, spec: JobSpec, name: str, source: KafkaSource, config: Path) -> DataFrame:
     # failOnDataLoss stays on: records that the topic has dropped must raise, not be skipped.
     reader = (
         session.readStream.format("kafka")
-        .option("subscribe", source.topic)
         .option("startingOffsets", source.starting_offsets)
         .option("maxOffsetsPerTrigger", source.max_offsets_per_batch)
+        .option("includeHeaders", "true")
         # So that the servers' consumer lists show the job. Spark commits no offsets there.
-        .option("groupIdPrefix", f"streamwarden-{job}")
+        .option("groupIdPrefix", f"streamwarden-{spec.name}")
         .option(TAG, name)
     )
+    if source.topic_pattern is not None:
+        reader = reader.option("subscribePattern", source.topic_pattern)
+    else:
+        reader = reader.option("subscribe", ",".join(source.names))
     for key, value in client_properties(source).items():
         reader = reader.option(f"kafka.{key}", value)
-    if source.json_columns is None:
+    if source.value is None:
         return reader.load()
-    return _from_json(reader.option("includeHeaders", "true").load(), job, source.json_columns)
-
-
-def _from_json(records: DataFrame, job: str, columns: str) -> DataFrame:
-    """Return records with the fields of their values as columns. No record is dropped: ``_corrupt`` has other text."""
-    try:
-        fields = StructType.fromDDL(columns)
-    except ParseException as error:
-        what = f"{job}: source.json_columns {columns!r}: {headline(error)}"
-        raise StreamwardenError("CONFIG_INVALID", what) from error
-    if not isinstance(fields, StructType):
-        raise StreamwardenError("CONFIG_INVALID", f"{job}: source.json_columns {columns!r}: name each column")
-    # As text: a value that is no object, or has a field of another type, makes all fields null.
-    schema = StructType([*fields.fields, StructField("_corrupt", StringType())])
-    parsed = F.from_json(F.col("value").cast("string"), schema, {"columnNameOfCorruptRecord": "_corrupt"})
-    rows = records.withColumn("_value", parsed)
-    own = F.struct(F.col("key").cast("string").alias("key"), "topic", "partition", "offset", "timestamp", "headers")
-    return rows.select(
-        *[F.col("_value")[one.name].alias(one.name) for one in schema.fields],
-        F.col("value").isNull().alias("_tombstone"),
-        own.alias("_kafka"),
-    )
+    field = "source" if spec.sources is None else f"sources.{name}"
+    return with_columns(reader.load(), spec.name, field, source, config)

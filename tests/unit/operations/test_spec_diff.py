@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import typing
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -52,6 +53,10 @@ FIELDS: dict[str, Any] = {
     "options": {"size": 1, "deep": {"x": 1}},
     "spark": {"spark.eventLog.enabled": "false"},
 }
+
+
+TOPIC = {"kind": "kafka", "topic": "my.alerts", "bootstrap_servers": "one:9092", "keys": ["k"]}
+PAYMENTS = {"kind": "kafka", "topic": "payments", "bootstrap_servers": "one:9092"}
 
 
 def spec(**values: Any) -> JobSpec:
@@ -105,8 +110,8 @@ def test_every_field_of_the_spec_has_a_class() -> None:
 
 def test_no_class_is_of_a_field_that_is_gone() -> None:
     known = {*leaves(JobSpec), "sinks", *(field.split(".")[0] for field in leaves(JobSpec))}
-    # To come: the limits of health rules. A sink's `serve` is compared as a whole.
-    assert set(spec_diff._RULES) - known <= {"health", "sinks.serve"}
+    # To come: the limits of health rules. A sink's `serve` and a source's `value` are compared as a whole.
+    assert set(spec_diff._RULES) - known <= {"health", "sinks.serve", "source.value"}
 
 
 # -- what each change asks for -----------------------------------------------------------------------------------------
@@ -146,6 +151,7 @@ EFFECTS = [
     ({"sinks": sinks(keys=["k", "l"])}, {"sinks.b.keys": Effect.SAVEPOINT}),
     ({"sinks": sinks(mode="append")}, {"sinks.b.mode": Effect.SAVEPOINT}),
     ({"sinks": FIELDS["sinks"][:1]}, {"sinks.b": Effect.SAVEPOINT}),
+    ({"sinks": [*FIELDS["sinks"], TOPIC]}, {"sinks.topic:my.alerts": Effect.SAVEPOINT}),
     ({"sinks": sinks(table="c")}, {"sinks.b": Effect.SAVEPOINT, "sinks.c": Effect.SAVEPOINT}),
     ({"state": {"partitions": 8}}, {"state.partitions": Effect.REFUSED}),
     ({"state": {"partitions": 4, "backend": "memory"}}, {"state.backend": Effect.REFUSED}),
@@ -173,6 +179,20 @@ def test_a_change_asks_for(change: dict[str, Any], effects: dict[str, Effect]) -
     assert all(bool(one.remedy) is (one.effect is Effect.REFUSED) for one in found)
     # And back again it is the same fields.
     assert {one.field for one in changes_between(spec(**change), spec(), None)} == set(effects)
+
+
+def test_topics_are_added_but_not_left_out() -> None:
+    one = spec(source=PAYMENTS)
+    two = spec(source={**PAYMENTS, "topic": None, "topics": ["payments", "refunds"]})
+    parsed = spec(source={**PAYMENTS, "value": {"format": "json", "columns": "a string"}})
+
+    def effects(before: JobSpec, after: JobSpec) -> dict[str, Effect]:
+        written = replace(with_state(), spec=before)
+        return {change.field: change.effect for change in changes_between(before, after, written)}
+
+    assert effects(one, two) == dict.fromkeys(("source.topic", "source.topics"), Effect.RESTART)
+    assert effects(two, one) == dict.fromkeys(("source.topic", "source.topics"), Effect.REFUSED)
+    assert effects(one, parsed) == {"source.value": Effect.SAVEPOINT}
 
 
 def test_nothing_changed_asks_for_nothing() -> None:

@@ -54,6 +54,11 @@ OTHER_KIND = """[STREAM_FAILED] Query [id = f5, runId = 56] terminated with exce
 Did not find value which can be converted into long SQLSTATE: XXKST"""
 LOG_GONE = """[STREAM_FAILED] Query [id = 6f, runId = 6f] terminated with exception: \
 [DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE] If you never deleted it, it's likely your query is lagging behind."""
+NO_SCHEMA = """An error occurred while calling o290.localCheckpoint.
+: org.apache.spark.SparkRuntimeException: [USER_RAISED_EXCEPTION] Unknown schema: subject sales-value has no schema of \
+id 2: topic sales, partition 0, offset 6 SQLSTATE: P0001
+\tat org.apache.spark.sql.errors.QueryExecutionErrors$.raiseError(QueryExecutionErrors.scala:2987)
+"""
 TOPIC = """An error occurred while calling o290.localCheckpoint.
 : org.apache.spark.sql.kafka010.KafkaIllegalStateException: Some data may have been lost because they are not \
 available in Kafka any more;
@@ -115,6 +120,7 @@ Please make sure only one streaming job runs on a specific checkpoint location a
         (OTHER_KIND, "SOURCE_REPLACED", "No usable value for logOffset"),
         (LOG_GONE, "SOURCE_DATA_GONE", "lagging behind"),
         (TOPIC, "SOURCE_DATA_GONE", "Could not read records in offset [400, 600) for topic partition trips-0"),
+        (NO_SCHEMA, "SOURCE_SCHEMA_UNKNOWN", "has no schema of id 2: topic sales, partition 0, offset 6"),
         (DATA_GONE, "SOURCE_DATA_GONE", "part-00000-1a3e"),
         (DATA_GONE.replace("facts", "counted"), "OUTPUT_DATA_GONE", "tables/counted/part-00000-1a3e"),
         (TABLE_GONE, "OUTPUT_GONE", "tables/counted` is not a Delta table."),

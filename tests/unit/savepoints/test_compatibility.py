@@ -38,6 +38,7 @@ MEMORY = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStorePro
 MAJOR, MINOR = (int(part) for part in version("pyspark").split(".")[:2])
 
 KAFKA = {"kind": "kafka", "topic": "trips", "bootstrap_servers": "one:9092"}
+TOPICS = {"kind": "kafka", "bootstrap_servers": "one:9092"}
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -232,6 +233,9 @@ def test_a_stateless_job_may_change_partitions_and_backend(workspace: Workspace)
         ({"kind": "delta", "table": "trips"}, {"kind": "delta", "table": "rides"}),
         ({"kind": "delta", "table": "trips"}, KAFKA),
         (KAFKA, {**KAFKA, "topic": "rides"}),
+        ({**TOPICS, "topics": ["trips", "rides"]}, KAFKA),
+        (KAFKA, {**TOPICS, "topic_pattern": "trips"}),
+        ({**TOPICS, "topic_pattern": "trips"}, {**TOPICS, "topic_pattern": "trips|rides"}),
     ],
 )
 def test_another_source_does_not_fit(
@@ -243,6 +247,11 @@ def test_another_source_does_not_fit(
 def test_a_topic_by_another_address_fits(workspace: Workspace, made: Made) -> None:
     found = of(made, spec=spec(source=KAFKA), sources=['{"trips":{"0":12}}'])
     assert codes(workspace, found, spec(source={**KAFKA, "bootstrap_servers": "two:9092"})) == []
+
+
+def test_a_topic_more_fits(workspace: Workspace, made: Made) -> None:
+    found = of(made, spec=spec(source=KAFKA), sources=['{"trips":{"0":12}}'])
+    assert codes(workspace, found, spec(source={**TOPICS, "topics": ["rides", "trips"]})) == []
 
 
 def test_another_pace_of_the_same_source_fits(workspace: Workspace, made: Made) -> None:

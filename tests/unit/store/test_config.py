@@ -29,6 +29,10 @@ SOUND: dict[str, Any] = {
 }
 KAFKA = {"kind": "kafka", "topic": "trips", "bootstrap_servers": "one:9092, [::1]:9093"}
 
+TOPICS = {"kind": "kafka", "topics": ["a", "b"], "bootstrap_servers": "one:9092"}
+TOPIC = {"kind": "kafka", "topic": "alerts", "bootstrap_servers": "one:9092", "keys": ["a"]}
+PROTOBUF = {"format": "protobuf", "descriptor_file": "empty.desc", "message": "shop.Sale"}
+
 
 def _write(folder: Path, content: Any, name: str = "windows") -> None:
     (folder / "jobs").mkdir(exist_ok=True)
@@ -72,6 +76,34 @@ def test_a_sound_job_loads_with_defaults(tmp_path: Path) -> None:
         ({"source": {"kind": "pulsar"}}, "source", "kafka"),
         ({"source": {"kind": "kafka", "topic": "trips"}}, "source.bootstrap_servers", "required"),
         ({"source": {**KAFKA, "topic": "all of them"}}, "source.topic", "is no topic"),
+        ({"source": {**KAFKA, "topics": ["a"]}}, "source", "give one of topic, topics and topic_pattern"),
+        ({"source": {**KAFKA, "topic": None}}, "source", "give one of topic, topics and topic_pattern"),
+        ({"source": {**KAFKA, "topic": None, "topics": ["a", "a b"]}}, "source.topics", "'a b' is no topic"),
+        ({"source": {**KAFKA, "topic": None, "topics": ["a", "a"]}}, "source.topics", "twice"),
+        ({"source": {**KAFKA, "topic": None, "topic_pattern": "a("}}, "source.topic_pattern", "no regular expression"),
+        ({"source": {**KAFKA, "value": {"format": "json"}}}, "source.value.columns", "required"),
+        ({"source": {**KAFKA, "value": {"format": "avro"}}}, "source.value", "give schema_file or registry"),
+        (
+            {"source": {**KAFKA, "value": {"format": "avro", "registry": "http://me:secret@there:1"}}},
+            "source.value.registry",
+            "STREAMWARDEN_SCHEMA_REGISTRY_URL",
+        ),
+        (
+            {"source": {**TOPICS, "value": {"format": "avro", "registry": "http://there:1"}}},
+            "source",
+            "several topics need it",
+        ),
+        ({"source": {**KAFKA, "value": {"format": "avro", "schema_file": "no.avsc"}}}, "", "No such file"),
+        ({"source": {**KAFKA, "value": {"format": "avro", "schema_file": "a.avsc"}}}, "", "no Avro record"),
+        ({"source": {**KAFKA, "value": {**PROTOBUF, "descriptor_file": "no.desc"}}}, "", "No such file"),
+        ({"source": {**KAFKA, "value": {**PROTOBUF, "descriptor_file": "a.avsc"}}}, "", "no set of descriptors"),
+        ({"source": {**KAFKA, "value": PROTOBUF}}, "", "has no shop.Sale"),
+        ({"sinks": [TOPIC]}, "sinks", "the first is a Delta table"),
+        ({"sinks": [*SOUND["sinks"], {**TOPIC, "keys": []}]}, "sinks.1.keys", "at least 1"),
+        ({"sinks": [*SOUND["sinks"], {**TOPIC, "mode": "upsert"}]}, "sinks.1.mode", "unknown key"),
+        ({"sinks": [*SOUND["sinks"], {**TOPIC, "kind": "pulsar"}]}, "sinks.1", "'kafka'"),
+        ({"sinks": [*SOUND["sinks"], TOPIC, TOPIC]}, "sinks", "a topic is named twice"),
+        ({"source": KAFKA, "sinks": [*SOUND["sinks"], {**TOPIC, "topic": "trips"}]}, "source", "read what it writes"),
         ({"source": {**KAFKA, "bootstrap_servers": "one:9092,two"}}, "source.bootstrap_servers", "'two' is no address"),
         ({"source": {**KAFKA, "starting_offsets": "newest"}}, "source.starting_offsets", "latest"),
         ({"sinks": [{"table": "w", "mode": "upsert"}]}, "sinks.0", "needs keys"),
@@ -86,6 +118,8 @@ def test_a_sound_job_loads_with_defaults(tmp_path: Path) -> None:
 )
 def test_a_wrong_field_is_named(tmp_path: Path, change: dict[str, Any], field: str, words: str) -> None:
     _write(tmp_path, {**SOUND, **change})
+    (tmp_path / "a.avsc").write_text('{"type": "string"}')
+    (tmp_path / "empty.desc").write_bytes(b"")
     said = _refusal(tmp_path)
     assert str(tmp_path / "jobs" / "windows.yaml") in said
     assert f": {field}" in said
@@ -131,7 +165,14 @@ def test_an_unknown_job_says_which_there_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"state": {"backend": "rocksdb"}}, {"state": {"backend": "memory"}}, {"source": KAFKA}]
+    "change",
+    [
+        {"state": {"backend": "rocksdb"}},
+        {"state": {"backend": "memory"}},
+        {"source": KAFKA},
+        {"source": {**TOPICS, "value": {"format": "json", "columns": "a string"}}},
+        {"sinks": [*SOUND["sinks"], TOPIC]},
+    ],
 )
 def test_a_spec_survives_being_written_as_json(tmp_path: Path, change: dict[str, Any]) -> None:
     _write(tmp_path, {**SOUND, **change})

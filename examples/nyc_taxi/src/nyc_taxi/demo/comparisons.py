@@ -111,13 +111,13 @@ def _series(table: str) -> Comparison:
             window=window,
             every=every,
         )
-        found = read_table(workspace, spec.sinks[0].table)
+        found = read_table(workspace, spec.delta_sinks[0].table)
         final = pa.scalar(_watermark(workspace, spec.name).replace(tzinfo=None), pa.timestamp("us"))
         ended = windows.filter(pc.less_equal(windows["window_end"], final))
         alerts = patterns.expected_rolling_alerts(ended, high=given["high"], low=given["low"])
         return [
             patterns.compare_rolling_windows(windows, found),
-            patterns.compare_rolling_alerts(alerts, read_table(workspace, spec.sinks[1].table)),
+            patterns.compare_rolling_alerts(alerts, read_table(workspace, spec.delta_sinks[1].table)),
         ]
 
     return compare
