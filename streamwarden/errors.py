@@ -86,6 +86,7 @@ ErrorCode = Literal[
     "SOURCE_ROWS_CHANGED",
     "SOURCE_REPLACED",
     "SOURCE_DATA_GONE",
+    "HISTORY_INVALID",
     "OUTPUT_GONE",
     "OUTPUT_DATA_GONE",
     "TABLE_DAMAGED",
@@ -436,6 +437,11 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         " lost, a job of another name starts with the table as it is. If a landed file is lost, put an empty file of"
         " that name in its place: the job quarantines it by its name. Records that Kafka dropped are lost to the job:"
         " make the topic's retention longer, too.",
+    ),
+    "HISTORY_INVALID": ErrorKind(
+        "the job can't begin with the history of its source",
+        "Give the history table the columns of the live source, or name another table in `source.history`. Then deploy"
+        " the job again: docs/history.md.",
     ),
     "OUTPUT_GONE": ErrorKind(
         "an output table that the job has written to is gone",

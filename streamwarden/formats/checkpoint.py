@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,14 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.damage import checkpoint_damaged
 from streamwarden.storage import Storage
 
-__all__ = ["BatchOffsets", "CheckpointReader", "changed_offsets", "continued_offsets", "next_watermark_ms"]
+__all__ = [
+    "BatchOffsets",
+    "CheckpointReader",
+    "changed_offsets",
+    "continued_offsets",
+    "moved_offsets",
+    "next_watermark_ms",
+]
 
 _VERSION = "v1"
 
@@ -238,6 +245,18 @@ def continued_offsets(before: bytes, entry: bytes) -> bytes:
         metadata["batchWatermarkMs"] = json.loads(old).get("batchWatermarkMs", 0)
 
     version, metadata, *_ = changed_offsets(entry, change).decode().split("\n")
+    return "\n".join([version, metadata, *sources]).encode()
+
+
+def moved_offsets(entry: bytes, sources: Sequence[str]) -> bytes:
+    """Return an entry of the offset log with other sources. The metadata stays: watermark, time, settings.
+
+    Raises
+    ------
+    ValueError
+        If the entry has another format than Spark 4.2's.
+    """
+    version, metadata, *_ = changed_offsets(entry, lambda _: None).decode().split("\n")
     return "\n".join([version, metadata, *sources]).encode()
 
 
