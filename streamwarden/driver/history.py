@@ -138,7 +138,7 @@ class History:
             assert position is not None
             self._guard()
             key, files = f"{self._path}/offsets/{batch}", self._workspace.files
-            entry = moved_offsets(files.read(key), [position])
+            entry = moved_offsets(files.read(key), position)
             # Hadoop's checksum of the replaced entry.
             files.delete(f"{self._path}/offsets/.{batch}.crc")
             files.write(key, entry)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -248,16 +248,18 @@ def continued_offsets(before: bytes, entry: bytes) -> bytes:
     return "\n".join([version, metadata, *sources]).encode()
 
 
-def moved_offsets(entry: bytes, sources: Sequence[str]) -> bytes:
-    """Return an entry of the offset log with other sources. The metadata stays: watermark, time, settings.
+def moved_offsets(entry: bytes, source: str) -> bytes:
+    """Return an entry of the offset log of a query with one source at another position. The metadata stays.
+
+    A query with two branches over its source has two lines for it.
 
     Raises
     ------
     ValueError
         If the entry has another format than Spark 4.2's.
     """
-    version, metadata, *_ = changed_offsets(entry, lambda _: None).decode().split("\n")
-    return "\n".join([version, metadata, *sources]).encode()
+    version, metadata, *sources = changed_offsets(entry, lambda _: None).decode().split("\n")
+    return "\n".join([version, metadata, *[source for line in sources if line]]).encode()
 
 
 def next_watermark_ms(entry: bytes) -> int:

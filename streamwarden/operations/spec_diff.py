@@ -398,7 +398,7 @@ def _differences(base: JobSpec, wanted: JobSpec) -> list[Change]:
     for name in dict.fromkeys([*after, *before]):
         old, new = before.get(name), after.get(name)
         present = new or old
-        if present is None or (old[1] if old else None) == (new[1] if new else None):
+        if old == new or present is None:
             continue
         effect, why = effect_of(present[0], name.removeprefix("spark."))
         found.append(Change(name, old[1] if old else None, new[1] if new else None, effect, why))
