@@ -385,7 +385,7 @@ def _delta_source(workspace: Workspace, table: str, offset: str) -> Iterator[Str
     needed = int(position["reservoirVersion"])
     if log.latest is None:
         yield StreamwardenError("RESTORE_SOURCE_GONE", "the source table does not exist")
-    elif (known := table_id(workspace, table)) is not None and known != position["reservoirId"]:
+    elif (known := _table_id(workspace, table)) is not None and known != position["reservoirId"]:
         yield StreamwardenError("RESTORE_SOURCE_GONE", f"the source table was created anew: {known}")
     elif needed > log.latest + 1:
         yield StreamwardenError(
@@ -396,6 +396,16 @@ def _delta_source(workspace: Workspace, table: str, offset: str) -> Iterator[Str
             "RESTORE_SOURCE_GONE",
             f"the source table's log begins with version {log.versions[0]}, the savepoint continues from {needed}",
         )
+
+
+def _table_id(workspace: Workspace, table: str) -> str | None:
+    """Return Delta's id of a table; None if its log is unreadable, which its job will report."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        return table_id(workspace, table)
+    except (DeltaError, OSError):
+        return None
 
 
 def _gone_after(workspace: Workspace, source: FileSource, current: CheckpointRef, position: int) -> list[str]:

@@ -37,7 +37,15 @@ def is_on_history(workspace: Workspace, spec: JobSpec, offset: str | None) -> bo
 
 
 def job_is_on_history(workspace: Workspace, spec: JobSpec) -> bool:
-    """Return whether a job with this spec reads its history, or would begin with it."""
+    """Return whether a job with this spec reads its history, or would begin with it.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SOURCE_INVALID`` if the history's log can't be read now.
+    """
+    from deltalake.exceptions import DeltaError
+
     if spec.history is None:
         return False
     reference = JobDocuments(workspace.storage, spec.name).checkpoint.read()
@@ -46,7 +54,10 @@ def job_is_on_history(workspace: Workspace, spec: JobSpec) -> bool:
     reader = CheckpointReader(workspace.storage, reference.path)
     last = reader.last_offset()
     offsets = reader.offsets(last) if last is not None else None
-    return is_on_history(workspace, spec, offsets.sources[0] if offsets is not None else None)
+    try:
+        return is_on_history(workspace, spec, offsets.sources[0] if offsets is not None else None)
+    except (DeltaError, OSError) as error:
+        raise StreamwardenError("SOURCE_INVALID", f"{spec.name}: table {spec.history.table}: {error}") from error
 
 
 def other_history(then: JobSpec, now: JobSpec) -> bool:
@@ -59,13 +70,19 @@ def other_history(then: JobSpec, now: JobSpec) -> bool:
 
 
 def table_id(workspace: Workspace, table: str) -> str | None:
-    """Return Delta's id of a table; None if its log is unreadable, which its job will report."""
+    """Return Delta's id of a table; None if there is no table.
+
+    Raises
+    ------
+    deltalake.exceptions.DeltaError, OSError
+        If its log can't be read now.
+    """
     # Here, so that parsing a DAG does not load delta-rs.
     from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
+    from deltalake.exceptions import TableNotFoundError
 
     uri, options = workspace.delta_rs(table)
     try:
         return str(DeltaTable(uri, storage_options=options).metadata().id)
-    except (DeltaError, OSError, StreamwardenError):
+    except TableNotFoundError:
         return None

@@ -70,7 +70,7 @@ def _run(place: Place, job: str, pieces: list[pa.Table], compare: Callable[[], D
             write_deltalake(place.workspace.table(table), pieces[number], mode="append")
 
     def killed() -> None:
-        seen = observe(place.workspace, job)
+        seen = place.wait(job, lambda seen: seen.heartbeat is not None, "a driver")
         assert seen.heartbeat is not None and kill(seen.heartbeat.process)
         driver_control.start(place.workspace, job, by=BY)
 
