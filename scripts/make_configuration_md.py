@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import AwareDatetime, BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -73,7 +73,14 @@ ENVIRONMENT = {
 }
 """Variable: (default, meaning)."""
 
-_NAMES = {str: "text", int: "integer", float: "number", bool: "true or false", timedelta: "duration"}
+_NAMES = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    timedelta: "duration",
+    AwareDatetime: "time with its zone",
+}
 
 
 def render() -> str:

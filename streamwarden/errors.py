@@ -88,6 +88,7 @@ ErrorCode = Literal[
     "SOURCE_DATA_GONE",
     "SOURCE_SCHEMA_UNKNOWN",
     "SCHEMA_REGISTRY_UNREACHABLE",
+    "HISTORY_INVALID",
     "OUTPUT_GONE",
     "OUTPUT_DATA_GONE",
     "TABLE_DAMAGED",
@@ -456,6 +457,11 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "Check `registry` of the source's `value`, and the login in STREAMWARDEN_SCHEMA_REGISTRY_URL. Running batches"
         " do not need the registry; a start does.",
         retryable=True,
+    ),
+    "HISTORY_INVALID": ErrorKind(
+        "the job can't begin with the history of its source",
+        "Give the history table the columns of the live source, or name another table in `source.history`. Then deploy"
+        " the job again: docs/history.md.",
     ),
     "OUTPUT_GONE": ErrorKind(
         "an output table that the job has written to is gone",

@@ -17,7 +17,7 @@ from streamwarden.formats.published_log import PublishedLog
 from streamwarden.model.gate import Decision, Verdict
 from streamwarden.quality.gate_state import GateState, gate_state
 from streamwarden.quality.suites import load_suites
-from streamwarden.store.layout import published_key
+from streamwarden.store.layout import QUALITY, published_key
 from streamwarden.store.workspace import Workspace, open_workspace
 
 __all__ = ["app", "gate_app"]
@@ -230,7 +230,7 @@ def _reasons(state: GateState) -> list[str]:
         lines += [f"    {', '.join(f'{name}={value}' for name, value in row.items())}" for row in failure.examples]
         if failure.query:
             lines.append(f"    all of them: {failure.query}")
-    lines.append(f"  report: quality/{hold.run}/report.html")
+    lines.append(f"  report: {QUALITY}/{hold.run}/report.html")
     lines.append(f"  Correct the rows and run `streamwarden gate check {state.table}`; or publish them as they are:")
     lines.append(f"  `streamwarden gate accept {state.table} --note WHY`.")
     return lines

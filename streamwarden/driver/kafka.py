@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -13,7 +17,9 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.kafka_spec import KafkaSinkSpec, KafkaSource
 from streamwarden.model.spec import JobSpec
 
-__all__ = ["TopicIds", "check_topics", "client_properties", "missing_topic"]
+__all__ = ["Begin", "TopicIds", "begin_at", "check_topics", "client_properties", "missing_topic"]
+
+_log = logging.getLogger(__name__)
 
 _PREFIX = "STREAMWARDEN_KAFKA_"
 _SERVERS = "bootstrap.servers"
@@ -57,11 +63,8 @@ def missing_topic(session: SparkSession, wanted: KafkaSource | KafkaSinkSpec) ->
     """
     properties = client_properties(wanted)
     try:
-        admin = _open_admin(session.sparkContext._jvm, properties)
-        try:
+        with _admin(session, properties) as admin:
             there = [str(name) for name in admin.listTopics().names().get()]
-        finally:
-            admin.close()
     except Py4JJavaError as error:
         return _unanswered(properties, error)
     if isinstance(wanted, KafkaSinkSpec):
@@ -136,6 +139,75 @@ def check_topics(spec: JobSpec, found: Mapping[str, str], known: Mapping[str, st
             " of its own: it reads the new topic from its beginning."
         )
         raise StreamwardenError("SOURCE_REPLACED", what, remedy=remedy)
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Where a topic is read from.
+
+    Parameters
+    ----------
+    offsets
+        The first offset of each partition.
+    oldest
+        The oldest offset that each partition still has.
+    retention
+        How long the topic keeps its records; None for ever, or if the servers do not tell.
+    """
+
+    offsets: dict[int, int]
+    oldest: dict[int, int]
+    retention: timedelta | None
+
+
+def begin_at(session: SparkSession, source: KafkaSource, since: datetime) -> Begin:
+    """Return where the records of a time and later begin; in a partition without such records, its end."""
+    jvm: Any = session.sparkContext._jvm
+    specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
+    common, topic = jvm.org.apache.kafka.common, source.topic
+    assert topic is not None
+    with _admin(session, client_properties(source)) as admin:
+        topics = jvm.java.util.Collections.singletonList(topic)
+        found = admin.describeTopics(topics).allTopicNames().get().get(topic)
+        partitions = [one.partition() for one in found.partitions()]
+
+        def offsets(spec: Any) -> dict[int, int]:
+            asked = jvm.java.util.HashMap()
+            for number in partitions:
+                asked.put(common.TopicPartition(topic, number), spec)
+            told = admin.listOffsets(asked).all().get()
+            return {number: told.get(common.TopicPartition(topic, number)).offset() for number in partitions}
+
+        # -1 is Kafka's answer for a partition without such records.
+        since_then, ends = offsets(specs.forTimestamp(int(since.timestamp() * 1000))), offsets(specs.latest())
+        return Begin(
+            {number: at if at >= 0 else ends[number] for number, at in since_then.items()},
+            offsets(specs.earliest()),
+            _retention(jvm, admin, topic),
+        )
+
+
+def _retention(jvm: Any, admin: Any, topic: str) -> timedelta | None:
+    resource = jvm.org.apache.kafka.common.config.ConfigResource
+    asked = resource(resource.Type.TOPIC, topic)
+    try:
+        config = admin.describeConfigs(jvm.java.util.Collections.singletonList(asked)).all().get().get(asked)
+    except Py4JJavaError as error:
+        # A client may be allowed to read a topic and not its settings.
+        _log.warning("the retention of topic %s is not known: %s", topic, error.java_exception.getMessage())
+        return None
+    milliseconds = int(config.get("retention.ms").value())
+    return timedelta(milliseconds=milliseconds) if milliseconds >= 0 else None
+
+
+@contextmanager
+def _admin(session: SparkSession, properties: Mapping[str, str]) -> Iterator[Any]:
+    """Open an admin client for some calls, which raise after some seconds without an answer."""
+    admin = _open_admin(session.sparkContext._jvm, properties)
+    try:
+        yield admin
+    finally:
+        admin.close()
 
 
 def _open_admin(jvm: Any, properties: Mapping[str, str]) -> Any:

@@ -9,6 +9,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from streamwarden.driver.backlog import Backlog, backlog_of
 from streamwarden.driver.causes import Cause, Failure, explain, headline, shortened
 from streamwarden.driver.export import Export, open_export
 from streamwarden.driver.heartbeat import Heart
+from streamwarden.driver.history import History
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.job_session import adapt_session, start_session
 from streamwarden.driver.jvm import end_jvm, is_unanswered, jvm_end, jvm_of
@@ -144,6 +146,7 @@ class Driver:
         self._planner: Planner | None = None
         self._arrivals: Arrivals | None = None
         self._query: RunningQuery | None = None
+        self._history: History | None = None
         self._keeper: SpareKeeper | None = None
         self._sources: list[QuerySource] = []
         # Kafka's ids of the topics that this process has read.
@@ -186,7 +189,10 @@ class Driver:
         module = self._checked(spec, reference, checkpoint)
         self._keeper = SpareKeeper(self._workspace, desired.spec, self._heart.stop)
         session = self._open_session(spec)
-        self._await_source(session, spec)
+        self._history = History(self._workspace, spec, reference.path, self._heart.guard)
+        first = spec if self._history.is_read else spec.on_history()
+        for waited in (spec, first):
+            self._await_source(session, waited)
         if self._heart.stop.is_set():
             return
         opened = open_outputs(
@@ -201,7 +207,7 @@ class Driver:
             guard=self._heart.guard,
         )
         self._heart.notes, self._serving = opened.notes, opened.serving
-        backlogs = self._open_backlogs(spec, reference)
+        backlogs = self._open_backlogs(first, reference)
         if spec.kafka_sources:
             self._topics, self._topic_ids = dict(reference.topics), TopicIds(session, spec.kafka_sources.values())
         writer = BatchWriter(
@@ -235,8 +241,13 @@ class Driver:
         session.streams.addListener(listener)
 
         def start() -> RunningQuery:
+            assert self._history is not None
+            was, now = self._history.is_read, self._history.begin(session)
+            if self._history.is_read != was:
+                backlogs.update(self._open_backlogs(now, reference))
+            writer.hurry.clear()
             return self._query_ahead(reference, writer) or self._start_query(
-                session, spec, module, reference, writer, checkpoint
+                session, now, module, reference, writer, checkpoint
             )
 
         query = self._run_query(spec, start)
@@ -316,9 +327,11 @@ class Driver:
             else:
                 self._query = query
                 self._heart.say(DriverState.RUNNING, "batches every trigger interval")
-                failure = self._watch(query)
-                if failure is None:
+                failure = self._watch(query) or self._end_history(query)
+                if failure is None and self._heart.stop.is_set():
                     return query
+            if failure is None:
+                continue
             self._survive(spec, failure)
             if self._heart.stop.is_set():
                 return None
@@ -368,8 +381,19 @@ class Driver:
         self._sources = ahead.sources
         return ahead.release(writer, self._author)
 
+    def _end_history(self, query: RunningQuery) -> Failure | None:
+        """Stop a query that has read all of the history, unless the job is to stop; return its failure, if it has."""
+        if self._heart.stop.is_set():
+            return None
+        try:
+            query.stop()
+        except StreamwardenError as error:
+            return Failure.of(error)
+        return None
+
     def _watch(self, query: RunningQuery) -> Failure | None:
-        """Wait; return None if a stop was requested, or the failure that ended the query."""
+        """Wait; return None if a stop was requested or the history is read, or the failure that ended the query."""
+        looked = None
         while not self._heart.stop.wait(_WATCH_S):
             try:
                 self._heart.check()
@@ -379,6 +403,13 @@ class Driver:
             failure = query.failure()
             if failure is not None:
                 return failure
+            if self._history is not None and not self._history.is_read and self._heart.batch != looked:
+                batch = self._heart.batch
+                # In an outage of the store, the next look may find out.
+                with suppress(OSError, StreamwardenError):
+                    if self._history.is_all_read:
+                        return None
+                    looked = batch
         return None
 
     def _survive(self, spec: JobSpec, failure: Failure) -> None:
@@ -529,6 +560,8 @@ class Driver:
             self._heart.failures = max(self._heart.failures - (done.tries - 1), 0)
         if self._heart.state is DriverState.RUNNING:
             self._heart.reason = f"batch {done.batch} committed"
+            if self._history is not None and (progress := self._history.progress):
+                self._heart.reason += f"; {progress}"
         if first:
             # The process that started this driver waits for this batch: do not wait for the next heartbeat.
             self._heart.say(self._heart.state, self._heart.reason)
@@ -593,4 +626,6 @@ def _places(workspace: Workspace, spec: JobSpec) -> Places:
         elif isinstance(source, FileSource):
             # Spark reads plans; the job itself reports which landed file is gone.
             read.append(workspace.uri(job_key(ARRIVALS, spec.name)))
+    if spec.history is not None:
+        read.append(workspace.table(spec.history.table))
     return Places(tuple(read), tuple(workspace.table(sink.table) for sink in spec.delta_sinks))

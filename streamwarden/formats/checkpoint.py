@@ -16,7 +16,14 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.damage import checkpoint_damaged
 from streamwarden.storage import Storage
 
-__all__ = ["BatchOffsets", "CheckpointReader", "changed_offsets", "continued_offsets", "next_watermark_ms"]
+__all__ = [
+    "BatchOffsets",
+    "CheckpointReader",
+    "changed_offsets",
+    "continued_offsets",
+    "moved_offsets",
+    "next_watermark_ms",
+]
 
 _VERSION = "v1"
 
@@ -239,6 +246,20 @@ def continued_offsets(before: bytes, entry: bytes) -> bytes:
 
     version, metadata, *_ = changed_offsets(entry, change).decode().split("\n")
     return "\n".join([version, metadata, *sources]).encode()
+
+
+def moved_offsets(entry: bytes, source: str) -> bytes:
+    """Return an entry of the offset log of a query with one source at another position. The metadata stays.
+
+    A query with two branches over its source has two lines for it.
+
+    Raises
+    ------
+    ValueError
+        If the entry has another format than Spark 4.2's.
+    """
+    version, metadata, *sources = changed_offsets(entry, lambda _: None).decode().split("\n")
+    return "\n".join([version, metadata, *[source for line in sources if line]]).encode()
 
 
 def next_watermark_ms(entry: bytes) -> int:

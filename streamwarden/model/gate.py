@@ -47,7 +47,7 @@ class Hold(_Record):
     after: int = Field(description="The version before the range: the content of the published table.")
     version: int = Field(description="The last version of the range.")
     since: datetime
-    run: str = Field(description="The check's run, as in quality/RUN.")
+    run: str = Field(description="The check's run, whose report has all failures.")
     failures: list[HeldFailure]
     batches: list[str] = Field(description="Batches that wrote the range: JOB/gGENERATION/BATCH.")
     source_files: list[str] = Field(default=[], description="Landed files that the failing examples came from.")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from streamwarden.model.history_spec import HistorySpec
 from streamwarden.model.spec_base import Strict
 
 __all__ = ["AvroValue", "JsonValue", "KafkaSinkSpec", "KafkaSource", "ProtobufValue", "ValueSpec"]
@@ -131,6 +132,10 @@ class KafkaSource(Strict):
         description="100,000: with records of a kilobyte, a first batch over a backlog fits the heap.",
     )
 
+    history: HistorySpec | None = Field(
+        default=None, description="Rows that a new job reads first. A job with a checkpoint ignores it."
+    )
+
     _servers = field_validator("bootstrap_servers")(_check_servers)
 
     @field_validator("topic", "topics")
@@ -151,6 +156,18 @@ class KafkaSource(Strict):
             except re.error as error:
                 raise ValueError(f"{value!r} is no regular expression: {error}") from None
         return value
+
+    @model_validator(mode="after")
+    def _history(self) -> Self:
+        if self.history is None:
+            return self
+        if self.topic is None:
+            raise ValueError("history goes with one topic")
+        if self.history.live_from is None:
+            raise ValueError("history.live_from is missing: from which time on is the topic read after the history?")
+        if self.starting_offsets != "earliest":
+            raise ValueError("starting_offsets does not go with history: history.live_from says where the topic begins")
+        return self
 
     @model_validator(mode="after")
     def _one(self) -> Self:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from streamwarden.model.history_spec import FILES, HistorySpec
 from streamwarden.model.kafka_spec import KafkaSource
 from streamwarden.model.spec_base import Strict, bytes_of, check_name, is_name
 
-__all__ = ["THE_SOURCE", "DeltaSource", "FileSource", "KafkaSource", "Source", "check_several"]
+__all__ = [
+    "THE_SOURCE",
+    "DeltaSource",
+    "FileSource",
+    "HistorySource",
+    "KafkaSource",
+    "Source",
+    "check_several",
+]
 
 _SIZE = re.compile(r"[1-9]\d*[kmg]")
 
@@ -39,6 +48,16 @@ class FileSource(Strict):
         description="A larger file is quarantined by its name, without reading it. 4g: a year of the densest trips."
         " At some MB per second, a larger file would delay all others for hours.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_history(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "history" in given:
+            raise ValueError(
+                "history goes with kind delta or kafka: a table has rows, and this job reads files. Land the files in a"
+                " table by a job of its own, and read that table"
+            )
+        return given
 
     @field_validator("max_batch_size", "max_file_size")
     @classmethod
@@ -73,15 +92,44 @@ class DeltaSource(Strict):
 
     kind: Literal["delta"]
     table: str = Field(description="A table name; it stands in the profile's tables folder.")
-    max_files_per_batch: int = Field(default=256, ge=1, description="256: small files from frequent commits add up.")
+    max_files_per_batch: int = Field(default=FILES, ge=1, description="256: small files from frequent commits add up.")
     on_change: Literal["fail", "skip"] = Field(
         default="fail",
         description="Reaction to a commit that deletes, updates or overwrites rows. fail: ends with"
         " SOURCE_ROWS_CHANGED and keeps its position. skip: logs and skips the whole commit. Rows that"
         " such a commit adds, as by MERGE or an overwrite, are then not read.",
     )
+    history: HistorySpec | None = Field(
+        default=None, description="Rows that a new job reads first. A job with a checkpoint ignores it."
+    )
 
     _name = field_validator("table")(check_name)
+
+    @model_validator(mode="after")
+    def _history(self) -> Self:
+        if self.history is not None and self.history.table == self.table:
+            raise ValueError(f"history.table {self.table} is the source itself, which is read from its beginning")
+        if self.history is not None and self.history.live_from is not None:
+            raise ValueError(
+                "history.live_from goes with kind kafka: a table is read from its beginning. Leave out of the history"
+                " what the table has, too: history.where"
+            )
+        return self
+
+
+class HistorySource(DeltaSource):
+    """The history as the source of a query; it is not written in YAML.
+
+    Parameters
+    ----------
+    where
+        The condition of the history.
+    live
+        The job's source, whose columns the query gets.
+    """
+
+    where: str | None
+    live: DeltaSource | KafkaSource
 
 
 Source = FileSource | DeltaSource | KafkaSource
@@ -97,6 +145,8 @@ def check_several(sources: dict[str, Source]) -> None:
     for name in sources:
         if not is_name(name):
             raise ValueError(f"sources.{name}: a name has lower-case letters, digits and _, and starts with a letter")
+        if getattr(sources[name], "history", None) is not None:
+            raise ValueError(f"sources.{name}.history: a job has a history only if it has one source")
     files = [name for name, one in sources.items() if isinstance(one, FileSource)]
     if len(files) > 1:
         raise ValueError(

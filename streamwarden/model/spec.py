@@ -14,8 +14,17 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from streamwarden.model.advisor_spec import AdvisorSpec
 from streamwarden.model.durations import Duration
 from streamwarden.model.health_spec import HealthSpec
+from streamwarden.model.history_spec import HistorySpec
 from streamwarden.model.kafka_spec import KafkaSinkSpec
-from streamwarden.model.source_spec import THE_SOURCE, DeltaSource, FileSource, KafkaSource, Source, check_several
+from streamwarden.model.source_spec import (
+    THE_SOURCE,
+    DeltaSource,
+    FileSource,
+    HistorySource,
+    KafkaSource,
+    Source,
+    check_several,
+)
 from streamwarden.model.spec_base import Strict, bytes_of, check_name
 
 __all__ = [
@@ -468,6 +477,8 @@ class JobSpec(Strict):
             if isinstance(source, DeltaSource) and source.table in tables:
                 field = "source" if self.sources is None else f"sources.{name}"
                 raise ValueError(f"{field}.table {source.table} is also a sink: the job would read what it writes")
+        if self.history is not None and self.history.table in tables:
+            raise ValueError(f"source.history.table {self.history.table} is also a sink")
         for name, lookup in self.lookups.items():
             if lookup.table in tables:
                 raise ValueError(f"lookups.{name}.table {lookup.table} is also a sink of the job")
@@ -488,6 +499,24 @@ class JobSpec(Strict):
             return self.sources
         assert self.source is not None
         return {THE_SOURCE: self.source}
+
+    @property
+    def history(self) -> HistorySpec | None:
+        """The history that a new job reads before its source."""
+        return self.source.history if isinstance(self.source, DeltaSource | KafkaSource) else None
+
+    def on_history(self) -> JobSpec:
+        """Return the spec of the job while it reads its history: the same, with the history as its source."""
+        history, live = self.history, self.source
+        assert history is not None and isinstance(live, DeltaSource | KafkaSource)
+        source = HistorySource(
+            kind="delta",
+            table=history.table,
+            max_files_per_batch=history.max_files_per_batch,
+            where=history.where,
+            live=live,
+        )
+        return self.model_copy(update={"source": source})
 
     @property
     def files_source(self) -> FileSource | None:

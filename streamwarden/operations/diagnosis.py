@@ -14,6 +14,7 @@ from streamwarden.model.source_spec import THE_SOURCE
 from streamwarden.model.status import Desired
 from streamwarden.runtime.postmortem import LastWords, last_words
 from streamwarden.savepoints import catalog
+from streamwarden.savepoints.history import job_is_on_history
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.observe import Observation, Phase
 
@@ -171,6 +172,12 @@ def _source_gone(case: _Case) -> tuple[str, str]:
 
 
 def _source_rows(case: _Case) -> tuple[str, str]:
+    if job_is_on_history(case.workspace, case.desired.spec):
+        return (
+            "rows of the history table were changed while the job read them; rows that it has read stay in its"
+            f" outputs. To begin with the table as it is now: {_ANOTHER_JOB}",
+            case.deploy,
+        )
     sources = case.desired.spec.delta_sources
     found = _AT_VERSION.search(case.error.what)
     change, name = None, next(iter(sources), THE_SOURCE)

@@ -14,6 +14,7 @@ from streamwarden.model.status import Parallelism
 from streamwarden.operations.spec_diff import CheckpointFacts, checkpoint_facts
 from streamwarden.runtime.operation_lock import refuse_if_busy, refuse_if_half_way
 from streamwarden.savepoints.compatibility import job_version, spark_version, stored_backend
+from streamwarden.savepoints.history import job_is_on_history
 from streamwarden.storage import FileStore, LocalFiles
 from streamwarden.store.config import describe_validation
 from streamwarden.store.documents import JobDocuments
@@ -131,6 +132,9 @@ def plan_rescale(
         # Checks that a savepoint is possible: an obstacle must be found while the job runs.
         newest_closure(workspace.files, workspace.storage, reference.path)
         return plan
+    if job_is_on_history(workspace, spec):
+        remedy = f"Rescale it afterwards: `streamwarden status {job}` shows how much of the history is left."
+        raise StreamwardenError("RESCALE_NOT_HEALTHY", f"{job}: it is still reading its history", remedy=remedy)
     if facts is None or facts.partitions is None:
         why = "it has no state" if facts is not None else "it has committed no batch yet"
         raise StreamwardenError("RESCALE_UNSUPPORTED", f"{job}: partitions are of state, and {why}")

@@ -14,6 +14,7 @@ from streamwarden.formats.column_changes import compared_columns, existing_table
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Desired
 from streamwarden.savepoints.compatibility import Written, job_version, migrates, misfits, spark_version, stored_backend
+from streamwarden.savepoints.history import job_is_on_history, other_history
 from streamwarden.savepoints.take import writer_versions
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import effective_spec
@@ -57,6 +58,7 @@ def strongest(effects: Iterable[Effect]) -> Effect:
 _PACE = "changes the size and frequency of batches, not their rows"
 _SUPERVISOR = "read by supervisors at each check"
 _TABLE = "changes which rows the table gets, or how"
+_BEGINS = "a job begins with it; a job that has a checkpoint does not read it"
 _UNREAD = "the job has no checkpoint yet, so it can still change"
 _TOPICS = "a topic that is added is read from its beginning; one that was read stays"
 
@@ -86,6 +88,11 @@ _RULES: dict[str, tuple[Effect, str]] = {
     ),
     "source.starting_offsets": (Effect.RESTART, "applies only to a job without a checkpoint"),
     "source.max_offsets_per_batch": (Effect.RESTART, _PACE),
+    "source.history": (Effect.RESTART, _BEGINS),
+    "source.history.table": (Effect.RESTART, _BEGINS),
+    "source.history.where": (Effect.RESTART, _BEGINS),
+    "source.history.live_from": (Effect.RESTART, _BEGINS),
+    "source.history.max_files_per_batch": (Effect.RESTART, _PACE),
     "sinks": (Effect.RESTART, "the first sink is the main one: its rows are counted"),
     "sinks.kind": (Effect.SAVEPOINT, _TABLE),
     "sinks.table": (Effect.SAVEPOINT, _TABLE),
@@ -127,6 +134,8 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "spark": (Effect.RESTART, "Spark takes it when it starts"),
     "options": (Effect.SAVEPOINT, "only the module knows what its options change"),
 }
+
+_HISTORY = "source.history"
 
 _WHOLE = frozenset({"lookups", "restarts", "savepoints", "health", "advisor", "spark", "options"})
 """Fields whose parts, including future parts, all have the same effect."""
@@ -266,7 +275,15 @@ def plan(workspace: Workspace, job: str) -> RolloutPlan:
         unknown = (
             Change("driver", seen.incarnation, None, Effect.RESTART, "the spec that it was launched with is unknown"),
         )
-    found = changes_between(base, wanted, checkpoint_facts(workspace, job, base))
+    facts = checkpoint_facts(workspace, job, base)
+    found = changes_between(base, wanted, facts)
+    if facts is not None and other_history(base, wanted) and job_is_on_history(workspace, base):
+        why = "the job is reading its history"
+        remedy = "Set it back until the history is read, or deploy the job under another name: it then begins anew."
+        found = tuple(
+            replace(one, effect=Effect.REFUSED, why=why, remedy=remedy) if one.field.startswith(_HISTORY) else one
+            for one in found
+        )
     # Fields that a driver reads are compared with its running spec; fields for supervisors, with the desired spec.
     driver = [one for one in found if one.effect is not Effect.LIVE]
     live = [one for one in _differences(seen.desired.spec, wanted) if one.effect is Effect.LIVE]
@@ -320,7 +337,8 @@ def effect_of(rule: str, name: str = "") -> tuple[Effect, str]:
         rule = "source.value"
     elif top == "sources" and "." in rule:
         # A source has the same fields under any name.
-        rule = f"source.{rule.rpartition('.')[2]}"
+        parts = rule.split(".")
+        rule = ".".join(["source", *(["history"] if "history" in parts[:-1] else []), parts[-1]])
     return _RULES[top if top in _WHOLE else rule]
 
 

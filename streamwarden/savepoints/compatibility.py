@@ -22,6 +22,7 @@ from streamwarden.model.savepoint import Manifest
 from streamwarden.model.source_spec import DeltaSource, FileSource, KafkaSource, Source
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef, OutputStart
+from streamwarden.savepoints.history import is_on_history, other_history, table_id
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import CONTROL, table_key
 from streamwarden.store.workspace import Workspace
@@ -360,7 +361,13 @@ def _source(
     for name, offset in manifest.positions.items():
         # Of Kafka only its servers know whether a topic still has its records: Spark fails when it reads them.
         source = spec.inputs[name]
-        if offset is not None and isinstance(source, DeltaSource):
+        if offset is not None and is_on_history(workspace, manifest.spec, offset):
+            if spec.history is None or other_history(manifest.spec, spec):
+                what = "the savepoint was taken while the job read its history, and source.history was another one"
+                yield StreamwardenError("RESTORE_SOURCE_CHANGED", what)
+            else:
+                yield from _delta_source(workspace, spec.history.table, offset)
+        elif offset is not None and isinstance(source, DeltaSource):
             yield from _delta_source(workspace, source.table, offset)
         elif offset is not None and isinstance(source, FileSource) and current is not None:
             yield from _landed(workspace, source, current, int(json.loads(offset)["logOffset"]))
@@ -398,12 +405,10 @@ def _delta_source(workspace: Workspace, table: str, offset: str) -> Iterator[Str
 
 def _table_id(workspace: Workspace, table: str) -> str | None:
     """Return Delta's id of a table; None if its log is unreadable, which its job will report."""
-    from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
-    uri, options = workspace.delta_rs(table)
     try:
-        return str(DeltaTable(uri, storage_options=options).metadata().id)
+        return table_id(workspace, table)
     except (DeltaError, OSError):
         return None
 

@@ -43,7 +43,7 @@ _known: dict[tuple[str, str], tuple[float, HeldTable | None]] = {}
 
 def held_tables(workspace: Workspace, spec: JobSpec) -> tuple[HeldTable, ...]:
     """Return the job's tables that the gate holds, as of the last 30 seconds."""
-    found = (_held(workspace, sink.table) for sink in spec.sinks)
+    found = (_held(workspace, sink.table) for sink in spec.delta_sinks)
     return tuple(one for one in found if one is not None)
 
 

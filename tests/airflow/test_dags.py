@@ -50,7 +50,7 @@ def test_all_files_load(airflow_database: None) -> None:
     for dag in bag.dags.values():
         dag.check_cycle()
         assert dag.doc_md and dag.description and "streamwarden" in dag.tags
-        scheduled = dag.dag_id in periodic or dag.dag_id in ("housekeeping", "watch")
+        scheduled = dag.dag_id in periodic or dag.dag_id in ("gate", "housekeeping", "watch")
         assert (dag.schedule is not None) is scheduled and not dag.catchup
 
 
@@ -93,7 +93,7 @@ def test_parse_is_quick_and_without_spark() -> None:
         """
     )
     files = [str(path) for path in sorted(DAGS.glob("*.py"))]
-    assert len(files) == 4
+    assert len(files) == 5
     run = subprocess.run([sys.executable, "-c", script, *files], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     for line in run.stdout.splitlines():

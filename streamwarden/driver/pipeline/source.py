@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType, StructType
 
 from streamwarden.driver.job_api import JobSettings, StreamingJob
 from streamwarden.driver.kafka import client_properties, missing_topic
@@ -16,7 +18,7 @@ from streamwarden.driver.pipeline.values import with_columns
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.landing.plans import plans_of
-from streamwarden.model.source_spec import THE_SOURCE, DeltaSource, FileSource, KafkaSource, Source
+from streamwarden.model.source_spec import THE_SOURCE, DeltaSource, FileSource, HistorySource, KafkaSource, Source
 from streamwarden.model.spec import JobSpec
 from streamwarden.store.workspace import Workspace
 
@@ -184,14 +186,54 @@ def open_source(
     source = spec.inputs[name]
     if isinstance(source, FileSource):
         return open_plans(session, workspace.uri(plans_of(workspace, spec.name).folder), spec.resources.cores, name)
+    if isinstance(source, HistorySource):
+        live = spec.model_copy(update={"source": source.live})
+        return _like_live(
+            _open_table(session, workspace, name, source, since_version),
+            open_source(session, workspace, live, name).schema,
+            source,
+        )
     if isinstance(source, KafkaSource):
         return _open_topic(session, spec, name, source, workspace.config)
+    return _open_table(session, workspace, name, source, since_version)
+
+
+def _open_table(
+    session: SparkSession, workspace: Workspace, name: str, source: DeltaSource, since_version: int | None
+) -> DataFrame:
     reader = session.readStream.format("delta").option("maxFilesPerTrigger", source.max_files_per_batch)
     if source.on_change == "skip":
         reader = reader.option("skipChangeCommits", "true")
     if since_version is not None:
         reader = reader.option("startingVersion", since_version)
     return reader.option(TAG, name).load(workspace.table(source.table))
+
+
+def _like_live(rows: DataFrame, schema: StructType, source: HistorySource) -> DataFrame:
+    """Return rows of a history with the columns of the live source.
+
+    Columns of which a name begins with ``_`` describe a live record: a history may lack them. They are null then, or
+    false.
+
+    Raises
+    ------
+    StreamwardenError
+        ``HISTORY_INVALID`` if another column is missing, or has another type.
+    """
+    have = {one.name: one.dataType.simpleString() for one in rows.schema.fields}
+    made, differing = [], []
+    for one in schema.fields:
+        if one.name not in have and one.name.startswith("_"):
+            value = F.lit(False if isinstance(one.dataType, BooleanType) else None)
+            made.append(value.cast(one.dataType).alias(one.name))
+            continue
+        if have.get(one.name) != one.dataType.simpleString():
+            there = f"is {have[one.name]}" if one.name in have else "is missing"
+            differing.append(f"column {one.name} {there}, and is {one.dataType.simpleString()} in the live source")
+        made.append(F.col(f"`{one.name}`"))
+    if differing:
+        raise StreamwardenError("HISTORY_INVALID", f"table {source.table}: {'; '.join(differing)}")
+    return (rows.where(source.where) if source.where is not None else rows).select(*made)
 
 
 def open_plans(session: SparkSession, folder: str, cores: int, name: str = THE_SOURCE) -> DataFrame:

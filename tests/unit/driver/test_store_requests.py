@@ -141,6 +141,8 @@ def test_an_idle_job_costs_no_listing(driver: Driver, workspace: Workspace, stor
     assert a_day["GET"] <= 43_500 and a_day["PUT"] <= 87_000
 
     driver._heart.say(DriverState.RUNNING, "batches every trigger interval")
+    # What the gate holds is asked every 30 s: one more GET for a table.
+    observe(workspace, JOB)
     storage.sent.clear()
     seen, memory = observe(workspace, JOB), JobDocuments(workspace.storage, JOB).supervision.read()
     JobDocuments(workspace.storage, JOB).health.read()

@@ -26,6 +26,8 @@ OTHERS = {
     # Airflow's API, and AIRFLOW_HOME.
     ("devserver/rest.py", "logs"),
     ("devserver/standalone.py", "logs"),
+    # A table in a temporary folder.
+    ("formats/published_log.py", "_delta_log"),
     # Texts for people.
     ("errors.py", "logs"),
     *(("model/profile.py", folder) for folder in FOLDERS if folder not in ("arrivals", "savepoints")),

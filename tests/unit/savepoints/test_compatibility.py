@@ -300,6 +300,30 @@ def _reading(made: Made, version: int) -> Manifest:
     )
 
 
+def test_a_savepoint_of_the_history_needs_that_history(workspace: Workspace, made: Made) -> None:
+    write_deltalake(workspace.table("before"), pa.table({"key": [1]}))
+    uri, _ = workspace.delta_rs("before")
+    live = {**KAFKA, "history": {"table": "before", "live_from": "2026-01-01T00:00:00Z"}}
+
+    def reasons(table_id: str, history: dict[str, str] | None, *, version: int = 1) -> list[str]:
+        position = {"reservoirId": table_id, "reservoirVersion": version}
+        taken = of(made, sources=[json.dumps(position)], spec=spec(source=live))
+        now = spec(source={**live, "history": history})
+        return [f"{one.code} {one.what}" for one in incompatibilities(workspace, taken, now, None)]
+
+    known = str(DeltaTable(uri).metadata().id)
+    assert reasons(known, live["history"]) == []
+    (changed,) = reasons(known, {**live["history"], "where": "key > 1"})
+    (removed,) = reasons(known, None)
+    assert changed == removed and changed.startswith(
+        "RESTORE_SOURCE_CHANGED the savepoint was taken while the job read"
+    )
+    (replaced,) = reasons("another", live["history"])
+    assert "created anew" in replaced
+    (short,) = reasons(known, live["history"], version=7)
+    assert short.startswith("RESTORE_SOURCE_GONE")
+
+
 @pytest.mark.parametrize(
     ("versions", "name", "words"),
     [

@@ -27,6 +27,8 @@ SOUND: dict[str, Any] = {
     "sinks": [{"table": "windows", "mode": "upsert", "keys": ["a"], "final_when_passed": "b"}],
     "watermark": "2h",
 }
+NEW_YEAR = "2026-01-01T00:00:00Z"
+TRIPS = {"kind": "delta", "table": "trips"}
 KAFKA = {"kind": "kafka", "topic": "trips", "bootstrap_servers": "one:9092, [::1]:9093"}
 
 TOPICS = {"kind": "kafka", "topics": ["a", "b"], "bootstrap_servers": "one:9092"}
@@ -106,6 +108,22 @@ def test_a_sound_job_loads_with_defaults(tmp_path: Path) -> None:
         ({"source": KAFKA, "sinks": [*SOUND["sinks"], {**TOPIC, "topic": "trips"}]}, "source", "read what it writes"),
         ({"source": {**KAFKA, "bootstrap_servers": "one:9092,two"}}, "source.bootstrap_servers", "'two' is no address"),
         ({"source": {**KAFKA, "starting_offsets": "newest"}}, "source.starting_offsets", "latest"),
+        ({"source": {**KAFKA, "history": {"table": "before"}}}, "source", "history.live_from is missing"),
+        (
+            {"source": {**KAFKA, "starting_offsets": "latest", "history": {"table": "a", "live_from": NEW_YEAR}}},
+            "source",
+            "starting_offsets does not go with history",
+        ),
+        ({"source": {**KAFKA, "history": {"table": "a", "live_from": "2026-01-01"}}}, "source.history.live_from", ""),
+        ({"source": {**TRIPS, "history": {"table": "trips"}}}, "source", "is the source itself"),
+        ({"source": {**TRIPS, "history": {"table": "a", "live_from": NEW_YEAR}}}, "source", "history.where"),
+        ({"source": {**TRIPS, "history": {"table": "windows"}}}, "", "is also a sink"),
+        ({"source": {"kind": "files", "path": "x", "history": {"table": "a"}}}, "source", "Land the files in a table"),
+        (
+            {"source": None, "sources": {"a": {**TRIPS, "history": {"table": "b"}}, "c": {**TRIPS, "table": "d"}}},
+            "",
+            "only if it has one source",
+        ),
         ({"sinks": [{"table": "w", "mode": "upsert"}]}, "sinks.0", "needs keys"),
         ({"sinks": [{"table": "w", "mode": "append", "final_when_passed": "b"}]}, "sinks.0", "mode upsert"),
         ({"sinks": [{"table": "w", "mode": "append", "first_by": ["b"]}]}, "sinks.0", "first_by"),
