@@ -16,7 +16,7 @@ endif
 $(shell [ ! -s .venv/.ready ] || [ "$$(cat .venv/.ready)" = "$$(pwd -P)" ] || rm -rf .venv .tools)
 
 .PHONY: help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long check format up down docs docs-site \
-	bench-overhead bench-start bench-settings bench-savepoint bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet record-load \
+	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet record-load \
 	clean
 
 help: ## Say what there is
@@ -107,6 +107,9 @@ bench-settings: setup ## Small batches under our sessions' settings, beside Spar
 
 bench-state-python: setup ## Keyed state for Python against plain transformWithState and session_window
 	@$(BIN)/python -m benchmarks.state_python
+
+bench-state: setup ## State in memory and in RocksDB, by the number of keys
+	@$(BIN)/python -m benchmarks.state_backends
 
 bench-commits: setup ## What a batch's commits cost, and an idle driver
 	@$(BIN)/python -m benchmarks.commits

@@ -65,7 +65,7 @@ class DeltaBacklog:
         if next_version is None:
             return None
         began = _field(start, "reservoirVersion")
-        log = DeltaLog(self._workspace.files, self._source.table)
+        log = DeltaLog(self._workspace.files, self._source.table, published=self._source.published)
         pending = log.since(next_version)
         many = len(pending) > _COUNTED
         counted = len(pending) if many else sum(self._files(log, version) > 0 for version in pending)

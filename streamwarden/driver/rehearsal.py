@@ -159,7 +159,7 @@ def _some(
         return open_plans(session, str(folder / "plans"), spec.resources.cores, name)
     if not isinstance(source, DeltaSource):
         return open_source(session, workspace, spec, name)
-    latest = DeltaLog(workspace.files, source.table).latest or 0
+    latest = DeltaLog(workspace.files, source.table, published=source.published).latest or 0
     return open_source(session, workspace, spec, name, since_version=max(latest + 1 - _BATCHES, 0))
 
 

@@ -622,7 +622,7 @@ def _places(workspace: Workspace, spec: JobSpec) -> Places:
     read = []
     for source in spec.inputs.values():
         if isinstance(source, DeltaSource):
-            read.append(workspace.table(source.table))
+            read.append(workspace.table(source.table, published=source.published))
         elif isinstance(source, FileSource):
             # Spark reads plans; the job itself reports which landed file is gone.
             read.append(workspace.uri(job_key(ARRIVALS, spec.name)))

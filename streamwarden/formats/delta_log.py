@@ -14,7 +14,7 @@ from typing import Any
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.storage import FileStore
-from streamwarden.store.layout import delta_log_key
+from streamwarden.store.layout import delta_log_key, published_log_key
 
 __all__ = ["FENCE", "ChangeCommit", "DeltaLog", "TableState", "application_id", "start_id"]
 
@@ -96,11 +96,13 @@ class DeltaLog:
         The storage of the table.
     table
         Its name.
+    published
+        Whether to read the log of its published versions: it begins where the gate began.
     """
 
-    def __init__(self, files: FileStore, table: str) -> None:
+    def __init__(self, files: FileStore, table: str, *, published: bool = False) -> None:
         self._files = files
-        self.folder = delta_log_key(table)
+        self.folder = published_log_key(table) if published else delta_log_key(table)
 
     @cached_property
     def versions(self) -> list[int]:

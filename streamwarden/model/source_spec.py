@@ -92,6 +92,11 @@ class DeltaSource(Strict):
 
     kind: Literal["delta"]
     table: str = Field(description="A table name; it stands in the profile's tables folder.")
+    published: bool = Field(
+        default=False,
+        description="Read only the versions that the gate has published: docs/gate.md. false: each version at once,"
+        " also of tables that the gate does not watch.",
+    )
     max_files_per_batch: int = Field(default=FILES, ge=1, description="256: small files from frequent commits add up.")
     on_change: Literal["fail", "skip"] = Field(
         default="fail",

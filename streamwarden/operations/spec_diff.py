@@ -74,6 +74,7 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "source.kind": (Effect.RESTART, _UNREAD),
     "source.path": (Effect.RESTART, _UNREAD),
     "source.table": (Effect.RESTART, _UNREAD),
+    "source.published": (Effect.RESTART, _UNREAD),
     "source.max_files_per_batch": (Effect.RESTART, _PACE),
     "source.max_batch_size": (Effect.RESTART, _PACE),
     "source.max_file_size": (Effect.RESTART, "applies to files that are not planned yet"),

@@ -10,7 +10,7 @@ from streamwarden.model.profile import Profile, S3Spec
 from streamwarden.model.spec import JobSpec
 from streamwarden.storage import FileStore, LocalFiles, LocalStorage, S3Location, Storage
 from streamwarden.store.config import config_dir, load_job, load_profile
-from streamwarden.store.layout import LOGS, SCRATCH, SERVING, TABLES, job_key, table_key
+from streamwarden.store.layout import LOGS, SCRATCH, SERVING, TABLES, job_key, published_key, table_key
 from streamwarden.store.root import checked_root
 
 __all__ = ["Workspace", "open_workspace"]
@@ -54,9 +54,9 @@ class Workspace:
         """The folder of the Delta tables, as a path for Spark."""
         return self.uri(TABLES)
 
-    def table(self, name: str) -> str:
-        """Return the folder of one Delta table, as a path for Spark."""
-        return self.uri(table_key(name))
+    def table(self, name: str, *, published: bool = False) -> str:
+        """Return the folder of one Delta table, or of its published versions, as a path for Spark."""
+        return self.uri(published_key(name) if published else table_key(name))
 
     def uri(self, key: str) -> str:
         """Return a key of `files` or `storage` as a path for Spark."""

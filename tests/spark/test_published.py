@@ -6,7 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from delta.tables import DeltaTable
 
+from streamwarden.driver.pipeline.source import missing_source, open_source
 from streamwarden.model.gate import Verdict
+from streamwarden.model.spec import JobSpec
 from streamwarden.quality.gate import Gate
 from streamwarden.store.layout import published_key
 from streamwarden.store.workspace import open_workspace
@@ -118,3 +120,26 @@ def test_a_table_with_deletion_vectors_is_checked_by_spark(place):
     DeltaTable.forPath(place.spark, place.table).delete("zone = 300")
     assert place.decide(again=True) is Verdict.PUBLISHED
     assert place.read() == list(range(90, 100))
+
+
+def test_a_job_reads_published_versions_only(place):
+    spec = JobSpec.model_validate(
+        {
+            "name": "reader",
+            "module": "spark_jobs.zone_running_stats",
+            "source": {"kind": "delta", "table": "windows", "published": True},
+            "sinks": [{"table": "out", "mode": "append"}],
+            "trigger": {"interval": "1s"},
+        }
+    )
+    assert "nothing of source table windows is published yet" in missing_source(place.spark, place.workspace, spec)
+    place.write(1, 2)
+    place.decide()
+    place.write(300)
+    assert place.decide() is Verdict.HELD
+    assert missing_source(place.spark, place.workspace, spec) is None
+    rows = open_source(place.spark, place.workspace, spec, "source")
+    found = []
+    query = rows.writeStream.foreachBatch(lambda batch, _: found.extend(row.zone for row in batch.collect()))
+    query.option("checkpointLocation", str(place.folder / "c")).trigger(availableNow=True).start().awaitTermination()
+    assert sorted(found) == [1, 2]

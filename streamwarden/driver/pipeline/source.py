@@ -65,7 +65,9 @@ def _missing(session: SparkSession, workspace: Workspace, source: Source) -> str
         return missing_topic(session, source)
     if isinstance(source, DeltaSource):
         # Checked without Delta: if asked while a table is being created, Delta caches that there is none.
-        if DeltaLog(workspace.files, source.table).latest is None:
+        if DeltaLog(workspace.files, source.table, published=source.published).latest is None:
+            if source.published:
+                return f"nothing of source table {source.table} is published yet: does the gate run?"
             return f"source table {source.table} does not exist yet"
         return None
     folder = workspace.source_path(source.path).removeprefix("file://")
@@ -206,7 +208,7 @@ def _open_table(
         reader = reader.option("skipChangeCommits", "true")
     if since_version is not None:
         reader = reader.option("startingVersion", since_version)
-    return reader.option(TAG, name).load(workspace.table(source.table))
+    return reader.option(TAG, name).load(workspace.table(source.table, published=source.published))
 
 
 def _like_live(rows: DataFrame, schema: StructType, source: HistorySource) -> DataFrame:
