@@ -65,6 +65,7 @@ ErrorCode = Literal[
     "RESTART_BUDGET_SPENT",
     "PROGRESS_TABLE_MISSING",
     "PROGRESS_TABLE_FAILED",
+    "QUALITY_TABLE_FAILED",
     "S3_REFUSED",
     "S3_CREDENTIALS_MISSING",
     "S3_BUCKET_MISSING",
@@ -328,6 +329,11 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     "PROGRESS_TABLE_FAILED": ErrorKind(
         "the table job_progress could not be read or maintained",
         "The store's error is above; repeat the command once the store works. Batches don't depend on this table.",
+        retryable=True,
+    ),
+    "QUALITY_TABLE_FAILED": ErrorKind(
+        "the table quality_results could not be read or written",
+        "The store's error is above; repeat the command once the store works. Decisions do not depend on this table.",
         retryable=True,
     ),
     # S3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from streamwarden.cli.terminal import JsonOption, ProfileOption, RootOption, err
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.published_log import PublishedLog
 from streamwarden.model.gate import Decision, Verdict
+from streamwarden.model.record import utc_now
 from streamwarden.quality.gate_state import GateState, gate_state
 from streamwarden.quality.suites import load_suites
 from streamwarden.store.layout import QUALITY, published_key
@@ -80,7 +81,9 @@ def check(
 
     workspace = open_workspace(profile, root=root)
     with err.status("checking"):
-        decision = Gate(workspace, expectations).decide(table, again=True, anew=anew)
+        gate = Gate(workspace, expectations)
+        decision = gate.decide(table, again=True, anew=anew)
+        gate.keep_results()
     state = gate_state(workspace, table)
     if as_json:
         print_json({"decision": decision.model_dump(mode="json") if decision else None, **_as_json(state)})
@@ -131,6 +134,69 @@ def history(
             one.run or "",
         )  # fmt: skip
     out.print(shown)
+
+
+@gate_app.command()
+@reported
+def trend(
+    table: TableArgument,
+    days: Annotated[int, typer.Option(min=1, help="Days back from now.")] = 30,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show for each day and expectation how many checks failed, and the share of failing rows."""
+    from streamwarden.formats.quality_table import QualityTable
+
+    workspace = open_workspace(profile, root=root)
+    rows = QualityTable(workspace).read(table, since=utc_now() - timedelta(days=days))
+    summed: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        sums = summed.setdefault((f"{row['at']:%Y-%m-%d}", row["expectation"]), [0, 0, 0, 0])
+        for index, value in enumerate((1, not row["success"], row["checked"] or 0, row["unexpected"] or 0)):
+            sums[index] += value
+    names = ("checks", "failed", "checked", "unexpected")
+    if as_json:
+        print_json([{"day": day, "expectation": one, **dict(zip(names, sums, strict=True))}
+                    for (day, one), sums in summed.items()])  # fmt: skip
+        return
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("DAY", "EXPECTATION", "CHECKS", "FAILED", "ROWS", "FAILING"):
+        shown.add_column(heading)
+    for (day, one), (checks, failed, checked, unexpected) in sorted(summed.items()):
+        share = f"{100 * unexpected / checked:.3f} %" if checked else "-"
+        shown.add_row(day, one, str(checks), str(failed), f"{checked:,}", share)
+    out.print(shown)
+
+
+@gate_app.command("what-if")
+@reported
+def what_if(
+    table: TableArgument,
+    suite: Annotated[Path, typer.Option(help="The changed suite; a file named TABLE.json.", show_default=False)],
+    last: Annotated[int, typer.Option(min=1, help="The number of newest ranges.")] = 100,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a changed suite would have decided about the ranges that were checked. Publishes nothing."""
+    from streamwarden.quality.gate import Gate
+    from streamwarden.quality.suites import load_suite
+
+    workspace = open_workspace(profile, root=root)
+    changed = load_suite(suite)
+    if changed.name != table:
+        raise typer.BadParameter(f"{suite} is the suite of {changed.name}")
+    with err.status("checking"):
+        found = Gate(workspace, suite.parent).what_if(changed, last=last)
+    if as_json:
+        print_json([{**vars(one), "would_pass": not one.failed} for one in found])
+        return
+    held = [one for one in found if one.failed]
+    before = sum(not one.passed for one in found)
+    out.print(f"{table}: of {len(found)} ranges, {len(held)} would be held; {before} were", markup=False)
+    for one in held:
+        out.print(f"  versions {_range(one.after, one.version)}: {', '.join(one.failed)}", markup=False)
 
 
 @gate_app.command()

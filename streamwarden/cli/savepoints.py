@@ -26,8 +26,7 @@ from streamwarden.cli.terminal import (
     who,
 )
 from streamwarden.model.savepoint import Manifest, Origin, Verification
-from streamwarden.model.spec import PROGRESS_TABLE
-from streamwarden.operations.housekeeping import housekeep
+from streamwarden.operations.housekeeping import housekeep, look_after_tables
 from streamwarden.operations.restore import Outputs
 from streamwarden.operations.restore import restore as run_restore
 from streamwarden.savepoints import catalog
@@ -152,30 +151,20 @@ def housekeeping(
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove expired savepoints and leftovers of interrupted work; for `all`, also maintain the table job_progress."""
+    """Remove expired savepoints and leftovers of interrupted work; for `all`, also old rows of our own tables."""
     workspace = open_workspace(profile, root=root)
     jobs = job_names(workspace.config) if job == ALL else [job]
     found = {name: housekeep(workspace, name, workspace.job(name).savepoints.keep) for name in jobs}
-    done = _progress_table_upkeep(workspace) if job == ALL else {}
+    tables = look_after_tables(workspace) if job == ALL else {}
     if as_json:
-        print_json({**found, PROGRESS_TABLE: done} if done else found)
+        print_json({**found, **tables})
         return
     for name, removed in found.items():
         words = "; ".join(f"{what.replace('_', ' ')}: {', '.join(ids)}" for what, ids in removed.items() if ids)
         out.print(f"{name}: {words or 'nothing to do'}", markup=False)
-    if done:
+    for table, done in tables.items():
         words = "; ".join(f"{what.replace('_', ' ')}: {count}" for what, count in done.items())
-        out.print(f"table {PROGRESS_TABLE}: {words}", markup=False)
-
-
-def _progress_table_upkeep(workspace: Workspace) -> dict[str, int]:
-    spec = workspace.profile.progress_table
-    if not spec.enabled:
-        return {}
-    # Here, since it loads delta-rs, which no other command of these needs.
-    from streamwarden.formats.progress_table import ProgressTable
-
-    return ProgressTable(workspace).upkeep(spec.keep)
+        out.print(f"table {table}: {words}", markup=False)
 
 
 @catalogue_app.command("list")

@@ -13,21 +13,19 @@ This import takes a good part of a second (pyarrow, delta-rs): import it where i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake import CommitProperties, Transaction, write_deltalake
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.appended_table import AppendedTable, milliseconds, schema_of
 from streamwarden.model.progress import BatchProgress
 from streamwarden.model.record import utc_now
 from streamwarden.model.spec import PROGRESS_TABLE
-from streamwarden.store.workspace import Workspace
 
 __all__ = ["COLUMNS", "ProgressTable"]
 
@@ -72,33 +70,15 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
 }
 """Column: (type, meaning), in the table's order."""
 
-_SCHEMA = pa.schema(
-    [pa.field(name, kind, nullable=name != "job", metadata={"comment": text}) for name, (kind, text) in COLUMNS.items()]
-)
-_PROPERTIES = {
-    # Nobody uses time travel on this table, and it has thousands of commits a day.
-    "delta.logRetentionDuration": "interval 1 days",
-    "delta.deletedFileRetentionDuration": "interval 1 days",
-    # Otherwise the table would remember every incarnation forever.
-    "delta.setTransactionRetentionDuration": "interval 30 days",
-}
-_UPKEEP = "streamwarden/upkeep"
-_TRIES = 10
 
-T = TypeVar("T")
+class ProgressTable(AppendedTable):
+    """The table of one place."""
 
-
-class ProgressTable:
-    """The table of one place.
-
-    Parameters
-    ----------
-    workspace
-        The workspace of the place.
-    """
-
-    def __init__(self, workspace: Workspace) -> None:
-        self._uri, self._options = workspace.delta_rs(PROGRESS_TABLE)
+    table = PROGRESS_TABLE
+    schema = schema_of(COLUMNS, required="job")
+    partition = "job"
+    description = "One row per batch of every job; see Streamwarden's docs/observability.md"
+    failed = "PROGRESS_TABLE_FAILED"
 
     def last_batch(self, job: str, incarnation: str) -> int | None:
         """Return the newest batch of a job's incarnation in the table; None if there is none in the last 30 days.
@@ -147,62 +127,6 @@ class ProgressTable:
         """
         return self._tried(lambda: self._read(job, last, since))
 
-    def upkeep(self, keep: timedelta, *, now: datetime | None = None) -> dict[str, int]:
-        """Delete old rows, compact small files and remove obsolete ones; at most once a day (UTC).
-
-        Concurrent calls are allowed: a call skips what another has done.
-
-        Parameters
-        ----------
-        keep
-            Rows older than this are deleted.
-        now
-            The current time; default the real time.
-
-        Returns
-        -------
-        dict
-            ``rows_deleted``, ``files_joined`` and ``files_removed``; empty if there was nothing to do.
-
-        Raises
-        ------
-        StreamwardenError
-            ``PROGRESS_TABLE_FAILED``.
-        """
-        at = now or utc_now()
-        return self._tried(lambda: self._upkeep(at, at - keep))
-
-    def _tried(self, work: Callable[[], T]) -> T:
-        for number in range(1, _TRIES + 1):
-            try:
-                return work()
-            except StreamwardenError:
-                raise
-            except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-                if number == _TRIES or not isinstance(error, CommitFailedError):
-                    raise StreamwardenError("PROGRESS_TABLE_FAILED", f"{self._uri}: {error}") from error
-        raise AssertionError
-
-    def _open(self, *, make: bool) -> DeltaTable | None:
-        """Return the table's newest version, or None if there is no table and `make` is false."""
-        # Opened anew each time: an instance that is kept and updated grows by megabytes within hours.
-        try:
-            return DeltaTable(self._uri, storage_options=self._options)
-        except TableNotFoundError:
-            if not make:
-                return None
-        # Another driver may have just created it; if the cause is another, the next line raises it.
-        with suppress(DeltaError):
-            DeltaTable.create(
-                self._uri,
-                _SCHEMA,
-                partition_by=["job"],
-                configuration=_PROPERTIES,
-                description="One row per batch of every job; see Streamwarden's docs/observability.md",
-                storage_options=self._options,
-            )
-        return DeltaTable(self._uri, storage_options=self._options)
-
     def _last_batch(self, job: str, incarnation: str) -> int | None:
         table = self._open(make=False)
         return None if table is None else table.transaction_version(_application(job, incarnation))
@@ -216,10 +140,10 @@ class ProgressTable:
         if not new:
             return 0
         rows = [_row(done, job, incarnation, generation) for done in new]
-        written = Transaction(application, new[-1].batch, _milliseconds(utc_now()))
+        written = Transaction(application, new[-1].batch, milliseconds(utc_now()))
         write_deltalake(
             table,
-            pa.Table.from_pylist(rows, schema=_SCHEMA),
+            pa.Table.from_pylist(rows, schema=self.schema),
             mode="append",
             # A table from an older or newer driver may have other columns.
             schema_mode="merge",
@@ -246,29 +170,6 @@ class ProgressTable:
         rows = data.to_table(columns=there, filter=wanted).sort_by([("at", "ascending"), ("batch", "ascending")])
         found = [{**dict.fromkeys(COLUMNS), **row} for row in rows.to_pylist(maps_as_pydicts="strict")]
         return found if last is None else found[-last:]
-
-    def _upkeep(self, now: datetime, before: datetime) -> dict[str, int]:
-        table = self._open(make=False)
-        day = now.astimezone(UTC).toordinal()
-        if table is None or (table.transaction_version(_UPKEEP) or 0) >= day:
-            return {}
-        old = before.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        deleted = table.delete(f"at < '{old}'")
-        joined = table.optimize.compact()
-        removed = table.vacuum(retention_hours=24, enforce_retention_duration=False, dry_run=False, full=True)
-        # Last, so that interrupted work is repeated. A separate commit: delta-rs's own commits accept no transaction.
-        noted = CommitProperties(app_transactions=[Transaction(_UPKEEP, day, _milliseconds(now))])
-        table.create_write_transaction([], "append", table.schema(), ["job"], commit_properties=noted)
-        done = {
-            "rows_deleted": int(deleted["num_deleted_rows"] or 0),
-            "files_joined": int(joined["numFilesRemoved"]),
-            "files_removed": len(removed),
-        }
-        return done if any(done.values()) else {}
-
-
-def _milliseconds(at: datetime) -> int:
-    return round(at.timestamp() * 1000)
 
 
 def _application(job: str, incarnation: str) -> str:

@@ -29,6 +29,7 @@ from streamwarden.model.spec_base import Strict, bytes_of, check_name
 
 __all__ = [
     "PROGRESS_TABLE",
+    "QUALITY_TABLE",
     "FailureSpec",
     "JobSpec",
     "KeepSpec",
@@ -45,6 +46,9 @@ __all__ = [
 
 PROGRESS_TABLE = "job_progress"
 """The table of every batch: drivers write it beside their jobs' tables, so no job may."""
+
+QUALITY_TABLE = "quality_results"
+"""The table of all checks: the gate writes it, so no job may."""
 
 _REDIS = re.compile(r"rediss?://[^\s@/:]+(:\d{1,5})?(/\d{1,3})?")
 _MEMORY = re.compile(r"[1-9]\d*[mg]")
@@ -165,8 +169,8 @@ class SinkSpec(Strict):
             raise ValueError("final_when_passed goes with mode upsert: appended rows are never touched again")
         if self.on_restore == "leave" and not self.keys:
             raise ValueError("on_restore leave needs keys: without them replayed rows would be there twice")
-        if self.table == PROGRESS_TABLE:
-            raise ValueError(f"table {PROGRESS_TABLE} is Streamwarden's own")
+        if self.table in (PROGRESS_TABLE, QUALITY_TABLE):
+            raise ValueError(f"table {self.table} is Streamwarden's own")
         return self
 
     @property

@@ -10,7 +10,7 @@ from streamwarden.savepoints import catalog
 from streamwarden.store.layout import CONTROL, INCARNATIONS, LOGS, id_of, job_key
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["housekeep"]
+__all__ = ["housekeep", "look_after_tables"]
 
 
 def housekeep(workspace: Workspace, job: str, retention: RetentionSpec) -> dict[str, list[str]]:
@@ -54,3 +54,21 @@ def _remove_old_incarnations(workspace: Workspace, job: str) -> list[str]:
             shutil.rmtree(folder, ignore_errors=True)
             removed.add(folder.name)
     return sorted(removed)
+
+
+def look_after_tables(workspace: Workspace) -> dict[str, dict[str, int]]:
+    """Remove old rows of the tables of batches and of checks, and join their files; at most once a day.
+
+    Returns
+    -------
+    dict
+        By table: what :meth:`~streamwarden.formats.appended_table.AppendedTable.upkeep` did, if anything.
+    """
+    # Imported here: at module level, parsing a DAG would load delta-rs.
+    from streamwarden.formats.progress_table import ProgressTable
+    from streamwarden.formats.quality_table import QualityTable
+
+    spec = workspace.profile.progress_table
+    tables = [QualityTable(workspace), *([ProgressTable(workspace)] if spec.enabled else [])]
+    done = {table.table: table.upkeep(spec.keep) for table in tables}
+    return {name: one for name, one in done.items() if one}

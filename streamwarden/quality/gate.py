@@ -12,6 +12,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ import pyarrow as pa
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.published_log import NOTHING, PublishedAt, PublishedLog
+from streamwarden.formats.quality_table import QualityTable
 from streamwarden.model.gate import Decision, GateRecord, HeldFailure, Hold, Verdict
 from streamwarden.model.record import utc_now
 from streamwarden.quality.arrow_checker import ArrowChecker
@@ -40,7 +42,7 @@ from streamwarden.store.workspace import Workspace
 
 T = TypeVar("T")
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "Replayed"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +55,26 @@ _EXAMPLES = 20
 _FILES = 20
 """Files that a query for failing rows names."""
 _RACES = 5
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What another suite decides about a range.
+
+    Parameters
+    ----------
+    after, version
+        The range.
+    passed
+        Whether it passed when it was decided.
+    failed
+        The expectations that would hold it.
+    """
+
+    after: int
+    version: int
+    passed: bool
+    failed: tuple[str, ...]
 
 
 class Gate:
@@ -73,6 +95,50 @@ class Gate:
         self._workspace = workspace
         self._expectations = expectations or workspace.config.parent / "expectations"
         self._checker: ArrowChecker | None = None
+        self._unkept: list[dict[str, Any]] = []
+
+    def keep_results(self) -> int:
+        """Append the results of decisions since the last call to the table of results; return how many rows.
+
+        Not done by each decision: a commit of its own would be a file and some milliseconds each. Results of a process
+        that is killed before are in its reports only.
+
+        Raises
+        ------
+        StreamwardenError
+            ``QUALITY_TABLE_FAILED``; the next call appends them.
+        """
+        rows = self._unkept
+        done = QualityTable(self._workspace).append(rows)
+        self._unkept = self._unkept[len(rows) :]
+        return done
+
+    def what_if(self, suite: Suite, *, last: int = 100) -> list[Replayed]:
+        """Return what a suite would decide about the ranges that were decided, oldest first. Publishes nothing.
+
+        Parameters
+        ----------
+        suite
+            Of the same table; such as the shipped one with another limit.
+        last
+            The number of newest ranges. Those whose files or commits are gone are left out.
+        """
+        versions = TableVersions(self._workspace, suite.name)
+        ranges = {
+            (row["after"], row["version"]): row["passed"]
+            for row in QualityTable(self._workspace).read(suite.name)
+            if row["after"] is not None and row["after"] < row["version"]
+        }
+        found = []
+        for (after, version), passed in list(ranges.items())[-last:]:
+            try:
+                added = versions.whole(version) if after < 0 else versions.added(after, version)
+                _, results = self._judge(suite, versions, added, version)
+            except StreamwardenError:
+                continue
+            failed = tuple(item.id for item in results if item.fails_table)
+            found.append(Replayed(after, version, passed, failed))
+        return found
 
     @property
     def tables(self) -> list[str]:
@@ -287,6 +353,7 @@ class Gate:
             tables=(result,),
         )
         write_run(LocalStorage(self._workspace.root), QUALITY, run)
+        self._unkept += run.rows()
         return run
 
     def _judge(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.model.gate import Decision
+from streamwarden.model.spec import QUALITY_TABLE
 from streamwarden.quality.gate import Gate
 from streamwarden.storage import Conflict
 from streamwarden.store.workspace import Workspace
@@ -24,6 +25,9 @@ IDLE_S = 30.0
 RECHECK_S = 600.0
 """Seconds after which the rules about recent rows of an idle table are judged again. 600: a table that gets no new rows
 is noticed within ten minutes beyond the limit that its rule has."""
+
+KEEP_S = 30.0
+"""Seconds between two commits to the table of results. 30: as for the table of batches."""
 
 Told = Callable[[str, Decision | StreamwardenError], None]
 
@@ -53,6 +57,7 @@ def watch(workspace: Workspace, gate: Gate, told: Told, stop: threading.Event, *
         Seconds between two looks at a table that is written.
     """
     tables: dict[str, _Table] = {}
+    kept = time.monotonic()
     while not stop.is_set():
         for name in gate.tables:
             table = tables.setdefault(name, _Table(wait=poll))
@@ -68,7 +73,18 @@ def watch(workspace: Workspace, gate: Gate, told: Told, stop: threading.Event, *
             elif workspace.s3 is not None:
                 table.wait = min(IDLE_S, 1.5 * table.wait)
             table.due = time.monotonic() + table.wait
+        if time.monotonic() > kept + KEEP_S:
+            _keep(gate, told)
+            kept = time.monotonic()
         stop.wait(poll)
+    _keep(gate, told)
+
+
+def _keep(gate: Gate, told: Told) -> None:
+    try:
+        gate.keep_results()
+    except StreamwardenError as error:
+        told(QUALITY_TABLE, error)
 
 
 def _is_new(workspace: Workspace, name: str, table: _Table) -> bool:

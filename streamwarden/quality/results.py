@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
@@ -142,6 +144,30 @@ class QualityRun(_Record):
             else:
                 lines.append(f"  {table.table}: {table.what}")
         raise StreamwardenError("EXPECTATIONS_FAILED", "\n".join(lines))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the run as rows of :mod:`streamwarden.formats.quality_table`."""
+        return [
+            {
+                "table": table.table,
+                "at": datetime.fromisoformat(self.started),
+                "run": self.run_id,
+                "after": table.after,
+                "version": table.version,
+                "rows": table.rows,
+                "passed": table.success,
+                "expectation": item.id,
+                "severity": item.severity,
+                "success": item.success,
+                "checked": item.checked,
+                "unexpected": item.unexpected_count,
+                "observed": None if item.observed is None else json.dumps(item.observed),
+                "error": item.error,
+                "seconds": table.seconds,
+            }
+            for table in self.tables
+            for item in table.expectations
+        ]
 
     def brief(self) -> dict[str, Any]:
         """Return a short JSON verdict for a command's output, which can't hold the whole document."""

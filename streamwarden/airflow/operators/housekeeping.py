@@ -11,8 +11,8 @@ from streamwarden.airflow.operators.base import (
     InterruptibleOperator,
 )
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.spec import PROGRESS_TABLE, RetentionSpec
-from streamwarden.operations.housekeeping import housekeep
+from streamwarden.model.spec import RetentionSpec
+from streamwarden.operations.housekeeping import housekeep, look_after_tables
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import CONTROL, SAVEPOINTS
 from streamwarden.store.workspace import Workspace
@@ -65,14 +65,14 @@ class HousekeepingOperator(InterruptibleOperator):
         self.log.info("housekeeping of %d jobs done", len(jobs))
         try:
             with self.interruptible():
-                upkeep = _look_after_batches(workspace)
+                upkeep = look_after_tables(workspace)
         except StreamwardenError as trouble:
-            self.log.error("%s: %s", PROGRESS_TABLE, trouble)
+            self.log.error("%s", trouble)
             failed.append(trouble)
         else:
-            if upkeep:
-                self.log.info("%s: %s", PROGRESS_TABLE, upkeep)
-                removed[PROGRESS_TABLE] = upkeep
+            for table, counts in upkeep.items():
+                self.log.info("%s: %s", table, counts)
+                removed[table] = counts
         if failed:
             raise AirflowException("\n".join(str(error) for error in failed))
         return removed
@@ -86,13 +86,3 @@ class HousekeepingOperator(InterruptibleOperator):
         except StreamwardenError as error:
             self.log.info("%s: the defaults, since %s", job, error.what)
             return RetentionSpec()
-
-
-def _look_after_batches(workspace: Workspace) -> dict[str, int]:
-    spec = workspace.profile.progress_table
-    if not spec.enabled:
-        return {}
-    # Imported here: at module level, parsing a DAG would load delta-rs.
-    from streamwarden.formats.progress_table import ProgressTable
-
-    return ProgressTable(workspace).upkeep(spec.keep)

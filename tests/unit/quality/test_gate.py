@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.published_log import PublishedAt, PublishedLog
+from streamwarden.formats.quality_table import QualityTable
 from streamwarden.model.gate import Verdict
 from streamwarden.quality.gate import Gate
 from streamwarden.quality.gate_state import gate_state
 from streamwarden.quality.gate_watch import watch
+from streamwarden.quality.suites import Suite
 from streamwarden.storage import Conflict
 from streamwarden.store.workspace import open_workspace
 
@@ -388,3 +390,35 @@ def test_readers_never_see_a_bad_row_that_nobody_accepted(tmp_path_factory, step
     if gate.decide("windows", again=True) is None or gate_state(place[0], "windows").waiting == 0:
         there = sorted(row["zone"] for row in pa.table(DeltaTable(table).scan()).to_pylist())
         assert published(place) == there
+
+
+def test_results_are_kept_for_trends_and_a_changed_suite_is_tried_on_them(place, table, gate):
+    for hour, zones in enumerate([(1, 2), (3,), (300,)]):
+        write_deltalake(table, rows(*zones, hour=hour), mode="append")
+        gate.decide("windows")
+    assert gate.keep_results() == 6
+    assert gate.keep_results() == 0
+    found = QualityTable(place[0]).read("windows")
+    assert [(row["version"], row["expectation"], row["success"]) for row in found] == [
+        (0, "zone", True),
+        (0, "key", True),
+        (1, "zone", True),
+        (1, "key", True),
+        (2, "zone", False),
+        (2, "key", True),
+    ]
+    assert [(row["checked"], row["unexpected"]) for row in found[::2]] == [(2, 0), (1, 0), (1, 1)]
+    narrow, wide = json.loads(json.dumps(SUITE)), json.loads(json.dumps(SUITE))
+    narrow["expectations"][0]["kwargs"]["max_value"] = 2
+    wide["expectations"][0]["kwargs"]["max_value"] = 300
+    for changed, held in ((SUITE, [2]), (narrow, [1, 2]), (wide, [])):
+        suite = Suite.model_validate(changed)
+        replayed = gate.what_if(suite)
+        assert [one.version for one in replayed if one.failed] == held
+        assert [one.passed for one in replayed] == [True, True, False]
+    assert PublishedLog(place[0], "windows").at() == PublishedAt(1, 1)
+
+
+def test_a_place_without_results_has_none(place, gate):
+    assert QualityTable(place[0]).read("windows") == []
+    assert gate.keep_results() == 0
