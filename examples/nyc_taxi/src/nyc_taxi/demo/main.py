@@ -1,7 +1,8 @@
 """The steps of ``make demo``: the main job from end to end, headless, through a real Airflow.
 
 Deploys the three jobs by their DAGs, replays a week of trips, kills a driver, waits for its restart, and checks the
-tables. Then it stops everything and compares each table with a batch computation. Exit code 0 only if nothing differs.
+tables. Publishes them, and lands a bad file, which the gate holds. Then it stops everything and compares each table
+with a batch computation. Exit code 0 only if nothing differs.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from typing import Any
 import psutil
 from rich.table import Table
 
-from nyc_taxi.demo.trips import write_week
+from nyc_taxi.demo.trips import land_overcharged, write_week
 from nyc_taxi.demo.verify import read_table, verify_outputs
 from streamwarden.console import out
 from streamwarden.devserver.standalone import Standalone
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.gate import Verdict
+from streamwarden.quality.gate import Gate
+from streamwarden.quality.gate_state import gate_state
 from streamwarden.runtime import spares
 from streamwarden.runtime.processes import is_alive, kill
 from streamwarden.store.config import job_names
@@ -120,6 +124,8 @@ class Demo:
             self.await_caught_up()
         with self.step("quality", "triggering the quality DAG"):
             self.quality()
+        with self.step("gate", "publishing the tables; then a file with tenfold fares lands"):
+            self.gate()
         with self.step("stop", "triggering the stop DAG for all jobs"):
             self.stop()
         with self.step("compare", "comparing each table with a batch computation over the landed files"):
@@ -187,6 +193,31 @@ class Demo:
         if state != "success":
             raise DemoError(f"the quality DAG failed:\n{self.airflow.client.task_log('quality', run, 'check')[-3000:]}")
         self.say(f"quality: every expectation is met; report: {reports[-1]}")
+
+    def gate(self) -> None:
+        """Publish the tables; let the gate hold a bad file, and accept it as a person would."""
+        gate = Gate(self.workspace)
+        for table in ("trips", "zone_windows", "card_sessions"):
+            decision = gate.decide(table)
+            if decision is None or decision.verdict is not Verdict.PUBLISHED:
+                raise DemoError(f"the gate holds {table}: {gate_state(self.workspace, table).record.hold}")
+            self.say(f"gate: {table}: version {decision.version} published after {decision.seconds:.1f} s")
+        name, rows = land_overcharged(self.workspace.root / "week.parquet", self.workspace.root / "landing")
+        self.figures["trips_replayed"] += rows
+        self.await_caught_up()
+        decision = gate.decide("trips")
+        hold = gate_state(self.workspace, "trips").record.hold
+        if decision is None or decision.verdict is not Verdict.HELD or hold is None:
+            raise DemoError(f"the gate has published {name}")
+        why = hold.failures[0]
+        self.say(
+            f"[yellow]gate: trips: versions {hold.after + 1} to {hold.version} are held[/yellow] after"
+            f" {decision.seconds:.1f} s: {why.expectation}: {why.description} They are of batch {hold.batches[-1]}"
+        )
+        published = gate_state(self.workspace, "trips").published.content
+        gate.accept("trips", by="demo", note=f"{name} was planted")
+        self.say(f"gate: accepted, with a note; readers saw version {published} until then")
+        self.figures |= {"held": why.expectation, "held_file": name}
 
     def stop(self, jobs: Sequence[str] = JOBS) -> None:
         """Run the stop DAG; wait until the drivers end and the job DAGs succeed."""

@@ -9,11 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from nyc_taxi.trips.columns import PICKUP
+from nyc_taxi.trips.cards import add_card_ids
+from nyc_taxi.trips.columns import DROPOFF, PICKUP
 from nyc_taxi.trips.generator import GeneratorOptions, generate
+from nyc_taxi.trips.landing import LandingFolder
 from nyc_taxi.trips.tlc import read_tlc
 
-__all__ = ["densest_week", "write_week"]
+__all__ = ["densest_week", "land_overcharged", "write_week"]
 
 _WEEK = timedelta(days=7)
 
@@ -59,3 +61,30 @@ def write_week(source: Path | None, target: Path) -> tuple[int, datetime]:
     target.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(trips, target)
     return trips.num_rows, start
+
+
+def land_overcharged(week: Path, landing: Path) -> tuple[str, int]:
+    """Land a file as a broken meter would make it: trips of the day after the week, with tenfold fares.
+
+    Each row is valid by itself, so the job takes it. Only the distribution of fares tells.
+
+    Returns
+    -------
+    tuple of str and int
+        The file's name, and the number of its trips.
+    """
+    trips = pq.read_table(week)
+    newest = pc.max(trips[PICKUP])
+    last_day = pc.subtract(newest, pa.scalar(timedelta(days=1), pa.duration("us")))
+    fits = pc.and_(pc.greater(trips[PICKUP], last_day), pc.is_valid(trips["payment_type"]))
+    trips = trips.filter(fits)
+    for name in (PICKUP, DROPOFF):
+        later = pc.add(trips[name], pa.scalar(timedelta(days=1), pa.duration("us"))).cast(trips[name].type)
+        trips = trips.set_column(trips.schema.names.index(name), trips.schema.field(name), later)
+    fare = trips.schema.names.index("fare_amount")
+    trips = trips.set_column(fare, trips.schema.field(fare), pc.multiply(trips["fare_amount"], 10.0))
+    name = "overcharged.parquet"
+    folder = LandingFolder(landing)
+    folder.prepare(name, add_card_ids(trips))
+    folder.land(name)
+    return name, trips.num_rows
