@@ -154,13 +154,13 @@ def _month(path: Path | None) -> pa.Table:
 
 
 def _repeated(month: pa.Table, number: int, rows: int) -> pa.Table:
-    """Return as many rows of the month, in later months: of `number`, and others beyond it if one has too few."""
+    """Return as many rows of the month, in later months: those after what smaller numbers have."""
     parts = []
     left, copy = rows, 0
+    months = -(-rows // month.num_rows)
     while left > 0:
         part = month.slice(0, left)
-        # Far apart, so that no two commits have a month in common.
-        shift = MONTH * (number + 200 * copy)
+        shift = MONTH * (number * months + copy)
         for name in ("lpep_pickup_datetime", "lpep_dropoff_datetime"):
             index = part.schema.names.index(name)
             moved = pa.array(part[name].to_numpy() + np.timedelta64(shift), pa.timestamp("us", "UTC"))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamwarden.quality.failing_rows import UNIQUE, quoted
-from streamwarden.quality.sql import BATCH, run, without_zones
+from streamwarden.quality.sql import BATCH, run
 from streamwarden.quality.suites import Expectation, Suite
 from streamwarden.quality.table_versions import NewFile, NewFiles, TableVersions
 
@@ -40,12 +40,13 @@ def with_repeated_keys(
         if not files:
             continue
         wanted = list(dict.fromkeys([*columns, *(key for key in suite.meta.keys if key in rows.schema.names)]))
-        before = without_zones(versions.read(files, version, wanted))
-        fresh = without_zones(rows.select(before.schema.names))
+        fresh = rows.select(wanted)
         names = ", ".join(map(quoted, columns))
+        # A scan, not a table: the older rows need not fit into memory.
         shared = run(
-            f"SELECT * FROM older SEMI JOIN (SELECT DISTINCT {names} FROM {BATCH}) USING ({names})",
-            {"older": before, BATCH: fresh},
+            f"SELECT {', '.join(map(quoted, wanted))} FROM older"
+            f" SEMI JOIN (SELECT DISTINCT {names} FROM {BATCH}) USING ({names})",
+            {"older": versions.scan(files, version), BATCH: fresh},
         )
         if shared.num_rows:
             yield expectation, pa.concat_tables([fresh, shared.cast(fresh.schema)])

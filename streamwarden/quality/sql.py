@@ -7,10 +7,12 @@ them for DuckDB. Times are without a zone there, in UTC: as Spark shows them in 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as pads
 
 __all__ = ["BATCH", "QueryError", "run", "translated", "without_zones"]
 
@@ -57,8 +59,8 @@ def translated(query: str) -> str:
         raise QueryError(" ".join(str(error).split())[:300]) from error
 
 
-def run(query: str, tables: dict[str, pa.Table]) -> pa.Table:
-    """Run a query of DuckDB's SQL over tables in memory.
+def run(query: str, tables: Mapping[str, pa.Table | pads.Dataset]) -> pa.Table:
+    """Run a query of DuckDB's SQL over tables in memory, or files that are read as the query goes on.
 
     Parameters
     ----------

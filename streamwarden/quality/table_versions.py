@@ -188,21 +188,24 @@ class TableVersions:
         StreamwardenError
             ``TABLE_DAMAGED``: a file is missing or is no Parquet.
         """
+        found = self.scan(files, version)
+        names = [name for name in found.schema.names if columns is None or name in columns]
+        try:
+            return found.to_table(columns=names)
+        except (OSError, pa.ArrowException) as error:
+            raise StreamwardenError("TABLE_DAMAGED", f"{self.name} at version {version}: {error}") from error
+
+    def scan(self, files: Iterable[NewFile], version: int) -> pads.Dataset:
+        """Return the rows of some files, not read yet; see :meth:`read`."""
         table = self.opened(version, files=False)
-        chosen = list(files)
         features = set(table.protocol().reader_features or ())
         if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
             raise UnreadableHereError("the table's columns are mapped")
         if "deletionVectors" in features:
             raise UnreadableHereError("the table may have deletion vectors")
-        schema = pa.schema(table.schema().to_arrow())
-        partitions = table.metadata().partition_columns
-        found = self._dataset(table, chosen, schema, partitions)
-        names = [name for name in schema.names if columns is None or name in columns]
-        try:
-            return found.to_table(columns=names)
-        except (OSError, pa.ArrowException) as error:
-            raise StreamwardenError("TABLE_DAMAGED", f"{self.name} at version {version}: {error}") from error
+        return self._dataset(
+            table, list(files), pa.schema(table.schema().to_arrow()), table.metadata().partition_columns
+        )
 
     def _dataset(
         self, table: DeltaTable, files: Sequence[NewFile], schema: pa.Schema, partitions: Sequence[str]
