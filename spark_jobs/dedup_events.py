@@ -59,7 +59,7 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
     options = settings.options if isinstance(settings.options, Options) else Options()
     if settings.watermark is None:
         raise StreamwardenError("CONFIG_INVALID", "dedup_events: watermark: is required, or ids are kept for ever")
-    rows = checked(source, options, keys=["payment_id"], times=["settled_at"])
+    rows = checked(source, options, keys=["payment_id"], times=["settled_at"], amounts=["amount"])
     first = (
         rows.where(is_good())
         .withWatermark("settled_at", f"{settings.watermark // timedelta(milliseconds=1)} milliseconds")
