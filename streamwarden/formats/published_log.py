@@ -361,7 +361,8 @@ def _name(action: dict[str, Any]) -> tuple[str, str | None]:
 def _sparse(value: Any) -> Any:
     """Return a row of a checkpoint as the action that it holds."""
     if isinstance(value, dict):
-        return {key: _sparse(one) for key, one in value.items() if one is not None}
+        # Delta on Spark also writes statistics and partition values in the table's types, beside their text.
+        return {key: _sparse(one) for key, one in value.items() if one is not None and not key.endswith("_parsed")}
     return [_sparse(one) for one in value] if isinstance(value, list) else value
 
 
