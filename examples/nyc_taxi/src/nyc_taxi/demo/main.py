@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow.compute as pc
 from rich.table import Table
 
 from nyc_taxi.demo.trips import land_overcharged, write_week
@@ -202,8 +203,11 @@ class Demo:
             if decision is None or decision.verdict is not Verdict.PUBLISHED:
                 raise DemoError(f"the gate holds {table}: {gate_state(self.workspace, table).record.hold}")
             self.say(f"gate: {table}: version {decision.version} published after {decision.seconds:.1f} s")
+        newest = self.newest_session()
         name, rows = land_overcharged(self.workspace.root / "week.parquet", self.workspace.root / "landing")
         self.figures["trips_replayed"] += rows
+        # The file is a batch of each job, and all of its trips are later than the week's.
+        self.until(lambda: self.newest_session() > newest, 120, f"card_sessions to take {name}")
         self.await_caught_up()
         decision = gate.decide("trips")
         hold = gate_state(self.workspace, "trips").record.hold
@@ -311,6 +315,11 @@ class Demo:
         """Return whether all sessions are closed."""
         statuses = set(read_table(self.workspace, "card_sessions")["status"].to_pylist())
         return statuses == {"closed"}
+
+    def newest_session(self) -> datetime:
+        """Return the latest end of a session."""
+        newest: datetime = pc.max(read_table(self.workspace, "card_sessions")["session_end"]).as_py()
+        return newest
 
     def windows_final(self) -> bool:
         """Return whether the windows behind the last watermark are marked."""
