@@ -3,8 +3,8 @@
 Run by ``make bench-quality``. The table is ``trips`` with its shipped suite. Its rows are one month of trips, real or
 generated, repeated in later and later months. A process of its own runs the gate, as the DAG does; this one writes.
 
-Options: ``--trips FILE`` (a month of green trips as the TLC publishes them; default generated ones), ``--commits``,
-``--rows`` (of a commit of the first part), ``--times`` (how much larger the large table is).
+Options: ``--trips FILE``, a month of green trips as the TLC publishes them. Default: generated ones. ``--commits`` and
+``--rows`` of the first part. ``--times``: how much larger the large table is.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ IDLE_S = 30.0
 """Seconds between two looks at an idle table on S3, where each is a request: under 3,000 a day for a table."""
 
 RECHECK_S = 600.0
-"""Seconds after which the rules about recent rows of an idle table are judged again. 600: a table that gets no new rows
-is noticed within ten minutes beyond the limit that its rule has."""
+"""Seconds after which the rules about recent rows of an idle table are judged again. 600: so much later than its rule
+says is a table noticed that gets no new rows."""
 
 KEEP_S = 30.0
 """Seconds between two commits to the table of results. 30: as for the table of batches."""
