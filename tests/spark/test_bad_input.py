@@ -79,7 +79,7 @@ EVENTS: dict[str, tuple[ModuleType, JobSettings, dict[str, tuple[str, ...]], dic
 }
 
 
-@pytest.mark.parametrize("name", sorted(EVENTS))
+@pytest.mark.parametrize("name", ["payments", pytest.param("trades", marks=pytest.mark.long)])
 def test_faulty_events_are_quarantined_and_change_no_result(
     spark: SparkSession, tmp_path: Path, make_trips: TripMaker, name: str
 ) -> None:
@@ -121,7 +121,7 @@ TRIPS: dict[str, tuple[ModuleType, JobSettings, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(TRIPS))
+@pytest.mark.parametrize("name", ["zone_features", pytest.param("card_velocity", marks=pytest.mark.long)])
 def test_trips_without_key_or_time_are_left_out_and_stop_nothing(
     spark: SparkSession, tmp_path: Path, make_trips: TripMaker, name: str
 ) -> None:

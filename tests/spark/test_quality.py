@@ -62,6 +62,8 @@ def judged(spark, judge):
 
 def test_every_shipped_expectation_is_broken_below():
     shipped = {item.meta.id for table in GOOD for item in SUITES[table].expectations}
+    # A drift takes a thousand rows: tests/unit/quality/test_planted_faults.py.
+    shipped = {name for name in shipped if not name.endswith(".drift")}
     assert set(ROW_EXPECTATIONS) | {name for change in CHANGES for name in change.fails} == shipped
 
 

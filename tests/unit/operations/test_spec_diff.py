@@ -166,6 +166,7 @@ EFFECTS = [
             "source.max_batch_size": Effect.RESTART,
             "source.max_file_size": Effect.RESTART,
             "source.on_change": Effect.RESTART,
+            "source.published": Effect.RESTART,
             "source.history": Effect.RESTART,
         },
     ),
