@@ -100,7 +100,7 @@ class TableVersions:
         self.folder = self._uri
         """The table's folder or address."""
 
-    def opened(self, version: int | None = None, *, files: bool = True) -> DeltaTable:
+    def opened(self, version: int | None = None) -> DeltaTable:
         """Return the table at a version, default its newest.
 
         Raises
@@ -109,7 +109,7 @@ class TableVersions:
             ``TABLE_NOT_FOUND``: there is no such table or version.
         """
         try:
-            return DeltaTable(self._uri, version=version, storage_options=self._options, without_files=not files)
+            return DeltaTable(self._uri, version=version, storage_options=self._options)
         except TableNotFoundError as error:
             raise StreamwardenError("TABLE_NOT_FOUND", f"{self.name}: no Delta table at {self._uri}") from error
         except DeltaError as error:
@@ -145,7 +145,7 @@ class TableVersions:
 
     def identity(self) -> str:
         """Return the table's id; it changes if the table is removed and created anew."""
-        return str(self.opened(files=False).metadata().id)
+        return str(self.opened().metadata().id)
 
     def has_rows(self, version: int) -> bool:
         """Return whether a version has rows."""
@@ -197,7 +197,7 @@ class TableVersions:
 
     def scan(self, files: Iterable[NewFile], version: int) -> pads.Dataset:
         """Return the rows of some files, not read yet; see :meth:`read`."""
-        table = self.opened(version, files=False)
+        table = self.opened(version)
         features = set(table.protocol().reader_features or ())
         if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
             raise UnreadableHereError("the table's columns are mapped")
