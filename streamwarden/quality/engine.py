@@ -125,8 +125,11 @@ class Checker(ABC):
         try:
             return self._run(suite, built, frame, rows)
         finally:
-            # Otherwise the context keeps every frame.
+            # Otherwise the context keeps the asset, and the source's engine every frame.
             self._source.delete_asset(self._asset_name(suite))
+            manager = self._source.get_execution_engine().batch_manager
+            manager._batch_cache.clear()
+            manager._batch_data_cache.clear()
 
     def _run(self, suite: Suite, built: Any, frame: Any, rows: int) -> list[ExpectationResult]:
         validate = self._validator(suite, frame)

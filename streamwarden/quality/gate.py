@@ -292,11 +292,13 @@ class Gate:
         log, document = PublishedLog(self._workspace, table), gate_document(self._workspace, table)
         if start == NOTHING:
             if log.versions():
-                # To be published anew. A killed removal leaves a shorter log, and is repeated by the same command.
-                log.remove()
+                # To be published anew. The first version is forgotten before the log: killed in between, the same
+                # command repeats it, and no later one begins with a version that nobody has checked.
                 document.update(lambda now: (now or GateRecord(table=table)).model_copy(update={"began": None}))
+                log.remove()
             # So that two publishers begin with the same version.
-            version = document.update(lambda now: (now or GateRecord(table=table)).begins(version)).began or version
+            began_with = document.update(lambda now: (now or GateRecord(table=table)).begins(version)).began
+            version = version if began_with is None else began_with
             log.begin(version)
         else:
             log.publish(start, version, changes=added.changes)

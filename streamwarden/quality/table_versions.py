@@ -1,7 +1,7 @@
 """The rows that a range of a Delta table's versions added, without Spark.
 
 A range begins after a version and ends with one. Its rows are those of the files that its commits added and that the
-last version still has. A file that only holds rows of other files, as after OPTIMIZE, is not new. For a table that is
+last version still has. A file that only holds rows of older files, as after OPTIMIZE, is not new. For a table that is
 upserted these are all rows of the rewritten files, so some rows are older than the range.
 """
 
@@ -132,11 +132,15 @@ class TableVersions:
         changes = False
         transactions: list[tuple[str, int]] = []
         for number in range(after + 1, version + 1):
-            for action in self.log.actions(number):
-                if "remove" in action and action["remove"].get("dataChange", True):
-                    changes = True
-                    new.pop(action["remove"]["path"], None)
-                elif "add" in action and action["add"].get("dataChange", True):
+            actions = self.log.actions(number)
+            removed = [action["remove"] for action in actions if "remove" in action]
+            changes = changes or any(one.get("dataChange", True) for one in removed)
+            # Removals first: a commit names a file twice if it gives the file another deletion vector.
+            gone_now = [new.pop(one["path"], None) for one in removed]
+            # A commit that rearranged new files: their rows are in its own files now, perhaps beside older ones.
+            moves = any(one is not None for one in gone_now)
+            for action in actions:
+                if "add" in action and (moves or action["add"].get("dataChange", True)):
                     one = _file(action["add"])
                     new[one.path] = one
                 elif "txn" in action:

@@ -23,6 +23,7 @@ from streamwarden.quality.gate import Gate
 from streamwarden.quality.gate_state import gate_state
 from streamwarden.quality.gate_watch import watch
 from streamwarden.quality.suites import Suite
+from streamwarden.quality.table_versions import TableVersions
 from streamwarden.storage import Conflict
 from streamwarden.store.workspace import open_workspace
 
@@ -422,3 +423,37 @@ def test_results_are_kept_for_trends_and_a_changed_suite_is_tried_on_them(place,
 def test_a_place_without_results_has_none(place, gate):
     assert QualityTable(place[0]).read("windows") == []
     assert gate.keep_results() == 0
+
+
+def test_rows_that_were_rearranged_within_their_range_are_checked(place, table, gate):
+    write_deltalake(table, rows(1))
+    gate.decide("windows")
+    write_deltalake(table, rows(2, hour=1), mode="append")
+    write_deltalake(table, rows(300, hour=2), mode="append")
+    DeltaTable(table).optimize.compact()
+    assert gate.decide("windows").verdict is Verdict.HELD
+    DeltaTable(table).delete("zone = 300")
+    assert gate.decide("windows", again=True).verdict is Verdict.PUBLISHED
+    assert published(place) == [1, 2]
+
+
+def test_good_rows_that_were_rearranged_within_their_range_repeat_no_key(place, table, gate):
+    write_deltalake(table, rows(1))
+    gate.decide("windows")
+    write_deltalake(table, rows(2, hour=1), mode="append")
+    DeltaTable(table).optimize.compact()
+    assert gate.decide("windows").verdict is Verdict.PUBLISHED
+    assert published(place) == [1, 2]
+
+
+def test_a_new_file_that_gets_a_deletion_vector_is_still_new(place, table):
+    write_deltalake(table, rows(1))
+    write_deltalake(table, rows(2, 300, hour=1), mode="append")
+    versions = TableVersions(place[0], "windows")
+    (new,) = versions.added(0, 1).files
+    # As Delta on Spark writes a DELETE: the file with its vector, and then the removal of the file without it.
+    vector = {"storageType": "i", "pathOrInlineDv": "x", "sizeInBytes": 1, "cardinality": 1}
+    actions = [{"add": {**new.action, "deletionVector": vector}}, {"remove": {"path": new.path, "dataChange": True}}]
+    log = place[0].root / "tables/windows/_delta_log/00000000000000000002.json"
+    log.write_text("".join(json.dumps(one) + "\n" for one in actions))
+    assert [one.path for one in versions.added(0, 2).files] == [new.path]
