@@ -87,8 +87,8 @@ class DeltaSink:
 
     A batch that fits into this process is written by delta-rs, a larger one by Spark. The table is the same.
 
-    Each commit carries the transaction id (application, batch): a batch that the table has seen is skipped. The application
-    id contains the job's generation, because after a restore the same batch ids hold other rows.
+    Each commit carries the transaction id (application, batch): a batch that the table has seen is skipped. The
+    application id contains the job's generation, because after a restore the same batch ids hold other rows.
 
     Parameters
     ----------
