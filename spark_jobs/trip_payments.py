@@ -22,11 +22,14 @@ from streamwarden.driver.job_api import JobSettings
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.durations import Duration
 
-__all__ = ["OUTPUTS", "OUTPUT_MODE", "VERSION", "Options", "outputs", "transform"]
+__all__ = ["OUTPUTS", "OUTPUT_MODE", "SOURCES", "VERSION", "Options", "outputs", "transform"]
 
 VERSION = 1
 
 OUTPUT_MODE = "append"
+
+# As literals, so that a deploy reads them without an import.
+SOURCES: Mapping[str, str | None] = {"trips": "lpep_pickup_datetime", "payments": "settled_at"}
 
 _MONEY = DecimalType(18, 2)
 

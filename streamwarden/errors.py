@@ -39,6 +39,7 @@ ErrorCode = Literal[
     "RUN_CONF_UNKNOWN",
     "JOB_UNKNOWN",
     "JOB_MODULE_INVALID",
+    "JOIN_WITHOUT_WATERMARK",
     "EXTRA_MISSING",
     "JAVA_MISSING",
     "SPARK_MISSING",
@@ -201,6 +202,12 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "the job's module cannot be used",
         "The module needs transform() and OUTPUTS as in docs/jobs.md; correct it, or `module` in the job's YAML.",
     ),
+    "JOIN_WITHOUT_WATERMARK": ErrorKind(
+        "a join of streams has no watermark by which its rows could end",
+        "Name the event-time column of both sources in SOURCES of the module, call withWatermark on both, and set"
+        " `watermark` in the job's YAML. The condition of an outer join also needs a range of time, such as"
+        " `paid_at <= ordered_at + INTERVAL 1 HOUR`: docs/sources.md.",
+    ),
     # Set-up
     "EXTRA_MISSING": ErrorKind(
         "a package of an optional part is not installed",
@@ -315,7 +322,7 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "a job that should run is not supervised: if its driver dies, it stays down",
         "Unpause its DAG job_JOB, or trigger it: the DAG then supervises the driver that runs. To end"
         " the alarm without supervision, stop the job (`streamwarden stop JOB`) or pause the DAG `watch`. A job whose"
-        " YAML was deleted has no DAG: put the file back, or stop the job; docs/jobs.md describes how to rename one.",
+        " YAML was deleted has no DAG: put the file back, or stop the job; to rename one: docs/renaming.md.",
     ),
     "RESTART_BUDGET_SPENT": ErrorKind(
         "the job failed more often than its restart budget allows",

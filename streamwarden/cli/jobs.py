@@ -80,6 +80,9 @@ def deploy(
         fields = ", ".join(change.field for change in done.changes)
         changed = f"; {done.effect}: {fields}" if done.changes else ""
         out.print(f"{job}: incarnation {done.incarnation} {how}{changed}", markup=False)
+        if wait and seen.phase is Phase.WAITING:
+            # Not an error, since another job may create it; but it may be a slip in its name.
+            out.print(f"  it waits: {seen.reason}", markup=False)
 
 
 @app.command()

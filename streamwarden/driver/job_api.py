@@ -11,6 +11,9 @@ A job module turns a DataFrame into a DataFrame. It has
 ``transform(source, settings) -> DataFrame``
     The streaming query. With ``sources`` in the YAML, it gets a mapping of their DataFrames by name instead of one
     DataFrame. An upserted output may carry a boolean column ``_deleted``: true removes the row of its keys.
+``SOURCES : Mapping[str, str | None]``
+    Needed with ``sources`` in the YAML. The names that ``transform`` reads, each with the column that it gives to
+    ``withWatermark``; None for a source without a watermark. Write literals: a deploy reads them without an import.
 ``OUTPUT_MODE : str``
     Optional, Spark's output mode: ``update`` by default, or ``append``, which joins of streams need.
 ``outputs(batch) -> Mapping[str, DataFrame]``

@@ -415,7 +415,7 @@ class JobSpec(Strict):
     sources: dict[str, Annotated[Source, Field(discriminator="kind")]] | None = Field(
         default=None,
         description="What the job reads, if it is two or more sources, by name; `transform` gets their DataFrames by"
-        " these names. At most one of kind files.",
+        " these names, which the module's SOURCES declares. At most one of kind files.",
     )
     lookups: dict[str, LookupSpec] = Field(
         default_factory=dict,

@@ -13,9 +13,18 @@ from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.column_changes import compared_columns, existing_tables
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Desired
-from streamwarden.savepoints.compatibility import Written, job_version, migrates, misfits, spark_version, stored_backend
+from streamwarden.savepoints.compatibility import (
+    Written,
+    constant,
+    job_version,
+    migrates,
+    misfits,
+    spark_version,
+    stored_backend,
+)
 from streamwarden.savepoints.history import job_is_on_history, other_history
 from streamwarden.savepoints.take import writer_versions
+from streamwarden.store.declared_sources import check_declared_sources
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import effective_spec
 from streamwarden.store.workspace import Workspace
@@ -266,6 +275,10 @@ def plan(workspace: Workspace, job: str) -> RolloutPlan:
         ``JOB_UNKNOWN``, ``CONFIG_INVALID``, or ``JOB_MODULE_INVALID`` for a module that isn't Python.
     """
     wanted = effective_spec(workspace, job)
+    declared = constant(wanted.module, "SOURCES")
+    if declared is not None:
+        # Otherwise the driver finds out, also before it starts Spark.
+        check_declared_sources(wanted, declared)
     seen = observe(workspace, job)
     if seen.desired is None:
         return RolloutPlan(job, None, wanted)

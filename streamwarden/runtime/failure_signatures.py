@@ -111,6 +111,11 @@ _SIGNATURES = (
         r"\[(?:DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE|DELTA_MISSING_FILES_UNEXPECTED_VERSION"
         r"|DELTA_STREAMING_TRAILING_COMMIT_MISSING)\]",
     ),
+    # Raised when the query starts, before its first batch.
+    _signature(
+        "JOIN_WITHOUT_WATERMARK",
+        r"Stream-stream \w+ join between two streaming DataFrame/Datasets is not supported without a watermark",
+    ),
     # From the traceback of the Python worker in which the job opens landed files.
     _signature("SOURCE_DATA_GONE", r"\bLandedFileGone: "),
     _signature(

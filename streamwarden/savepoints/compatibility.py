@@ -29,6 +29,7 @@ from streamwarden.store.workspace import Workspace
 
 __all__ = [
     "Written",
+    "constant",
     "incompatibilities",
     "job_version",
     "migrates",
@@ -122,7 +123,7 @@ def job_version(module: str) -> int | None:
     StreamwardenError
         ``JOB_MODULE_INVALID`` for a module that isn't Python: otherwise a driver would find it after the stop.
     """
-    value = _constant(module, "VERSION")
+    value = constant(module, "VERSION")
     return value if isinstance(value, int) else None
 
 
@@ -134,7 +135,7 @@ def migrates(written: Written, spec: JobSpec) -> bool:
     StreamwardenError
         ``JOB_MODULE_INVALID``, as for :func:`job_version`, or if ``MIGRATES_FROM`` is no tuple.
     """
-    before, known = written.versions.get("job"), _constant(spec.module, "MIGRATES_FROM")
+    before, known = written.versions.get("job"), constant(spec.module, "MIGRATES_FROM")
     if known is None or written.partitions is None:
         return False
     if not isinstance(known, tuple | list):
@@ -142,8 +143,8 @@ def migrates(written: Written, spec: JobSpec) -> bool:
     return before != str(job_version(spec.module)) and before in [str(one) for one in known]
 
 
-def _constant(module: str, name: str) -> object:
-    """Return a literal that a module assigns to a name; None if there is none."""
+def constant(module: str, name: str) -> object:
+    """Return a literal that a module assigns to a name; None if there is none. Does not import the module."""
     try:
         found = find_spec(module)
     except ModuleNotFoundError:

@@ -188,7 +188,7 @@ def test_a_clone_starts_with_a_copy_of_the_outputs(running: Place) -> None:
         place.job("what_if", sinks=[{"table": "numbers", "mode": "append"}])
         restore(place.workspace, "what_if", of="numbers", savepoint=made.id, by=BY)
     place.job("what_if", sinks=[{"table": "what_if", "mode": "append"}])
-    # As docs/jobs.md has it for a job that is renamed, though its file is gone already.
+    # As docs/renaming.md has it for a job that is renamed, though its file is gone already.
     (place.config / "jobs" / "numbers.yaml").unlink()
     _command(place, "savepoints", "verify", "numbers", made.id)
     _command(place, "restore", "what_if", "--of", "numbers", "--savepoint", "latest")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,15 +13,17 @@ import pyarrow.compute as pc
 import pytest
 from nyc_taxi.demo.payments import compare_trip_payments, expected_trip_payments
 from nyc_taxi.streams.payments import payments_of
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs import trip_payments
+from spark_jobs.schemas import PICKUP
 from spark_jobs.trip_payments import Options
 from streamwarden.driver.job_api import JobSettings
 from streamwarden.driver.pipeline.source import QuerySource, job_rows, query_sources
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.spec import JobSpec
+from streamwarden.runtime.failure_signatures import recognise
 from streamwarden.store.workspace import Workspace, open_workspace
 from tests.conftest import REPOSITORY, TripMaker
 from tests.spark.job_runs import as_trips, in_order_of_arrival, write_table
@@ -188,6 +192,37 @@ def test_sources_are_named_in_the_order_of_the_plan(
     # The second branch of each finds what is quarantined.
     found = query_sources(job_rows(spark, workspace, spec, trip_payments))
     assert found == [QuerySource("trips", 2), QuerySource("payments", 2)]
+
+
+def test_a_fault_of_transform_is_named_before_the_query_starts(
+    spark: SparkSession, workspace: Workspace, tmp_path: Path, make_trips: TripMaker
+) -> None:
+    trips = as_trips(make_trips(5))
+    write_table(Path(workspace.table("trips")), [trips])
+    write_table(Path(workspace.table("payments")), [payments_of(trips)])
+    spec = workspace.job("trip_payments").model_copy(update={"options": {}})
+
+    def transform(sources: dict[str, DataFrame], _: JobSettings) -> DataFrame:
+        paid = sources["payments"].withWatermark("settled_at", "2 hours").select("card_id", "settled_at")
+        return sources["trips"].select("card_id", PICKUP).join(paid, "card_id", "fullOuter")
+
+    module: Any = SimpleNamespace(SOURCES=trip_payments.SOURCES, transform=transform)
+    with pytest.raises(StreamwardenError, match="withWatermark on lpep_pickup_datetime of trips") as caught:
+        job_rows(spark, workspace, spec, module)
+    assert caught.value.code == "JOB_MODULE_INVALID" and 'sources["trips"]' in caught.value.remedy
+
+    # Declared to need none: then Spark's own check finds it, when the query would start.
+    module.SOURCES = dict.fromkeys(trip_payments.SOURCES)
+    writer = job_rows(spark, workspace, spec, module).writeStream.foreachBatch(lambda *_: None).outputMode("append")
+    with pytest.raises(AnalysisException) as refused:
+        writer.option("checkpointLocation", str(tmp_path / "c")).start()
+    known = recognise(str(refused.value))
+    assert known is not None and known.code == "JOIN_WITHOUT_WATERMARK"
+
+    module.transform = lambda sources, _: sources["payment"]
+    with pytest.raises(StreamwardenError, match="reads source 'payment'") as caught:
+        job_rows(spark, workspace, spec, module)
+    assert caught.value.remedy == "The names are trips and payments."
 
 
 def test_a_watermark_is_required() -> None:

@@ -15,6 +15,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.kafka_spec import KafkaSinkSpec
 from streamwarden.model.spec import JobSpec, SinkSpec
 from streamwarden.store.config import describe_validation
+from streamwarden.store.declared_sources import check_declared_sources
 
 __all__ = ["load_module", "output_mode", "settings_for", "split_outputs"]
 
@@ -25,7 +26,8 @@ def load_module(spec: JobSpec) -> StreamingJob:
     Raises
     ------
     StreamwardenError
-        ``JOB_MODULE_INVALID`` if it can't be imported, lacks a part, or lacks the output that a sink names.
+        ``JOB_MODULE_INVALID`` if it can't be imported, lacks a part, or lacks the output that a sink names. For the
+        sources, see :func:`~streamwarden.store.declared_sources.check_declared_sources`.
     """
     try:
         module = importlib.import_module(spec.module)
@@ -38,6 +40,7 @@ def load_module(spec: JobSpec) -> StreamingJob:
     if missing:
         raise StreamwardenError("JOB_MODULE_INVALID", f"{spec.name}: {spec.module} has no {', '.join(missing)}")
     job = cast(StreamingJob, module)
+    check_declared_sources(spec, getattr(job, "SOURCES", None))
     for sink in spec.sinks:
         name, named = (f"topic {sink.topic}" if isinstance(sink, KafkaSinkSpec) else sink.table), [*sink.keys]
         if sink.output not in job.OUTPUTS:

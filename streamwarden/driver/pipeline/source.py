@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,10 @@ def missing_source(session: SparkSession, workspace: Workspace, spec: JobSpec) -
     deployed in any order.
     Creates a missing local folder.
     """
-    for source in spec.inputs.values():
+    for name, source in spec.inputs.items():
         missing = _missing(session, workspace, source)
         if missing is not None:
-            return missing
+            return missing if spec.sources is None else f"sources.{name}: {missing}"
     for lookup in spec.lookups.values():
         if DeltaLog(workspace.files, lookup.table).latest is None:
             return f"lookup table {lookup.table} does not exist yet"
@@ -97,13 +97,15 @@ def job_rows(
     Raises
     ------
     StreamwardenError
-        ``JOB_MODULE_INVALID`` if the query reads a source twice, or not at all.
+        ``JOB_MODULE_INVALID`` if the query reads a source twice or not at all, or lacks a watermark that the module
+        declares.
     """
 
     def opened(name: str, source: Source) -> DataFrame:
         return opener(name, source) if opener is not None else open_source(session, workspace, spec, name)
 
-    by_name = {name: opened(name, source) for name, source in spec.inputs.items()}
+    by_name = _ByName({name: opened(name, source) for name, source in spec.inputs.items()})
+    by_name.module = spec.module
     lookups = {
         name: session.read.format("delta").load(workspace.table(one.table)) for name, one in spec.lookups.items()
     }
@@ -122,7 +124,47 @@ def job_rows(
             else:
                 what += f" does not read {', '.join(unread)}"
             raise StreamwardenError("JOB_MODULE_INVALID", what)
+        _check_watermarks(spec, rows, getattr(module, "SOURCES", None) or {})
     return rows
+
+
+class _ByName(dict[str, DataFrame]):
+    """Sources by name; a name that is not there is a fault of the module, and no try can help."""
+
+    module = ""
+
+    def __missing__(self, name: str) -> DataFrame:
+        what = f"transform of {self.module} reads source {name!r}, and neither its SOURCES nor the job's YAML names it"
+        raise StreamwardenError("JOB_MODULE_INVALID", what, remedy=f"The names are {' and '.join(self)}.")
+
+
+def _check_watermarks(spec: JobSpec, rows: DataFrame, declared: Mapping[str, str | None]) -> None:
+    """Reject a query without a ``withWatermark`` that its module declares: Spark says so for some outer joins only."""
+    wanted = {(name, column) for name, column in declared.items() if column is not None}
+    if not wanted:
+        return
+    plans = [rows._jdf.queryExecution().analyzed()]
+    while plans:
+        plan = plans.pop()
+        if plan.getClass().getSimpleName() == "EventTimeWatermark":
+            column = plan.eventTime().name()
+            wanted -= {(_tag(leaf), column) for leaf in _each(plan.collectLeaves()) if leaf.isStreaming()}
+        plans += _each(plan.children())
+    for name, column in sorted(wanted):
+        raise StreamwardenError(
+            "JOB_MODULE_INVALID",
+            f"{spec.name}: transform of {spec.module} does not call withWatermark on {column} of {name}, though SOURCES"
+            " names this column",
+            remedy=f'Call sources["{name}"].withWatermark("{column}", …) before the join. If none is needed, set it to'
+            " None in SOURCES.",
+        )
+
+
+def _each(found: Any) -> Iterator[Any]:
+    """Return the elements of a Scala collection."""
+    iterator = found.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
 
 
 @dataclass(frozen=True)
@@ -148,9 +190,7 @@ def query_sources(rows: DataFrame) -> list[QuerySource]:
     """
     leaves: list[Any] = []
     scans: list[int] = []
-    found = rows._jdf.queryExecution().analyzed().collectLeaves().iterator()
-    while found.hasNext():
-        leaf = found.next()
+    for leaf in _each(rows._jdf.queryExecution().analyzed().collectLeaves()):
         if leaf.isStreaming():
             number = next((number for number, other in enumerate(leaves) if leaf.equals(other)), len(leaves))
             if number == len(leaves):
@@ -214,8 +254,8 @@ def _open_table(
 def _like_live(rows: DataFrame, schema: StructType, source: HistorySource) -> DataFrame:
     """Return rows of a history with the columns of the live source.
 
-    Columns of which a name begins with ``_`` describe a live record: a history may lack them. They are null then, or
-    false.
+    Columns of which a name begins with ``_``, and Kafka's own ``headers``, describe a live record: a history may lack
+    them. They are null then, or false.
 
     Raises
     ------
@@ -224,8 +264,9 @@ def _like_live(rows: DataFrame, schema: StructType, source: HistorySource) -> Da
     """
     have = {one.name: one.dataType.simpleString() for one in rows.schema.fields}
     made, differing = [], []
+    has_headers = isinstance(source.live, KafkaSource) and source.live.value is None
     for one in schema.fields:
-        if one.name not in have and one.name.startswith("_"):
+        if one.name not in have and (one.name.startswith("_") or (has_headers and one.name == "headers")):
             value = F.lit(False if isinstance(one.dataType, BooleanType) else None)
             made.append(value.cast(one.dataType).alias(one.name))
             continue

@@ -12,6 +12,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from streamwarden.driver.job_api import JobSettings
 
 VERSION = 1
+SOURCES = {"json": None, "avro": None, "registry": None, "protobuf": None, "several": None, "alike": None}
 OUTPUTS = {"main": StructType([StructField(name, StringType()) for name in ("source", "topic", "key", "row")])}
 MICROS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 

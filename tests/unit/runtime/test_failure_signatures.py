@@ -13,6 +13,10 @@ PLACES = Places(("/data/tables/facts",), ("/data/tables/counted",))
 
 # As Spark 4.2 and Delta 4.4 wrote them when the failures were provoked; traces cut short.
 CALL = "An error occurred while calling o124.localCheckpoint.\n"
+NO_WATERMARK = (
+    "Stream-stream LeftOuter join between two streaming DataFrame/Datasets is not supported without a watermark in the"
+    " join keys, or a watermark on the nullable side and an appropriate range condition;\nJoin LeftOuter, (a#1 = b#2)"
+)
 MISSING = f"""{CALL}: org.apache.spark.SparkException: [CANNOT_LOAD_STATE_STORE.CANNOT_READ_STREAMING_STATE_FILE] An \
 error occurred during loading state. Error reading streaming state file of file:/ck/state/0/0/3.changelog does not \
 exist. If the stream job is restarted with a new or updated state operation, please create a new checkpoint location \
@@ -106,6 +110,7 @@ Please make sure only one streaming job runs on a specific checkpoint location a
 @pytest.mark.parametrize(
     ("text", "code", "evidence"),
     [
+        (NO_WATERMARK, "JOIN_WITHOUT_WATERMARK", "not supported without a watermark in the join keys"),
         (MISSING, "CHECKPOINT_DAMAGED", "3.changelog does not exist"),
         (CORRUPT, "CHECKPOINT_DAMAGED", "java.io.IOException: Stream is corrupted"),
         (CUT, "CHECKPOINT_DAMAGED", "java.io.EOFException: Stream ended prematurely"),
