@@ -14,13 +14,16 @@ from nyc_taxi.demo.batch import compare_zone_windows, expected_zone_windows
 from nyc_taxi.streams.feed import FeedOptions, disordered
 from nyc_taxi.streams.payments import payments_of
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from streamwarden.driver.history import History
 from streamwarden.driver.pipeline.module import load_module
-from streamwarden.driver.pipeline.source import job_rows, open_source
+from streamwarden.driver.pipeline.source import _like_live, job_rows, open_source
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.no_data_batch import begin_no_data_batch
+from streamwarden.model.kafka_spec import JsonValue, KafkaSource
+from streamwarden.model.source_spec import HistorySource
 from streamwarden.model.spec import JobSpec
 from streamwarden.store.config import load_job
 from streamwarden.store.workspace import Workspace, open_workspace
@@ -156,3 +159,15 @@ def test_what_describes_a_live_record_is_null_or_false_in_the_history(
     query = run(rows, lambda batch, _: found.extend(map(tuple, batch.collect())), workspace.root / "c")
     query.awaitTermination()
     assert sorted(found, key=str) == [(1, False, None, None), (2, False, None, None)]
+
+
+def test_kafkas_headers_are_null_in_a_history_without_them(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([("k",)], "key string")
+    live = KafkaSource(kind="kafka", topic="t", bootstrap_servers="one:9092")
+    source = HistorySource(kind="delta", table="before", where=None, live=live)
+    schema = StructType.fromDDL("key string, headers array<struct<key:string,value:binary>>")
+    assert [tuple(row) for row in _like_live(rows, schema, source).collect()] == [("k", None)]
+    # A field of that name in the values is a column like any other.
+    parsed = live.model_copy(update={"value": JsonValue(format="json", columns="headers string")})
+    with pytest.raises(StreamwardenError, match="column headers is missing"):
+        _like_live(rows, schema, source.model_copy(update={"live": parsed}))
