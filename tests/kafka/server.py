@@ -79,14 +79,18 @@ group.initial.rebalance.delay.ms=0
 
     def start(self) -> None:
         self._process = self._java("kafka.Kafka", str(self._settings))
-        self._await_answer()
+        try:
+            self._await_answer()
+        except KafkaException as error:
+            raise AssertionError(self._log.read_text()[-4000:]) from error
 
+    # On a machine with many other JVMs, a login alone takes seconds.
     @retry(
-        retry=retry_if_exception_type(KafkaException), wait=wait_fixed(0.5), stop=stop_after_delay(120), reraise=True
+        retry=retry_if_exception_type(KafkaException), wait=wait_fixed(0.5), stop=stop_after_delay(240), reraise=True
     )
     def _await_answer(self) -> None:
         assert self._process is not None and self._process.poll() is None, self._log.read_text()[-2000:]
-        AdminClient(self.client).list_topics(timeout=2)
+        AdminClient(self.client).list_topics(timeout=15)
 
     def kill(self) -> None:
         """End it in the middle of whatever it does."""
