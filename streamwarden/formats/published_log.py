@@ -5,8 +5,9 @@ it. No data is copied. Spark reads and streams the folder as a table, delta-rs s
 protocol as of Delta 4.4: paths in ``add`` and ``remove`` may be absolute URIs.
 
 A range of commits that only added rows, or rearranged them, is published commit by commit. A range that changed or
-removed rows is published as its net change, at its last version, with commits without actions before it. So readers
-never see a bad row that a later commit of the same range has corrected.
+removed rows is published as its net change, in its last one to three versions, with commits without actions before
+them; see :mod:`streamwarden.formats.range_change`. So readers never see a bad row that a later commit of the same range
+has corrected.
 
 Each commit names in its ``commitInfo.tags`` the version whose content it shows. An entry is created only if there is
 none: of two publishers one wins, and the other notices.
@@ -14,38 +15,42 @@ none: of two publishers one wins, and the other notices.
 
 from __future__ import annotations
 
-import base64
-import io
 import json
+import logging
 import re
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.formats.absolute_paths import absolute_uri, with_absolute_paths
+from streamwarden.formats.delta_checkpoint import checkpoint_of, newest_checkpoint, read_checkpoint
 from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.formats.range_change import RangeChange, snapshot
 from streamwarden.storage import Conflict
 from streamwarden.store.layout import published_log_key, table_key
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["NOTHING", "PublishedAt", "PublishedLog"]
+__all__ = ["CHECKPOINT_EVERY", "NOTHING", "PublishedAt", "PublishedLog"]
+
+_log = logging.getLogger(__name__)
+
+CHECKPOINT_EVERY = 100
+"""Commits between two checkpoints of the log. 100, delta-rs's own default: a reader opens up to that many small files,
+and a checkpoint, whose cost grows with the table's files, is rare beside the checks."""
 
 _TAG = "streamwarden.content"
+_AFTER = "streamwarden.after"
 _LITERAL = "streamwarden.literal"
 _TABLE = "streamwarden.table"
-_Z85_TO_B85 = str.maketrans(
-    "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#",
-    "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~",
-)
-_PATHS = ("add", "remove", "cdc")
-_STATE = ("protocol", "metaData", "domainMetadata")
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
+
+Action = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class PublishedAt:
     number
         The newest published version's number; -1 if nothing is published.
     content
-        The table's version that it shows: `number`, or an older one while a range is being published.
+        The table's version that it shows. While a range is being published, it is an older one, or the range's last.
     """
 
     number: int
@@ -83,8 +88,9 @@ class PublishedLog:
         self._files = workspace.files
         self._table = table
         self._folder = published_log_key(table)
-        self._base = workspace.schemed_uri(table_key(table)).replace("file:/", "file:///", 1)
+        self._base = absolute_uri(workspace.schemed_uri(table_key(table)))
         self._audited = DeltaLog(workspace.files, table)
+        self._uri, self._options = workspace.delta_rs(table, published=True)
 
     def at(self) -> PublishedAt:
         """Return what is published.
@@ -102,8 +108,25 @@ class PublishedLog:
 
     def versions(self) -> list[int]:
         """Return the numbers of the log's commits, oldest first."""
-        names = (info.key.rsplit("/", 1)[1] for info in self._files.walk(self._folder))
-        return sorted(int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit())
+        return self._numbers(_COMMIT)
+
+    @property
+    def first(self) -> int | None:
+        """The number that the log begins with: it has a checkpoint and a commit. None if nothing is published.
+
+        A checkpoint without its commit was left by a killed removal.
+        """
+        return min(set(self._numbers(_COMMIT)) & set(self._numbers(_CHECKPOINT)), default=None)
+
+    def identity(self) -> str | None:
+        """Return the id of the published table; None if nothing is published."""
+        versions = self.versions()
+        if not versions:
+            return None
+        found = self._tags(versions[-1]).get(_TABLE)
+        first = self.first
+        # Entries of earlier releases have it in the first one only.
+        return found if found is not None or first is None else self._tags(first).get(_TABLE)
 
     def begin(self, version: int) -> None:
         """Publish a version as the first: with all of its files, whatever the earlier versions were.
@@ -115,6 +138,11 @@ class PublishedLog:
         StreamwardenError
             ``GATE_LOG_GONE``: the table's log can't be read as of this version.
         """
+        if not self.versions():
+            # Of a killed removal. A reader would take the newest checkpoint for the table, whichever it is.
+            for info in list(self._files.walk(self._folder)):
+                if not info.key.startswith(f"{self._folder}/{version:020d}."):
+                    self._files.delete(info.key)
         data = self._first(version)
         with suppress(Conflict):
             self._storage.create(self._key(version), data)
@@ -142,40 +170,43 @@ class PublishedLog:
         Conflict
             Another publisher has decided otherwise meanwhile. Read :meth:`at` again, and decide anew.
         StreamwardenError
-            ``PUBLISHED_LOG_DAMAGED``: an entry is not the gate's.
+            ``PUBLISHED_LOG_DAMAGED``: an entry is not the gate's. ``GATE_LOG_GONE``.
         """
-        # If a range with changes was begun and not ended, then its commits without actions are there.
-        literal = start.number == start.content and (not changes or version == start.content + 1)
         written = 0
-        for number, lines in self._commits(start, version, literal=literal):
+        for number, lines in self._entries(start, version, changes=changes):
             if guard is not None:
                 guard()
-            data = _encode(lines)
             try:
-                self._storage.create(self._key(number), data)
+                self._storage.create(self._key(number), _encode(lines))
                 written += 1
             except Conflict:
                 if self._read(number) != lines:
                     # Raises if it is not the gate's.
                     self._content(number)
                     raise
+        if written:
+            self._keep_short(max(version, start.content))
         return written
 
-    def identity(self) -> str | None:
-        """Return the id of the published table; None if nothing is published."""
-        first = self.first
-        return None if first is None else self._tags(first).get(_TABLE)
+    def finish(self, start: PublishedAt) -> PublishedAt:
+        """Write what is missing of a range that readers see already, and return what is published then.
 
-    @property
-    def first(self) -> int | None:
-        """The number that the log begins with: that of its first checkpoint. None if nothing is published."""
-        names = (info.key.rsplit("/", 1)[1] for info in self._files.walk(self._folder))
-        return min((int(name[:20]) for name in names if name.endswith(".checkpoint.parquet")), default=None)
+        Raises
+        ------
+        Conflict, StreamwardenError
+            As :meth:`publish`.
+        """
+        if start.number >= start.content:
+            return start
+        self.publish(start, start.content, changes=False)
+        return PublishedAt(start.content, start.content)
 
     def remove(self) -> None:
-        """Remove the whole log, newest commit first, so that a killed removal leaves a readable table."""
-        for number in reversed(self.versions()):
-            self._storage.delete(self._key(number))
+        """Remove the whole log, newest version first, so that a killed removal leaves a readable table."""
+        self._files.delete(self._hint)
+        names = (info.key for info in self._files.walk(self._folder))
+        for key in sorted(names, reverse=True):
+            self._files.delete(key)
         self._files.delete_tree(self._folder)
 
     def repair(self) -> list[int]:
@@ -187,36 +218,41 @@ class PublishedLog:
         Raises
         ------
         StreamwardenError
-            ``PUBLISHED_LOG_DAMAGED``: the table's log has lost what is needed.
+            ``GATE_LOG_GONE``: the table's log has lost what is needed.
         """
         done = []
         versions = self.versions()
         while versions and not self._sound(versions[-1]):
             self._storage.delete(self._key(versions[-1]))
             done.append(versions.pop())
-        first, before = self.first, NOTHING
-        for number in range(first or 0, versions[-1] + 1 if versions else 0):
+        # A first entry that is lost has left its checkpoint; older checkpoints are those of a killed removal.
+        begins = [number for number in self._numbers(_CHECKPOINT) if versions and number <= versions[0]]
+        first, before = max(begins, default=0), NOTHING
+        for number in range(first, versions[-1] + 1 if versions else 0):
             if number not in versions or not self._sound(number):
-                self._storage.write(self._key(number), self._rebuilt(number, before, first=number == first))
+                data = self._first(number) if number == first else _encode(self._rebuilt(number, before))
+                self._storage.write(self._key(number), data)
                 done.append(number)
             before = PublishedAt(number, self._content(number))
         return sorted(done)
 
-    def _rebuilt(self, number: int, before: PublishedAt, *, first: bool) -> bytes:
-        if first:
-            return self._first(number)
-        shown = self._shown(number, before)
-        return _encode(self._commit(before, number, shown, literal=shown == number and before.content == number - 1))
+    def _rebuilt(self, number: int, before: PublishedAt) -> list[Action]:
+        """Return a lost entry.
 
-    def _first(self, version: int) -> bytes:
-        """Write the first version's checkpoint, and return its commit."""
-        state = [self._absolute(action) for action in self._audited_state(version)]
-        self._files.write(f"{self._folder}/{version:020d}.checkpoint.parquet", _checkpoint(state))
-        note = json.dumps({"version": version, "size": len(state)})
-        self._files.write(f"{self._folder}/_last_checkpoint", note.encode())
-        info = self._info(version, version, literal=False)
-        info["tags"][_TABLE] = next(one["metaData"]["id"] for one in state if "metaData" in one)
-        return _encode([{"commitInfo": info}])
+        Parameters
+        ----------
+        before
+            What the entry before it shows.
+        """
+        if before.content >= number:
+            # The range's commits behind the one that shows it.
+            return dict(self._entries(before, before.content, changes=True))[number]
+        shown = self._shown(number, before)
+        if shown == number:
+            return dict(self._entries(before, number, changes=before != PublishedAt(number - 1, number - 1)))[number]
+        if shown > number:
+            return dict(self._entries(before, shown, changes=True))[number]
+        return self._entry(number, shown, before.content, [], table=self._table_id(before.number))
 
     def _shown(self, number: int, before: PublishedAt) -> int:
         """Return the version whose content a lost entry has shown, or an older one."""
@@ -224,10 +260,132 @@ class PublishedLog:
             tags = self._tags(number + 1)
         except StreamwardenError:
             return before.content
-        if tags[_LITERAL] == "true":
-            return number
         following = int(tags[_TAG])
-        return before.content if following == number + 1 else following
+        if tags[_LITERAL] == "true" or int(tags.get(_AFTER, -1)) == number:
+            return number
+        if following <= number:
+            return following
+        return following if before.content < number and _AFTER in tags else before.content
+
+    def _first(self, version: int) -> bytes:
+        """Write the first version's checkpoint, and return its commit."""
+        state = self._audited_state(version)
+        self._files.write(f"{self._folder}/{version:020d}.checkpoint.parquet", checkpoint_of(state))
+        note = json.dumps({"version": version, "size": len(state)})
+        self._files.write(self._hint, note.encode())
+        table = next(one["metaData"]["id"] for one in state if "metaData" in one)
+        return _encode(self._entry(version, version, version, [], table=table))
+
+    def _audited_state(self, version: int) -> list[Action]:
+        """Return the actions that make up the table at a version, with absolute paths."""
+        folder = self._audited.folder
+        names = {info.key.rsplit("/", 1)[1] for info in self._files.walk(folder)}
+        checkpoint = newest_checkpoint(names, version)
+        first = checkpoint.version if checkpoint is not None else -1
+        needed = [f"{number:020d}.json" for number in range(first + 1, version + 1)]
+        gone = [name for name in needed if name not in names]
+        if gone:
+            raise StreamwardenError("GATE_LOG_GONE", f"{self._table}: the log has neither {gone[0]} nor a checkpoint")
+        actions = read_checkpoint(self._files, folder, checkpoint) if checkpoint is not None else []
+        for number in range(first + 1, version + 1):
+            actions += self._actions(number)
+        return [with_absolute_paths(one, self._base) for one in snapshot(actions)]
+
+    def _entries(self, start: PublishedAt, version: int, *, changes: bool) -> Iterator[tuple[int, list[Action]]]:
+        """Yield the commits behind `start` up to the one that shows `version`, with their numbers."""
+        table = self._table_id(start.number)
+        number, content = start.number, start.content
+        if number < content:
+            after = int(self._tags(number)[_AFTER])
+            shown = self._net(after, content, room=content - after)
+            for number in range(start.number + 1, content + 1):
+                yield number, self._entry(number, content, after, shown[number - content - 1], table=table)
+        if number == content and (not changes or version == content + 1):
+            for number in range(content + 1, version + 1):
+                yield number, self._entry(number, number, number - 1, self._own(number), table=table, literal=True)
+        elif version > content:
+            shown = self._net(content, version, room=version - number)
+            begins = version - len(shown) + 1
+            for empty in range(number + 1, begins):
+                yield empty, self._entry(empty, content, content, [], table=table)
+            for full, actions in enumerate(shown, begins):
+                yield full, self._entry(full, version, content, actions, table=table)
+
+    def _entry(
+        self,
+        number: int,
+        shown: int,
+        after: int,
+        actions: Sequence[Action],
+        *,
+        table: str | None,
+        literal: bool = False,
+    ) -> list[Action]:
+        """Return a commit's actions.
+
+        Parameters
+        ----------
+        number
+            The commit's number.
+        shown
+            The version whose content it shows.
+        after
+            The version whose content was shown before the range.
+        table
+            The table's id.
+        literal
+            Whether it repeats the table's commit.
+        """
+        own = (dict(one["commitInfo"]) for one in self._actions(number) if "commitInfo" in one)
+        # The table's own has the time, and the in-commit timestamp that the protocol may demand.
+        info: Action = next(own, {"timestamp": 0})
+        if not literal:
+            # Not the table's operation: Delta skips the files of a MERGE whose metrics say that it changed nothing.
+            info = {name: info[name] for name in ("timestamp", "inCommitTimestamp") if name in info}
+            info |= {"operation": "PUBLISH", "operationParameters": {}}
+        tags = {**(info.get("tags") or {}), _TAG: str(shown), _AFTER: str(after), _LITERAL: str(literal).lower()}
+        if table is not None:
+            tags[_TABLE] = table
+        return [{"commitInfo": {**info, "tags": tags}}, *(with_absolute_paths(one, self._base) for one in actions)]
+
+    def _own(self, number: int) -> list[Action]:
+        return [one for one in self._actions(number) if "commitInfo" not in one and "txn" not in one]
+
+    def _net(self, after: int, version: int, *, room: int) -> list[list[Action]]:
+        change = RangeChange()
+        for number in range(after + 1, version + 1):
+            change.commit(self._actions(number))
+        return change.commits(room)
+
+    def _actions(self, number: int) -> list[Action]:
+        try:
+            return self._audited.actions(number)
+        except FileNotFoundError as error:
+            raise StreamwardenError(
+                "GATE_LOG_GONE", f"{self._table}: the log has no commit {number} any more"
+            ) from error
+
+    def _keep_short(self, version: int) -> None:
+        """Write a checkpoint if it is time, and remove the entries that the table's log retention no longer keeps."""
+        entry = self._storage.read(self._hint)
+        try:
+            last = int(json.loads(entry.data)["version"]) if entry is not None else -1
+        except (ValueError, KeyError, TypeError):
+            last = -1
+        if version - last < CHECKPOINT_EVERY:
+            return
+        try:
+            # Not of the newest: another publisher may be within a range.
+            table = DeltaTable(self._uri, version=version, storage_options=self._options)
+            table.create_checkpoint()
+            table.cleanup_metadata()
+        except (DeltaError, OSError) as error:
+            # The versions are published. The next range tries again.
+            _log.warning("%s: no checkpoint of published version %d: %s", self._table, version, error)
+
+    def _table_id(self, number: int) -> str | None:
+        found = self._tags(number).get(_TABLE) if number >= 0 else None
+        return found if found is not None else self.identity()
 
     def _sound(self, number: int) -> bool:
         try:
@@ -236,10 +394,18 @@ class PublishedLog:
             return False
         return True
 
+    def _numbers(self, pattern: re.Pattern[str]) -> list[int]:
+        names = (info.key.rsplit("/", 1)[1] for info in self._files.walk(self._folder))
+        return sorted(int(match[1]) for match in map(pattern.fullmatch, names) if match)
+
+    @property
+    def _hint(self) -> str:
+        return f"{self._folder}/_last_checkpoint"
+
     def _key(self, number: int) -> str:
         return f"{self._folder}/{number:020d}.json"
 
-    def _read(self, number: int) -> list[dict[str, Any]]:
+    def _read(self, number: int) -> list[Action]:
         entry = self._storage.read(self._key(number))
         try:
             found = [json.loads(line) for line in entry.data.splitlines() if line.strip()] if entry else []
@@ -259,122 +425,6 @@ class PublishedLog:
     def _content(self, number: int) -> int:
         return int(self._tags(number)[_TAG])
 
-    def _commits(
-        self, start: PublishedAt, version: int, *, literal: bool
-    ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-        for number in range(start.number + 1, version + 1):
-            shown = number if literal or number == version else start.content
-            yield number, self._commit(start, number, shown, literal=literal)
 
-    def _commit(self, start: PublishedAt, number: int, shown: int, *, literal: bool) -> list[dict[str, Any]]:
-        """Return a commit's actions.
-
-        Parameters
-        ----------
-        start
-            What was published before the range; for a literal commit nothing of it is read.
-        number
-            The commit's number.
-        shown
-            The version whose content it shows.
-        literal
-            Whether it repeats the table's commit.
-        """
-        lines: list[dict[str, Any]] = [{"commitInfo": self._info(number, shown, literal=literal)}]
-        if literal:
-            rest = [one for one in self._audited.actions(number) if "commitInfo" not in one and "txn" not in one]
-        elif shown == number:
-            rest = self._net(start.content, number)
-        else:
-            rest = []
-        return lines + [self._absolute(action) for action in rest]
-
-    def _info(self, number: int, shown: int, *, literal: bool) -> dict[str, Any]:
-        # The table's own has the time, the operation, and the in-commit timestamp that the protocol may demand.
-        own = (dict(one["commitInfo"]) for one in self._audited.actions(number) if "commitInfo" in one)
-        info: dict[str, Any] = next(own, {"timestamp": 0})
-        return {**info, "tags": {**(info.get("tags") or {}), _TAG: str(shown), _LITERAL: str(literal).lower()}}
-
-    def _audited_state(self, version: int) -> list[dict[str, Any]]:
-        """Return the actions that make up the table at a version."""
-        names = {info.key.rsplit("/", 1)[1] for info in self._files.walk(self._audited.folder)}
-        checkpoints = [int(name[:20]) for name in names if re.fullmatch(r"\d{20}\.checkpoint\.parquet", name)]
-        first = max((number for number in checkpoints if number <= version), default=-1)
-        begun: list[dict[str, Any]] = []
-        if first >= 0:
-            data = self._files.read(f"{self._audited.folder}/{first:020d}.checkpoint.parquet")
-            begun = [_sparse(row) for row in pq.read_table(io.BytesIO(data)).to_pylist(maps_as_pydicts="lossy")]
-        needed = [f"{number:020d}.json" for number in range(first + 1, version + 1)]
-        gone = [name for name in needed if name not in names]
-        if gone:
-            raise StreamwardenError("GATE_LOG_GONE", f"{self._table}: the log has neither {gone[0]} nor a checkpoint")
-        return self._net(first, version, begun)
-
-    def _net(self, after: int, version: int, begun: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
-        """Return the net change of some actions, and then of the versions from `after` + 1 to `version`."""
-        added: dict[tuple[str, str | None], dict[str, Any]] = {}
-        removed: dict[tuple[str, str | None], dict[str, Any]] = {}
-        state: dict[str, Any] = {}
-        for number in range(after, version + 1):
-            for action in self._audited.actions(number) if number > after else begun:
-                if "remove" in action:
-                    name = _name(action["remove"])
-                    if added.pop(name, None) is None:
-                        removed[name] = action["remove"]
-                elif "add" in action:
-                    name = _name(action["add"])
-                    if removed.pop(name, None) is None:
-                        added[name] = action["add"]
-                else:
-                    for kind in _STATE:
-                        if kind in action:
-                            state[f"{kind}/{action[kind].get('domain', '')}"] = action
-        changed = [{"remove": {**one, "dataChange": True}} for one in removed.values()]
-        changed += [{"add": {**one, "dataChange": True}} for one in added.values()]
-        return [*state.values(), *changed]
-
-    def _absolute(self, action: dict[str, Any]) -> dict[str, Any]:
-        for kind in _PATHS:
-            if kind in action and "://" not in action[kind]["path"]:
-                file = {**action[kind], "path": f"{self._base}/{action[kind]['path']}"}
-                vector = file.get("deletionVector")
-                if vector is not None and vector["storageType"] == "u":
-                    file["deletionVector"] = {**vector, "storageType": "p", "pathOrInlineDv": self._vector(vector)}
-                return {kind: file}
-        return action
-
-    def _vector(self, vector: dict[str, Any]) -> str:
-        """Return the absolute path of a deletion vector's file, of which the log has the UUID in Z85."""
-        text = vector["pathOrInlineDv"]
-        folder, name = text[:-20], uuid.UUID(bytes=base64.b85decode(text[-20:].translate(_Z85_TO_B85)))
-        return f"{self._base}/{folder + '/' if folder else ''}deletion_vector_{name}.bin"
-
-
-def _name(action: dict[str, Any]) -> tuple[str, str | None]:
-    """Return what identifies a file in a log: its path and its deletion vector."""
-    vector = action.get("deletionVector")
-    if vector is None:
-        return action["path"], None
-    return action["path"], f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
-
-
-def _sparse(value: Any) -> Any:
-    """Return a row of a checkpoint as the action that it holds."""
-    if isinstance(value, dict):
-        # Delta on Spark also writes statistics and partition values in the table's types, beside their text.
-        return {key: _sparse(one) for key, one in value.items() if one is not None and not key.endswith("_parsed")}
-    return [_sparse(one) for one in value] if isinstance(value, list) else value
-
-
-def _checkpoint(state: list[dict[str, Any]]) -> bytes:
-    """Return a checkpoint of some actions. delta-rs makes it, of a table with one commit."""
-    with TemporaryDirectory() as folder:
-        log = Path(folder) / "_delta_log"
-        log.mkdir()
-        (log / f"{0:020d}.json").write_bytes(_encode([one for one in state if "remove" not in one]))
-        DeltaTable(folder).create_checkpoint()
-        return (log / f"{0:020d}.checkpoint.parquet").read_bytes()
-
-
-def _encode(lines: list[dict[str, Any]]) -> bytes:
+def _encode(lines: list[Action]) -> bytes:
     return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()

@@ -67,18 +67,18 @@ class Workspace:
         uri = self.uri(key)
         return uri if "://" in uri else f"file:{uri}"
 
-    def delta_rs(self, name: str) -> tuple[str, dict[str, str] | None]:
-        """Return a Delta table's address and storage options for delta-rs.
+    def delta_rs(self, name: str, *, published: bool = False) -> tuple[str, dict[str, str] | None]:
+        """Return the address of a Delta table, or of its published versions, and storage options for delta-rs.
 
         Without credentials: delta-rs reads them from the environment, as AWS_ACCESS_KEY_ID.
         """
         if self.s3 is None:
-            return self.table(name), None
+            return self.table(name, published=published), None
         options = {"AWS_REGION": self.s3.region}
         if self.s3.endpoint is not None:
             plain = str(self.s3.endpoint.startswith("http:")).lower()
             options |= {"AWS_ENDPOINT_URL": self.s3.endpoint, "AWS_ALLOW_HTTP": plain}
-        return f"{self.s3.uri('s3')}/{table_key(name)}", options
+        return f"{self.s3.uri('s3')}/{published_key(name) if published else table_key(name)}", options
 
     def source_path(self, path: str) -> str:
         """Return a file source's folder as a path for Spark; relative paths start at the root."""
