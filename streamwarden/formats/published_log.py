@@ -204,9 +204,13 @@ class PublishedLog:
     def remove(self) -> None:
         """Remove the whole log, newest version first, so that a killed removal leaves a readable table."""
         self._files.delete(self._hint)
-        names = (info.key for info in self._files.walk(self._folder))
-        for key in sorted(names, reverse=True):
-            self._files.delete(key)
+        first = self.first
+        # A checkpoint shows its version without the version's commit. Only the first is needed to the end.
+        for number in self._numbers(_CHECKPOINT):
+            if number != first:
+                self._files.delete(f"{self._folder}/{number:020d}.checkpoint.parquet")
+        for number in reversed(self.versions()):
+            self._files.delete(self._key(number))
         self._files.delete_tree(self._folder)
 
     def repair(self) -> list[int]:
