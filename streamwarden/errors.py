@@ -172,6 +172,7 @@ ErrorCode = Literal[
     "GATE_HELD",
     "GATE_LOG_GONE",
     "GATE_NOTHING_HELD",
+    "PUBLISHED_FILES_GONE",
     "PUBLISHED_LOG_DAMAGED",
     "PUBLISHED_TABLE_REPLACED",
 ]
@@ -867,6 +868,12 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     "GATE_NOTHING_HELD": ErrorKind(
         "the gate holds nothing that could be accepted",
         "`streamwarden gate status TABLE` shows what is published.",
+    ),
+    "PUBLISHED_FILES_GONE": ErrorKind(
+        "files of a published version no longer exist: VACUUM removed them, or a person",
+        "Readers fail until a later version is published. Correct the held rows, and run `streamwarden gate check"
+        " TABLE`; or publish them as they are: `streamwarden gate accept TABLE --note WHY`. If nothing is held, the"
+        " table itself is damaged: restore the files from a backup. Before the next VACUUM, see docs/gate.md.",
     ),
     "PUBLISHED_LOG_DAMAGED": ErrorKind(
         "an entry of the log of published versions is unreadable, missing, or not the gate's",

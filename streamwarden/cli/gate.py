@@ -51,8 +51,9 @@ def status(
     workspace = open_workspace(profile, root=root)
     names = [table] if table else [suite.name for suite in load_suites(_suites(workspace, expectations))]
     found = [gate_state(workspace, name) for name in names]
+    lost = {name: PublishedLog(workspace, name).lost_files() for name in names}
     if as_json:
-        print_json([_as_json(one) for one in found])
+        print_json([{**_as_json(one), "lost_files": lost[one.table]} for one in found])
         return
     shown = Table(box=None, pad_edge=False)
     for heading in ("TABLE", "NEWEST", "PUBLISHED", "WAITING", "STATE"):
@@ -62,6 +63,10 @@ def status(
     out.print(shown)
     for one in found:
         _explain(one)
+        if lost[one.table]:
+            number, first = len(lost[one.table]), lost[one.table][0]
+            gone = f"{one.table}: version {one.published.number} has lost {number} files, such as {first}"
+            err.print(str(StreamwardenError("PUBLISHED_FILES_GONE", gone)), markup=False, style="red", soft_wrap=True)
 
 
 @gate_app.command()
@@ -248,12 +253,11 @@ def published(
         return
     number = state.published.number
     out.print(f"{table}: {f'version {number}' if number >= 0 else 'nothing'} is published, at {path}", markup=False)
-    plain = path.replace("s3a://", "s3://", 1)
     for title, code in (
         ("Spark", f'spark.read.format("delta").load("{path}")  # or spark.readStream'),
-        ("DuckDB", f'rows = DeltaTable("{plain}").scan(); duckdb.sql("SELECT * FROM rows")'),
-        ("delta-rs", f'pyarrow.table(DeltaTable("{plain}").scan())'),
-        ("pandas", f'pyarrow.table(DeltaTable("{plain}").scan()).to_pandas()'),
+        ("DuckDB", f'rows = DeltaTable("{path}").scan(); duckdb.sql("SELECT * FROM rows")'),
+        ("delta-rs", f'pyarrow.table(DeltaTable("{path}").scan())'),
+        ("pandas", f'pyarrow.table(DeltaTable("{path}").scan()).to_pandas()'),
     ):
         out.print(f"  {title:9}{code}", markup=False, soft_wrap=True)
 

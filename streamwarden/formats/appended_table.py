@@ -16,6 +16,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from streamwarden.errors import ErrorCode, StreamwardenError
+from streamwarden.formats.published_log import NOTHING, PublishedLog
 from streamwarden.model.record import utc_now
 from streamwarden.store.workspace import Workspace
 
@@ -69,6 +70,7 @@ class AppendedTable:
     """The code of its errors."""
 
     def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
         self._uri, self._options = workspace.delta_rs(self.table)
 
     def upkeep(self, keep: timedelta, *, now: datetime | None = None) -> dict[str, int]:
@@ -132,10 +134,13 @@ class AppendedTable:
         day = now.astimezone(UTC).toordinal()
         if table is None or (table.transaction_version(_UPKEEP) or 0) >= day:
             return {}
+        held = self._is_held(table.version())
         old = before.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         deleted = table.delete(f"at < '{old}'")
         joined = table.optimize.compact()
-        removed = table.vacuum(retention_hours=24, enforce_retention_duration=False, dry_run=False, full=True)
+        removed = (
+            [] if held else table.vacuum(retention_hours=24, enforce_retention_duration=False, dry_run=False, full=True)
+        )
         # Last, so that interrupted work is repeated. A separate commit: delta-rs's own commits accept no transaction.
         noted = CommitProperties(app_transactions=[Transaction(_UPKEEP, day, milliseconds(now))])
         table.create_write_transaction([], "append", table.schema(), [self.partition], commit_properties=noted)
@@ -145,6 +150,11 @@ class AppendedTable:
             "files_removed": len(removed),
         }
         return done if any(done.values()) else {}
+
+    def _is_held(self, version: int) -> bool:
+        """Return whether readers of published versions still need files that the table has removed."""
+        published = PublishedLog(self._workspace, self.table).at()
+        return published != NOTHING and published.content < version
 
 
 def milliseconds(at: datetime) -> int:

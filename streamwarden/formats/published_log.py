@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -200,6 +201,27 @@ class PublishedLog:
             return start
         self.publish(start, start.content, changes=False)
         return PublishedAt(start.content, start.content)
+
+    def lost_files(self) -> list[str]:
+        """Return the files that the published version names and the table's folder no longer has, as VACUUM leaves it.
+
+        Takes a listing of the table's folder. Files elsewhere, as of a shallow clone, are not looked for.
+        """
+        number = self.at().number
+        if number < 0:
+            return []
+        checkpoint = newest_checkpoint((f"{one:020d}.checkpoint.parquet" for one in self._numbers(_CHECKPOINT)), number)
+        actions = read_checkpoint(self._files, self._folder, checkpoint) if checkpoint is not None else []
+        for one in range(checkpoint.version + 1 if checkpoint is not None else 0, number + 1):
+            actions += self._read(one)
+        named = set()
+        for add in (one["add"] for one in snapshot(actions) if "add" in one):
+            vector = add.get("deletionVector") or {}
+            named |= {add["path"], *([vector["pathOrInlineDv"]] if vector.get("storageType") == "p" else [])}
+        prefix = f"{self._base}/"
+        wanted = {unquote(path.removeprefix(prefix)) for path in named if path.startswith(prefix)}
+        folder = f"{table_key(self._table)}/"
+        return sorted(wanted - {info.key.removeprefix(folder) for info in self._files.walk(table_key(self._table))})
 
     def remove(self) -> None:
         """Remove the whole log, newest version first, so that a killed removal leaves a readable table."""

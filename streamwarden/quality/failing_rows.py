@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 from streamwarden.quality.engine import ROWS
 from streamwarden.quality.sql import BATCH, translated
 
-__all__ = ["UNIQUE", "condition", "failing_rows_query", "quoted"]
+__all__ = ["UNIQUE", "condition", "failing_rows_query", "file_literal", "quoted"]
 
 UNIQUE = {"expect_column_values_to_be_unique", "expect_compound_columns_to_be_unique"}
 """Expectations about several rows."""
@@ -52,6 +53,11 @@ def condition(kind: str, arguments: Mapping[str, Any]) -> str | None:
 def quoted(name: str) -> str:
     """Return a column's name in DuckDB's SQL."""
     return '"' + str(name).replace('"', '""') + '"'
+
+
+def file_literal(path: str) -> str:
+    """Return a file's path in DuckDB's SQL, where a quote ends it and some signs are a pattern."""
+    return _literal(re.sub(r"[*?\[]", lambda sign: f"[{sign[0]}]", path))
 
 
 def _literal(value: Any) -> str:

@@ -28,7 +28,7 @@ from streamwarden.model.record import utc_now
 from streamwarden.quality.arrow_checker import ArrowChecker
 from streamwarden.quality.documents import write_run
 from streamwarden.quality.engine import build, import_great_expectations, unevaluated
-from streamwarden.quality.failing_rows import failing_rows_query
+from streamwarden.quality.failing_rows import failing_rows_query, file_literal
 from streamwarden.quality.gate_state import gate_document
 from streamwarden.quality.older_rows import with_repeated_keys
 from streamwarden.quality.results import ExpectationResult, QualityRun, TableResult, TableStatus
@@ -218,7 +218,7 @@ class Gate:
         start = log.at()
         if start != NOTHING and log.identity() != versions.identity():
             raise StreamwardenError("PUBLISHED_TABLE_REPLACED", table)
-        return versions, start
+        return versions, log.finish(start)
 
     def _decide(self, table: str, *, again: bool, anew: bool, idle: bool) -> Decision | None:
         began = time.monotonic()
@@ -478,7 +478,7 @@ def _query(suite: Suite, expectation: Expectation, files: Sequence[str]) -> str 
     query = failing_rows_query(expectation.type, expectation.arguments, suite.meta.keys, None)
     if query is None:
         return None
-    listed = ", ".join(f"'{file}'" for file in files[:_FILES])
+    listed = ", ".join(map(file_literal, files[:_FILES]))
     more = f" /* and {len(files) - _FILES} more files */" if len(files) > _FILES else ""
     return re.sub(rf"\b{BATCH}\b", lambda _: f"read_parquet([{listed}]{more}, union_by_name = true)", query)
 

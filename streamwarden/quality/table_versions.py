@@ -111,8 +111,10 @@ class TableVersions:
         try:
             return DeltaTable(self._uri, version=version, storage_options=self._options)
         except TableNotFoundError as error:
+            self._reach()
             raise StreamwardenError("TABLE_NOT_FOUND", f"{self.name}: no Delta table at {self._uri}") from error
         except DeltaError as error:
+            self._reach()
             what = f"{self.name}: no version {version} at {self._uri}: {error}"
             raise StreamwardenError("TABLE_NOT_FOUND", what) from error
 
@@ -197,6 +199,7 @@ class TableVersions:
         try:
             return found.to_table(columns=names)
         except (OSError, pa.ArrowException) as error:
+            self._reach()
             raise StreamwardenError("TABLE_DAMAGED", f"{self.name} at version {version}: {error}") from error
 
     def scan(self, files: Iterable[NewFile], version: int) -> pads.Dataset:
@@ -210,6 +213,10 @@ class TableVersions:
         return self._dataset(
             table, list(files), pa.schema(table.schema().to_arrow()), table.metadata().partition_columns
         )
+
+    def _reach(self) -> None:
+        """Raise the storage's own error if it does not answer: delta-rs and Arrow name no cause that code can read."""
+        self.log.since(0)
 
     def _dataset(
         self, table: DeltaTable, files: Sequence[NewFile], schema: pa.Schema, partitions: Sequence[str]

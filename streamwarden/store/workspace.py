@@ -78,7 +78,10 @@ class Workspace:
         if self.s3.endpoint is not None:
             plain = str(self.s3.endpoint.startswith("http:")).lower()
             options |= {"AWS_ENDPOINT_URL": self.s3.endpoint, "AWS_ALLOW_HTTP": plain}
-        return f"{self.s3.uri('s3')}/{published_key(name) if published else table_key(name)}", options
+        if published:
+            # The log names the table's files by Spark's scheme, and delta-rs knows only the one it was opened with.
+            return self.table(name, published=True), options
+        return f"{self.s3.uri('s3')}/{table_key(name)}", options
 
     def source_path(self, path: str) -> str:
         """Return a file source's folder as a path for Spark; relative paths start at the root."""

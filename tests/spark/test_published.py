@@ -3,10 +3,14 @@
 import json
 from datetime import UTC, datetime, timedelta
 
+import deltalake
+import pyarrow as pa
 import pytest
 from delta.tables import DeltaTable
 
 from streamwarden.driver.pipeline.source import missing_source, open_source
+from streamwarden.formats import published_log
+from streamwarden.formats.published_log import PublishedLog
 from streamwarden.model.gate import Verdict
 from streamwarden.model.spec import JobSpec
 from streamwarden.quality.gate import Gate
@@ -33,6 +37,7 @@ SUITE = {
 
 class Place:
     def __init__(self, spark, folder):
+        folder.mkdir(exist_ok=True)
         (folder / "expectations").mkdir()
         (folder / "expectations" / "windows.json").write_text(json.dumps(SUITE))
         self.spark, self.folder = spark, folder
@@ -49,6 +54,26 @@ class Place:
 
     def decide(self, **options):
         return self.gate.decide("windows", **options).verdict
+
+    def delta(self):
+        return DeltaTable.forPath(self.spark, self.table)
+
+    def compact(self):
+        self.delta().optimize().executeCompaction()
+
+    def check(self, *zones):
+        """Readers get these rows, and so does delta-rs; each published version has the rows of one of the table's."""
+        assert self.read() == sorted(zones)
+        found = deltalake.DeltaTable(self.published)
+        assert sorted(row["zone"] for row in pa.table(found.scan()).to_pylist()) == sorted(zones)
+        log = PublishedLog(self.workspace, "windows")
+        for number in log.versions():
+            pair = ((self.published, number), (self.table, log._content(number)))
+            one, other = (
+                self.spark.read.format("delta").option("versionAsOf", version).load(path).groupBy().sum("zone").first()
+                for path, version in pair
+            )
+            assert one == other, number
 
     def read(self):
         return sorted(row.zone for row in self.spark.read.format("delta").load(self.published).collect())
@@ -145,3 +170,135 @@ def test_a_job_reads_published_versions_only(place):
     query = rows.writeStream.foreachBatch(lambda batch, _: found.extend(row.zone for row in batch.collect()))
     query.option("checkpointLocation", str(place.folder / "c")).trigger(availableNow=True).start().awaitTermination()
     assert sorted(found) == [1, 2]
+
+
+def test_a_stream_gets_appended_rows_of_ranges_with_changes_and_compactions_once(place):
+    place.write(1, 2)
+    place.write(9)
+    assert place.decide() is Verdict.PUBLISHED
+    assert place.stream() == [1, 2, 9]
+    # Appended and deleted.
+    place.write(3)
+    place.delta().delete("zone = 9")
+    place.write(4)
+    assert place.decide() is Verdict.PUBLISHED
+    assert place.stream() == [1, 2, 3, 4, 9]
+    place.check(1, 2, 3, 4)
+    # Appended, merged and compacted with older rows.
+    place.write(5)
+    source = place.spark.createDataFrame([(1, 101), (777, 6)], "old int, new int")
+    place.delta().alias("t").merge(source.alias("s"), "t.zone = s.old").whenMatchedUpdate(
+        set={"zone": "s.new"}
+    ).execute()
+    place.write(7)
+    place.compact()
+    place.write(8)
+    place.compact()
+    assert place.decide() is Verdict.PUBLISHED
+    assert place.stream() == [1, 2, 3, 4, 5, 7, 8, 9]
+    place.check(2, 3, 4, 5, 7, 8, 101)
+    # A bad row that was corrected beside good ones.
+    place.write(10, 300)
+    place.delta().update("zone = 300", {"zone": "11"})
+    place.delta().delete("zone = 101")
+    place.compact()
+    assert place.decide() is Verdict.PUBLISHED
+    assert place.stream() == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    place.check(2, 3, 4, 5, 7, 8, 10, 11)
+    # A stream that does not skip them must notice that rows were changed.
+    rows = place.spark.readStream.format("delta").option("startingVersion", 2).load(place.published)
+    query = rows.writeStream.format("noop").option("checkpointLocation", str(place.folder / "plain"))
+    with pytest.raises(Exception, match="DELTA_SOURCE_TABLE_IGNORE_CHANGES"):
+        query.trigger(availableNow=True).start().awaitTermination()
+
+
+def test_a_change_feed_of_a_published_table_shows_the_net_change(place):
+    place.spark.conf.set("spark.databricks.delta.properties.defaults.enableChangeDataFeed", "true")
+    try:
+        place.write(1, 2)
+        assert place.decide() is Verdict.PUBLISHED
+        place.write(3)
+        place.delta().delete("zone = 1")
+        place.write(300)
+        place.delta().update("zone = 300", {"zone": "4"})
+        assert place.decide() is Verdict.PUBLISHED
+        feed = place.spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 1)
+        rows = [(row.zone, row._change_type) for row in feed.load(place.published).collect()]
+    finally:
+        place.spark.conf.unset("spark.databricks.delta.properties.defaults.enableChangeDataFeed")
+    # Files are rewritten whole: a row may be deleted and inserted again.
+    net = {zone: sum(1 if kind == "insert" else -1 for one, kind in rows if one == zone) for zone in (1, 2, 3, 4, 300)}
+    assert net == {1: -1, 2: 0, 3: 1, 4: 1, 300: 0}
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_restore_within_a_range_leaves_the_tables_rows(place, mapped):
+    mapping = ", 'delta.columnMapping.mode' = 'name'" if mapped else ""
+    place.spark.sql(
+        f"CREATE TABLE delta.`{place.table}` ({COLUMNS}, note string) USING delta"
+        f" TBLPROPERTIES ('delta.enableDeletionVectors' = '{str(mapped).lower()}'{mapping})"
+    )
+    place.write(1, 2)
+    assert place.decide() is Verdict.PUBLISHED
+    place.write(3)
+    place.delta().restoreToVersion(1)
+    place.write(4)
+    place.delta().delete("zone = 1")
+    if mapped:
+        place.spark.sql(f"ALTER TABLE delta.`{place.table}` RENAME COLUMN note TO remark")
+    assert place.decide() is Verdict.PUBLISHED
+    assert place.read() == [2, 4]
+    place.compact()
+    place.write(5)
+    place.delta().restoreToVersion(1)
+    if mapped:
+        place.spark.sql(f"ALTER TABLE delta.`{place.table}` DROP COLUMN {'note'}")
+    place.write(6)
+    assert place.decide() is Verdict.PUBLISHED
+    assert place.read() == [1, 2, 6]
+    found, own = (place.spark.read.format("delta").load(path) for path in (place.published, place.table))
+    assert found.schema == own.schema
+    assert found.exceptAll(own).count() == own.exceptAll(found).count() == 0
+
+
+def test_v2_checkpoints_are_read_and_the_logs_own_checkpoints_are_sparks(place, monkeypatch):
+    monkeypatch.setattr(published_log, "CHECKPOINT_EVERY", 3)
+    place.spark.sql(
+        f"CREATE TABLE delta.`{place.table}` ({COLUMNS}) USING delta"
+        " TBLPROPERTIES ('delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '2')"
+    )
+    for zone in (1, 2, 3):
+        place.write(zone)
+    log = place.folder / "root/tables/windows/_delta_log"
+    (checkpoint,) = log.glob(f"{2:020d}.checkpoint.*")
+    assert checkpoint.name.count(".") == 3
+    for path in log.glob(f"{0:020d}.json"):
+        path.unlink()
+    assert place.decide() is Verdict.PUBLISHED
+    assert place.read() == [1, 2, 3]
+    for zone in (4, 5, 6, 7):
+        place.write(zone)
+        assert place.decide() is Verdict.PUBLISHED
+    own = place.folder / "root/published/windows/_delta_log"
+    assert (own / f"{6:020d}.checkpoint.parquet").exists()
+    # Only behind its checkpoint is the log complete now.
+    for path in own.glob("*.json"):
+        if int(path.stem) < 6:
+            path.unlink()
+    assert place.stream() == place.read() == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_root_with_blanks_and_signs(spark, tmp_path):
+    place = Place(spark, tmp_path / "a #1 100% 'x'")
+    place.spark.sql(
+        f"CREATE TABLE delta.`{place.table}` ({COLUMNS}) USING delta"
+        " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+    )
+    place.write(*range(1, 50))
+    place.delta().delete("zone < 48")
+    assert place.decide() is Verdict.PUBLISHED
+    place.write(50)
+    assert place.decide() is Verdict.PUBLISHED
+    assert place.stream() == place.read() == [48, 49, 50]
+    found = deltalake.DeltaTable(place.published)
+    assert sorted(row["zone"] for row in pa.table(found.scan()).to_pylist()) == [48, 49, 50]
