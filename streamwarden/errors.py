@@ -169,6 +169,11 @@ ErrorCode = Literal[
     "SUITE_INVALID",
     "TABLE_NOT_FOUND",
     "EXPECTATIONS_FAILED",
+    "QUARANTINE_UNKNOWN",
+    "QUARANTINE_ROWS_INVALID",
+    "QUARANTINE_REPLAYED",
+    "QUARANTINE_NOT_REPLAYABLE",
+    "QUARANTINE_EDITS_FAILED",
     "GATE_HELD",
     "GATE_LOG_GONE",
     "GATE_NOTHING_HELD",
@@ -853,6 +858,28 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     "EXPECTATIONS_FAILED": ErrorKind(
         "a table does not meet its expectations",
         "The report lists each failed expectation with failing rows; correct the data or the suite.",
+    ),
+    # Quarantine
+    "QUARANTINE_UNKNOWN": ErrorKind(
+        "no job writes such a quarantine table, or it has no batch yet",
+        "Name a table that `streamwarden quarantine list` shows.",
+    ),
+    "QUARANTINE_ROWS_INVALID": ErrorKind(
+        "the rows to replay cannot be used",
+        "Give lines as `streamwarden quarantine show TABLE` prints them, with `row` corrected.",
+    ),
+    "QUARANTINE_REPLAYED": ErrorKind(
+        "a row was replayed already, and has not failed again",
+        "Leave it out. If it fails again, `streamwarden quarantine list` counts it, and it can be replayed anew.",
+    ),
+    "QUARANTINE_NOT_REPLAYABLE": ErrorKind(
+        "a quarantined row cannot go through its job again",
+        "Correct the rows in the source that it came from.",
+    ),
+    "QUARANTINE_EDITS_FAILED": ErrorKind(
+        "a replay could not be recorded or sent",
+        "Repeat the same command: it continues, and sends nothing twice.",
+        retryable=True,
     ),
     # Gate
     "GATE_HELD": ErrorKind(

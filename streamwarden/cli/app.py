@@ -25,6 +25,7 @@ from streamwarden.cli import (
     observability,
     operations,
     quality,
+    quarantine,
     repair,
     rescale,
     savepoints,
@@ -46,6 +47,7 @@ app.add_typer(savepoints.catalogue_app, name="savepoints")
 app.add_typer(features.features_app, name="features")
 app.add_typer(gate.gate_app, name="gate")
 app.add_typer(landing.landing_app, name="landing")
+app.add_typer(quarantine.quarantine_app, name="quarantine")
 app.add_typer(operations.operations_app, name="operations")
 for found in entry_points(group="streamwarden.commands"):
     app.add_typer(found.load())

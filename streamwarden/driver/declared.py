@@ -11,6 +11,7 @@ import json
 import sys
 
 from streamwarden.driver.pipeline.module import load_module
+from streamwarden.driver.pipeline.row_rules import output_schemas
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import ErrorInfo
 from streamwarden.model.spec import JobSpec
@@ -24,7 +25,7 @@ def main() -> None:
     try:
         # A module's own prints must not mix with the answer.
         with contextlib.redirect_stdout(sys.stderr):
-            outputs = load_module(spec).OUTPUTS
+            outputs = output_schemas(spec, load_module(spec))
         answer = {"outputs": {name: schema.jsonValue()["fields"] for name, schema in outputs.items()}}
     except StreamwardenError as error:
         answer = {"error": ErrorInfo.of(error).model_dump(mode="json")}

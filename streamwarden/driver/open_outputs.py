@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.pipeline.outputs import clear_unborn, keep_facts, start_outputs
+from streamwarden.driver.pipeline.row_rules import check_row_rules, output_schemas
 from streamwarden.driver.pipeline.serving import ServingWriter
 from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.driver.pipeline.topic_sink import TopicSink
@@ -75,8 +76,11 @@ def open_outputs(
     Raises
     ------
     StreamwardenError
-        ``CHECKPOINT_BEHIND``, ``DOCUMENT_CONFLICT``, ``RESTORE_OUTPUT_GONE``, ``SERVING_…``, ``SINK_SCHEMA_MISMATCH``.
+        ``CHECKPOINT_BEHIND``, ``DOCUMENT_CONFLICT``, ``RESTORE_OUTPUT_GONE``, ``SERVING_…``, ``SINK_SCHEMA_MISMATCH``,
+        ``SUITE_INVALID``.
     """
+    schemas = output_schemas(spec, module)
+    check_row_rules(session, spec, module)
     for sink in spec.delta_sinks:
         clear_unborn(workspace, sink.table, guard=guard)
     tables = [sink.table for sink in spec.delta_sinks]
@@ -92,7 +96,7 @@ def open_outputs(
             session,
             workspace.table(sink.table),
             sink,
-            module.OUTPUTS[sink.output],
+            schemas[sink.output],
             application,
             place=workspace.delta_rs(sink.table),
             committed=functools.partial(write_checksum, workspace, sink.table),

@@ -16,6 +16,7 @@ from streamwarden.driver.job_session import adapt_session
 from streamwarden.driver.pipeline.batches import BatchWriter
 from streamwarden.driver.pipeline.module import output_mode
 from streamwarden.driver.pipeline.query import POLL_S, RunningQuery
+from streamwarden.driver.pipeline.row_rules import output_schemas
 from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.driver.pipeline.source import job_rows, missing_source, open_plans, open_source
 from streamwarden.driver.repartition import repartition
@@ -108,8 +109,9 @@ def _run(
     needless: Callable[[], bool],
 ) -> bool:
     """Return whether it completed; if not, a batch may be left begun, and its state is unusable."""
+    schemas = output_schemas(spec, module)
     sinks = {
-        sink.output: DeltaSink(session, str(folder / sink.output), sink, module.OUTPUTS[sink.output], "rehearsal")
+        sink.output: DeltaSink(session, str(folder / sink.output), sink, schemas[sink.output], "rehearsal")
         for sink in spec.delta_sinks
     }
     checkpoint = CheckpointReader(LocalStorage(folder), _CHECKPOINT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,6 +59,16 @@ class LandingFolder(ABC):
             ``LANDING_UNREADABLE`` if the folder is missing, or can't be listed; errors of the S3 server.
         """
 
+    @abstractmethod
+    def create(self, name: str, data: bytes) -> bool:
+        """Land a complete file; return False if a file of this name is there.
+
+        Raises
+        ------
+        StreamwardenError
+            ``LANDING_UNREADABLE``; errors of the S3 server.
+        """
+
 
 def landing_folder(workspace: Workspace, source: FileSource) -> LandingFolder:
     """Return a source's folder. Makes no request yet.
@@ -96,6 +107,28 @@ class _LocalFolder(LandingFolder):
             raise StreamwardenError("LANDING_UNREADABLE", f"{self._root}: {error.strerror}") from error
         found.passed_over.sort()
         return found
+
+    @override
+    def create(self, name: str, data: bytes) -> bool:
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            # Hidden until it is complete: a listing passes it over.
+            handle, hidden = tempfile.mkstemp(dir=self._root, prefix=f".{name}-")
+            try:
+                with os.fdopen(handle, "wb") as stream:
+                    stream.write(data)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                # As other files, and not for this user alone.
+                Path(hidden).chmod(0o644)
+                os.link(hidden, self._root / name)
+            except FileExistsError:
+                return False
+            finally:
+                Path(hidden).unlink(missing_ok=True)
+        except OSError as error:
+            raise StreamwardenError("LANDING_UNREADABLE", f"{self._root}: {error.strerror}") from error
+        return True
 
     def _read(self, inner: str, found: Listing) -> None:
         with os.scandir(self._root / inner) as entries:
@@ -166,6 +199,16 @@ class _S3Folder(LandingFolder):
                 )
         found.passed_over = sorted(passed_over)
         return found
+
+    @override
+    def create(self, name: str, data: bytes) -> bool:
+        from streamwarden.storage import Conflict, S3Storage
+
+        try:
+            S3Storage(self._location).create(name, data)
+        except Conflict:
+            return False
+        return True
 
 
 def _is_partition(folder: str) -> bool:

@@ -22,7 +22,7 @@ from streamwarden.model.status import Reread
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["FileState", "Landed", "ask_reread", "landed_files"]
+__all__ = ["FileState", "Landed", "ask_reread", "landed_files", "planned_names"]
 
 
 class FileState(StrEnum):
@@ -127,6 +127,11 @@ def landed_files(workspace: Workspace, spec: JobSpec) -> list[Landed]:
     found = [of(name) for name in {*listing.files, *waiting}]
     found += [Landed(shown(name), FileState.NOT_READ) for name in listing.passed_over]
     return sorted(found, key=lambda one: one.name)
+
+
+def planned_names(workspace: Workspace, spec: JobSpec) -> frozenset[str]:
+    """Return the names of all files that a job has planned or read. They may be gone; it reads a name once."""
+    return frozenset(_known(workspace, spec, _source(spec))[2])
 
 
 def ask_reread(workspace: Workspace, spec: JobSpec, names: Sequence[str], *, by: str, doubling: bool = False) -> Reread:

@@ -16,6 +16,7 @@ from streamwarden.model.durations import Duration
 from streamwarden.model.health_spec import HealthSpec
 from streamwarden.model.history_spec import HistorySpec
 from streamwarden.model.kafka_spec import KafkaSinkSpec
+from streamwarden.model.row_rules import RowRule
 from streamwarden.model.source_spec import (
     THE_SOURCE,
     DeltaSource,
@@ -28,8 +29,10 @@ from streamwarden.model.source_spec import (
 from streamwarden.model.spec_base import Strict, bytes_of, check_name
 
 __all__ = [
+    "EDITS_TABLE",
     "PROGRESS_TABLE",
     "QUALITY_TABLE",
+    "RULES_OUTPUT",
     "FailureSpec",
     "JobSpec",
     "KeepSpec",
@@ -49,6 +52,12 @@ PROGRESS_TABLE = "job_progress"
 
 QUALITY_TABLE = "quality_results"
 """The table of all checks: the gate writes it, so no job may."""
+
+EDITS_TABLE = "quarantine_edits"
+"""The table of all replays of quarantined rows."""
+
+RULES_OUTPUT = "rules/"
+"""Begins the output of a quarantine table that no module writes, but the row rules of the table that is named next."""
 
 _REDIS = re.compile(r"rediss?://[^\s@/:]+(:\d{1,5})?(/\d{1,3})?")
 _MEMORY = re.compile(r"[1-9]\d*[mg]")
@@ -147,6 +156,11 @@ class SinkSpec(Strict):
         default=None, description="Also keep the newest row of each key in a serving store (upsert only)."
     )
     partition_by: tuple[str, ...] = ()
+    row_rules: tuple[RowRule, ...] = Field(
+        default=(),
+        description="Rules whose failing rows go to TABLE_quarantine. Not written in YAML: they are read from the"
+        " table's suite when the job is deployed (docs/quarantine.md).",
+    )
     on_restore: Literal["rewind", "leave"] | None = Field(
         default=None,
         description="What a restore does with the table. rewind: restores the savepoint's version. leave: keeps it;"
@@ -169,7 +183,7 @@ class SinkSpec(Strict):
             raise ValueError("final_when_passed goes with mode upsert: appended rows are never touched again")
         if self.on_restore == "leave" and not self.keys:
             raise ValueError("on_restore leave needs keys: without them replayed rows would be there twice")
-        if self.table in (PROGRESS_TABLE, QUALITY_TABLE):
+        if self.table in (PROGRESS_TABLE, QUALITY_TABLE, EDITS_TABLE):
             raise ValueError(f"table {self.table} is Streamwarden's own")
         return self
 

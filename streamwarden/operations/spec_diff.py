@@ -121,6 +121,7 @@ _RULES: dict[str, tuple[Effect, str]] = {
         Effect.RESTART,
         "applies when the table is created; an existing table keeps its partitioning",
     ),
+    "sinks.row_rules": (Effect.SAVEPOINT, "changes which rows are quarantined"),
     "sinks.on_restore": (Effect.LIVE, "read by restores"),
     "trigger.interval": (Effect.RESTART, _PACE),
     "trigger.min_pause": (Effect.RESTART, _PACE),
@@ -146,6 +147,7 @@ _RULES: dict[str, tuple[Effect, str]] = {
 }
 
 _HISTORY = "source.history"
+_ROW_RULES = "sinks.row_rules"
 
 _WHOLE = frozenset({"lookups", "restarts", "savepoints", "health", "advisor", "spark", "options"})
 """Fields whose parts, including future parts, all have the same effect."""
@@ -349,6 +351,8 @@ def effect_of(rule: str, name: str = "") -> tuple[Effect, str]:
     top = rule.split(".", 1)[0]
     if top in _SOURCES and ".value." in rule:
         rule = "source.value"
+    elif rule.startswith(_ROW_RULES):
+        rule = _ROW_RULES
     elif top == "sources" and "." in rule:
         # A source has the same fields under any name.
         parts = rule.split(".")
@@ -435,7 +439,11 @@ def _differences(base: JobSpec, wanted: JobSpec) -> list[Change]:
 def _without_parts(found: list[Change]) -> list[Change]:
     """Omit the fields of a sink that was added or removed as a whole."""
     whole = {one.field for one in found if one.field.startswith("sinks.") and _WRITTEN in (one.before, one.after)}
-    return [one for one in found if one.field in whole or one.field.rpartition(".")[0] not in whole]
+
+    def parents(name: str) -> set[str]:
+        return {name.rpartition(".")[0], name.partition(".row_rules.")[0]}
+
+    return [one for one in found if one.field in whole or not parents(one.field) & whole]
 
 
 def _flat(spec: JobSpec) -> dict[str, tuple[str, Any]]:
@@ -461,6 +469,8 @@ def _flat(spec: JobSpec) -> dict[str, tuple[str, Any]]:
         # A topic may have a table's name.
         name = sink.pop(own) if own == "table" else f"topic:{sink.pop(own)}"
         found[f"sinks.{name}"] = (f"sinks.{own}", _WRITTEN)
+        for rule in sink.pop("row_rules", ()):
+            found[f"sinks.{name}.row_rules.{rule['id']}"] = ("sinks.row_rules", f"fails if {rule['fails']}")
         for key, value in sink.items():
             found[f"sinks.{name}.{key}"] = (f"sinks.{key}", value)
     found["sinks"] = ("sinks", spec.delta_sinks[0].table)

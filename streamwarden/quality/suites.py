@@ -10,13 +10,14 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.quality.results import Severity
 from streamwarden.store.config import describe_validation
+from streamwarden.store.row_rules import compiled
 
 __all__ = ["Expectation", "ExpectationMeta", "RecentRows", "Suite", "SuiteMeta", "load_suite", "load_suites"]
 
@@ -56,6 +57,9 @@ class ExpectationMeta(_Document):
         default_factory=dict,
         description="Other tables that a query reads as `{tables.NAME}`, each with its column of times: only its rows"
         " from the begin of `recent` on are read. null: all of its rows, as of a lookup table.",
+    )
+    rows: Literal["quarantine"] | None = Field(
+        default=None, description="quarantine: the job that writes the table moves failing rows to TABLE_quarantine."
     )
 
 
@@ -98,6 +102,11 @@ class Expectation(_Document):
             raise ValueError(f"meta.tables and the query's {{tables.NAME}} differ: {', '.join(wrong)}")
         if any(self.meta.tables.values()) and self.meta.recent is None:
             raise ValueError("meta.tables: a column of times needs meta.recent, which says from when on")
+        return self
+
+    @model_validator(mode="after")
+    def _row_rule(self) -> Self:
+        compiled(self.type, self.arguments, self.meta.model_dump(), self.sentence)
         return self
 
     @property

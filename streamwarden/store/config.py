@@ -15,6 +15,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.alerts import AlertSpec
 from streamwarden.model.profile import Profile
 from streamwarden.model.spec import JobSpec
+from streamwarden.store.row_rules import suites_folder, with_row_rules
 from streamwarden.store.value_schemas import check_schema_files
 
 __all__ = ["config_dir", "describe_validation", "job_names", "load_alerts", "load_job", "load_profile"]
@@ -52,7 +53,7 @@ def load_job(name: str, *, config: Path | None = None, profile: Profile | None =
     Raises
     ------
     StreamwardenError
-        ``JOB_UNKNOWN``, or ``CONFIG_INVALID`` with file and field.
+        ``JOB_UNKNOWN``, or ``CONFIG_INVALID`` or ``SUITE_INVALID`` with file and field.
     """
     folder = config or config_dir()
     path = folder / "jobs" / f"{name}.yaml"
@@ -63,13 +64,15 @@ def load_job(name: str, *, config: Path | None = None, profile: Profile | None =
     spec = _validate(JobSpec, raw, path)
     if spec.name != path.stem:
         raise StreamwardenError("CONFIG_INVALID", f"{path}: name: is {spec.name!r}, but the file is {path.name}")
+    if any(sink.row_rules for sink in spec.delta_sinks):
+        raise StreamwardenError("CONFIG_INVALID", f"{path}: sinks: row_rules belong in the table's suite")
     try:
         check_schema_files(folder, spec)
     except StreamwardenError as error:
         raise StreamwardenError(error.code, f"{path}: {error.what}") from None
-    if profile is None:
-        return spec
-    return _validate(JobSpec, _overridden(spec, profile), path)
+    if profile is not None:
+        spec = _validate(JobSpec, _overridden(spec, profile), path)
+    return with_row_rules(spec, suites_folder(folder))
 
 
 def load_profile(name: str, *, config: Path | None = None) -> Profile:

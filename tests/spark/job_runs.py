@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from streamwarden.driver.job_api import DELETED, EVENT_ENDS
 from streamwarden.driver.pipeline.batches import BatchWriter
+from streamwarden.driver.pipeline.row_rules import output_schemas
 from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.spec import JobSpec
@@ -60,8 +61,9 @@ class Table:
 
 def delta_tables(spark: SparkSession, folder: Path, spec: JobSpec, job: Any, checkpoint: Path) -> BatchWriter:
     """Return what writes a job's batches in the driver: its sinks as its YAML declares them."""
+    schemas = output_schemas(spec, job)
     sinks = {
-        sink.output: DeltaSink(spark, str(folder / sink.table), sink, job.OUTPUTS[sink.output], f"{spec.name}:1")
+        sink.output: DeltaSink(spark, str(folder / sink.table), sink, schemas[sink.output], f"{spec.name}:1")
         for sink in spec.sinks
     }
     return BatchWriter(

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.pipeline.module import split_outputs
+from streamwarden.driver.pipeline.row_rules import apply_row_rules
 from streamwarden.driver.pipeline.serving import ServingWriter
 from streamwarden.driver.pipeline.sink import DeltaSink, Written
 from streamwarden.driver.pipeline.topic_sink import TopicSink
@@ -106,6 +107,7 @@ class BatchWriter:
         self._guard = guard
         # The table that takes all rows unchanged, if there is one.
         self._whole = next(iter(sinks.values())) if len(sinks) == 1 and not hasattr(job, "outputs") else None
+        self._has_rules = any(sink.row_rules for sink in spec.delta_sinks)
         self._counts: dict[int, BatchCounts] = {}
         self._ended_at = 0.0
         self.hurry = threading.Event()
@@ -159,6 +161,8 @@ class BatchWriter:
             found = observation.get
             small = found["rows"] <= _ROWS and _stored(kept) <= _BYTES
             outputs = split_outputs(self._job, kept)
+            if self._has_rules:
+                outputs = apply_row_rules(self._spec, outputs, batch_id, offsets.planned_ms if offsets else 0)
             parts = [
                 (
                     output,

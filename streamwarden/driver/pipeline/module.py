@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from streamwarden.driver.job_api import JobSettings, StreamingJob
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.kafka_spec import KafkaSinkSpec
-from streamwarden.model.spec import JobSpec, SinkSpec
+from streamwarden.model.spec import RULES_OUTPUT, JobSpec, SinkSpec
 from streamwarden.store.config import describe_validation
 from streamwarden.store.declared_sources import check_declared_sources
 
@@ -43,6 +43,8 @@ def load_module(spec: JobSpec) -> StreamingJob:
     check_declared_sources(spec, getattr(job, "SOURCES", None))
     for sink in spec.sinks:
         name, named = (f"topic {sink.topic}" if isinstance(sink, KafkaSinkSpec) else sink.table), [*sink.keys]
+        if sink.output.startswith(RULES_OUTPUT):
+            continue
         if sink.output not in job.OUTPUTS:
             known = ", ".join(job.OUTPUTS)
             raise StreamwardenError(

@@ -1,0 +1,279 @@
+"""Quarantined rows of a table, and what became of them: open, replayed, or failed again.
+
+A row that fails again after a replay is not a row of its own: it is the latest form of the row that was replayed. It is
+recognised by its origin, the file of the replay, or by its content, for rows that came from a table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from streamwarden.errors import StreamwardenError
+from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.formats.quarantine_edits import EditsTable
+from streamwarden.model.row_rules import QUARANTINE_SUFFIX
+from streamwarden.model.spec import JobSpec
+from streamwarden.store.config import job_names
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import CONTROL
+from streamwarden.store.workspace import Workspace
+
+__all__ = [
+    "Content",
+    "Quarantined",
+    "RowState",
+    "job_of_table",
+    "quarantine_tables",
+    "quarantined_rows",
+    "specs_of",
+    "stored_rows",
+    "trace",
+]
+
+Content = Callable[[Mapping[str, Any]], str | None]
+"""Returns a hash of a stored row by its source's columns, or None."""
+
+
+class RowState(StrEnum):
+    """What became of a quarantined row."""
+
+    OPEN = "open"
+    REPLAYED = "replayed"
+    FAILED_AGAIN = "failed again"
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A quarantined row, as it failed last.
+
+    Parameters
+    ----------
+    id
+        Its id: stays the same through replays.
+    state
+        What became of it.
+    attempts
+        Its replays.
+    rules
+        The row rules that it fails; empty for bad input that the job itself has refused.
+    reasons
+        Why.
+    raw
+        The row as text, usually JSON; None for a file that was refused as a whole.
+    source
+        The name of the job's source, where the table has it.
+    source_file, source_row, source_offset
+        Its origin; None if unknown. After a failed replay: the replay's.
+    batch, at
+        When it was quarantined, where the table has it.
+    content
+        See :data:`Content`.
+    """
+
+    id: str
+    state: RowState = RowState.OPEN
+    attempts: int = 0
+    rules: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    raw: str | None = None
+    source: str | None = None
+    source_file: str | None = None
+    source_row: int | None = None
+    source_offset: str | None = None
+    batch: int | None = None
+    at: Any = None
+    content: str | None = None
+
+    @property
+    def row(self) -> Any:
+        """The row parsed, or its text if it is not JSON."""
+        try:
+            return json.loads(self.raw) if self.raw is not None else None
+        except ValueError:
+            return self.raw
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """What it is counted under: its rules, else its reasons without their details."""
+        return self.rules or tuple(dict.fromkeys(reason.split(": ", 1)[0] for reason in self.reasons)) or ("?",)
+
+
+def specs_of(workspace: Workspace) -> Iterator[JobSpec]:
+    """Yield the spec of each job: the deployed one, else the YAML's. Leaves out jobs whose YAML is invalid."""
+    for name in sorted({*job_names(workspace.config), *workspace.files.folders(CONTROL)}):
+        with suppress(StreamwardenError):
+            desired = JobDocuments(workspace.storage, name).desired.read()
+            yield desired.spec if desired is not None else workspace.job(name)
+
+
+def quarantine_tables(workspace: Workspace) -> dict[str, JobSpec]:
+    """Return the quarantine tables that exist, each with the job that writes it."""
+    return {
+        sink.table: spec
+        for spec in specs_of(workspace)
+        for sink in spec.delta_sinks
+        if sink.table.endswith(QUARANTINE_SUFFIX) and DeltaLog(workspace.files, sink.table).latest is not None
+    }
+
+
+def job_of_table(workspace: Workspace, table: str) -> JobSpec:
+    """Return the job that writes a quarantine table.
+
+    Raises
+    ------
+    StreamwardenError
+        ``QUARANTINE_UNKNOWN``.
+    """
+    known = quarantine_tables(workspace)
+    if table not in known:
+        raise StreamwardenError("QUARANTINE_UNKNOWN", f"{table} (there are: {', '.join(sorted(known)) or 'none'})")
+    return known[table]
+
+
+def quarantined_rows(
+    workspace: Workspace,
+    table: str,
+    *,
+    content: Content | None = None,
+    edits: Sequence[Mapping[str, Any]] | None = None,
+) -> list[Quarantined]:
+    """Return a quarantine table's rows with their state, oldest first where the table has times.
+
+    Parameters
+    ----------
+    content
+        For a job that reads a table.
+    edits
+        The entries of ``quarantine_edits``; default all that are there.
+
+    Raises
+    ------
+    StreamwardenError
+        ``QUARANTINE_EDITS_FAILED``, ``TABLE_NOT_FOUND``.
+    """
+    entries = EditsTable(workspace).of(table) if edits is None else edits
+    return trace(stored_rows(workspace, table), entries, content)
+
+
+def stored_rows(workspace: Workspace, table: str) -> list[dict[str, Any]]:
+    """Return a table's rows as they are stored.
+
+    Raises
+    ------
+    StreamwardenError
+        ``TABLE_NOT_FOUND`` if it can't be read.
+    """
+    address, options = workspace.delta_rs(table)
+    try:
+        opened = DeltaTable(address, storage_options=options)
+        found: list[dict[str, Any]] = pa.table(opened.scan()).to_pylist()
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise StreamwardenError("TABLE_NOT_FOUND", f"{table}: {error}") from error
+    return found
+
+
+def trace(
+    stored: Iterable[Mapping[str, Any]], edits: Sequence[Mapping[str, Any]], content: Content | None = None
+) -> list[Quarantined]:
+    """Assign rows that failed again to the rows that were replayed; see :func:`quarantined_rows`."""
+    replayed = _Replays(edits)
+    found: dict[str, Quarantined] = {}
+    again: dict[str, tuple[int, Quarantined]] = {}
+    numbers: Counter[str] = Counter()
+    contents: Counter[str] = Counter()
+    for row in sorted(stored, key=_order):
+        hashed = content(row) if content is not None else None
+        if hashed is not None:
+            contents[hashed] += 1
+        one = _quarantined(row, hashed)
+        numbers[one.id] += 1
+        if numbers[one.id] > 1:
+            one = replace(one, id=f"{one.id}-{numbers[one.id]}")
+        entries = replayed.failed_as(one, contents[hashed] if hashed is not None else 0)
+        if not entries:
+            found[one.id] = one
+        for entry in entries:
+            latest = again.get(entry["row_id"])
+            if latest is None or latest[0] < entry["attempt"]:
+                # Of a file that was refused as a whole, each row is known from the edit.
+                raw = one.raw if one.raw is not None else entry["after"]
+                again[entry["row_id"]] = entry["attempt"], replace(one, id=entry["row_id"], raw=raw)
+    for root, (_, one) in again.items():
+        found[root] = one
+    return [_with_state(one, replayed.attempts[one.id], again.get(one.id)) for one in found.values()]
+
+
+class _Replays:
+    def __init__(self, edits: Sequence[Mapping[str, Any]]) -> None:
+        self.attempts: Counter[str] = Counter()
+        self._by_origin: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
+        self._by_file: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        self._by_content: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
+        for entry in edits:
+            self.attempts[entry["row_id"]] = max(self.attempts[entry["row_id"]], entry["attempt"])
+            if entry["content"] is not None:
+                self._by_content[entry["content"], entry["seen"] + 1].append(entry)
+            else:
+                self._by_origin[entry["sent_as"], entry["number"]].append(entry)
+                self._by_file[entry["sent_as"]].append(entry)
+
+    def failed_as(self, one: Quarantined, occurrence: int) -> list[Mapping[str, Any]]:
+        """Return the entries whose replay has failed as this row."""
+        if one.content is not None:
+            return self._by_content.get((one.content, occurrence), [])
+        # A file that was read again has a number at the end.
+        file = (one.source_file or "").partition("#")[0]
+        if one.source_row is None:
+            return self._by_file.get(file, [])
+        return self._by_origin.get((file, one.source_row), [])
+
+
+def _with_state(one: Quarantined, attempts: int, again: tuple[int, Quarantined] | None) -> Quarantined:
+    if not attempts:
+        return one
+    failed = again is not None and again[0] == attempts
+    return replace(one, attempts=attempts, state=RowState.FAILED_AGAIN if failed else RowState.REPLAYED)
+
+
+def _quarantined(row: Mapping[str, Any], content: str | None) -> Quarantined:
+    raw, reasons = row.get("raw"), row.get("reasons")
+    own = row.get("row_id")
+    if own is None:
+        # Columns that name the moment differ if a batch is computed again.
+        told = [row.get(name) for name in ("source", "source_file", "source_row", "raw", "reasons")]
+        own = hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:16]
+    return Quarantined(
+        id=str(own),
+        rules=tuple(row.get("rules") or ()),
+        reasons=tuple(reasons) if isinstance(reasons, list) else tuple(filter(None, [reasons])),
+        raw=raw,
+        source=row.get("source"),
+        source_file=row.get("source_file"),
+        source_row=row.get("source_row"),
+        source_offset=row.get("source_offset"),
+        batch=row.get("batch"),
+        at=row.get("quarantined_at"),
+        content=content,
+    )
+
+
+def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    # Equal rows are numbered in this order; they can't be told apart anyway.
+    at = row.get("quarantined_at")
+    return (
+        at.isoformat() if at is not None else "",
+        str(row.get("source_file")),
+        row.get("source_row") if row.get("source_row") is not None else -1,
+        str(row.get("raw")),
+    )
