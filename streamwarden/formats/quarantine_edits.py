@@ -95,4 +95,5 @@ class EditsTable(AppendedTable):
 
 def _entries(opened: DeltaTable, table: str) -> list[dict[str, Any]]:
     found = opened.to_pyarrow_dataset().to_table(filter=pc.field("table") == table)
-    return found.sort_by([("at", "ascending"), ("number", "ascending")]).to_pylist()
+    rows: list[dict[str, Any]] = found.sort_by([("at", "ascending"), ("number", "ascending")]).to_pylist()
+    return rows

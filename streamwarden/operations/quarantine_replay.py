@@ -201,14 +201,10 @@ class _Part:
         note: str,
     ) -> None:
         self._workspace, self._spec, self._table, self._name = workspace, spec, table, source
-        self._source = spec.inputs[source]
+        self._source = found = spec.inputs[source]
         self._corrected, self._by, self._note = corrected, by, note
-        self._hasher = _Hasher(_schema(workspace, self._source.table)) if self._is_table else None
+        self._hasher = _Hasher(_schema(workspace, found.table)) if isinstance(found, DeltaSource) else None
         self._after: dict[str, str] = {}
-
-    @property
-    def _is_table(self) -> bool:
-        return isinstance(self._source, DeltaSource)
 
     def prepare(self, known: Mapping[str, Quarantined]) -> None:
         """Check the rows, without writing."""
@@ -245,7 +241,7 @@ class _Part:
             return new
 
         edits.enter(self._table, make)
-        return _replayed(chosen, _send(self._workspace, self._spec, chosen))
+        return _replayed(chosen, _send(self._workspace, self._spec, chosen, _planned(self._workspace, self._spec)))
 
     def _begun(self, entries: list[dict[str, Any]], known: Mapping[str, Quarantined]) -> list[Mapping[str, Any]]:
         """Return the entries of this same replay if an earlier call has entered it, and its rows have not failed."""
@@ -270,7 +266,8 @@ class _Part:
         replay = self._id(attempts)
         seen: Counter[str | None] = Counter(content(row) for row in stored) if content is not None else Counter()
         # Replays that were not refused (yet) may still fail: their rows are counted before those of this one.
-        made, now = [], utc_now()
+        made: list[dict[str, Any]] = []
+        now = utc_now()
         for number, (name, after) in enumerate(self._after.items()):
             hashed = self._hasher.of_text(after) if self._hasher is not None else None
             waiting = (
@@ -306,14 +303,20 @@ class _Part:
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
-def _send(workspace: Workspace, spec: JobSpec, entries: Sequence[Mapping[str, Any]]) -> bool:
-    """Send a replay's rows, unless an earlier call has; return whether this one did."""
+def _send(workspace: Workspace, spec: JobSpec, entries: Sequence[Mapping[str, Any]], planned: frozenset[str]) -> bool:
+    """Send a replay's rows, unless an earlier call has; return whether this one did.
+
+    Parameters
+    ----------
+    planned
+        See :func:`_planned`.
+    """
     first = entries[0]
     lines = "".join(f"{entry['after']}\n" for entry in sorted(entries, key=lambda entry: entry["number"]))
     source = spec.inputs.get(first["source"])
     if isinstance(source, FileSource):
         # A file may have been archived since the job read it.
-        if first["sent_as"] in planned_names(workspace, spec):
+        if first["sent_as"] in planned:
             return False
         return landing_folder(workspace, source).create(first["sent_as"], lines.encode())
     if isinstance(source, DeltaSource) and source.table == first["sent_as"]:
@@ -328,7 +331,13 @@ def _complete(workspace: Workspace, spec: JobSpec, table: str) -> list[Replayed]
     replays: dict[str, list[dict[str, Any]]] = {}
     for entry in EditsTable(workspace).of(table):
         replays.setdefault(entry["replay"], []).append(entry)
-    return [_replayed(entries, True) for entries in replays.values() if _send(workspace, spec, entries)]
+    planned = _planned(workspace, spec)
+    return [_replayed(entries, True) for entries in replays.values() if _send(workspace, spec, entries, planned)]
+
+
+def _planned(workspace: Workspace, spec: JobSpec) -> frozenset[str]:
+    """Return the landed files that the job knows; empty if it reads none."""
+    return planned_names(workspace, spec) if spec.files_source is not None else frozenset()
 
 
 def _replayed(entries: Sequence[Mapping[str, Any]], sent: bool) -> Replayed:
