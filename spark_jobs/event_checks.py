@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, Self
 
@@ -58,6 +58,7 @@ def checked(
     times: Sequence[str] = (),
     amounts: Sequence[str] = (),
     largest: float = 1e9,
+    called: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Add ``reasons``, every fault of a row, and ``raw``, the row as JSON if it has none; other columns stay.
 
@@ -71,20 +72,24 @@ def checked(
         Columns that must be there: texts of at most 1,024 characters, timestamps, finite numbers.
     largest
         Numbers of this size or more are no amounts.
+    called
+        The names of columns in the reasons, where they differ: those of the source, which the reader knows.
     """
-    reasons = []
+    reasons, names = [], called or {}
     for name in keys:
         text = F.col(name).cast("string")
-        reasons.append(F.when(text.isNull(), f"{name} is missing"))
-        reasons.append(F.when(F.length(text) > _LONGEST, f"{name} is longer than {_LONGEST} characters"))
+        reasons.append(F.when(text.isNull(), f"{names.get(name, name)} is missing"))
+        reasons.append(
+            F.when(F.length(text) > _LONGEST, f"{names.get(name, name)} is longer than {_LONGEST} characters")
+        )
     for name in times:
-        reasons.append(F.when(F.col(name).isNull(), f"{name} is missing"))
+        reasons.append(F.when(F.col(name).isNull(), f"{names.get(name, name)} is missing"))
         is_out = (F.col(name) < F.lit(options.earliest)) | (F.col(name) >= F.lit(options.latest))
-        reasons.append(F.when(is_out, f"{name} is not plausible"))
+        reasons.append(F.when(is_out, f"{names.get(name, name)} is not plausible"))
     for name in amounts:
         # NaN compares as greater than any number.
         is_amount = F.col(name).isNotNull() & (F.abs(F.col(name)) < F.lit(largest))
-        reasons.append(F.when(~is_amount, f"{name} is no number below {largest:g}"))
+        reasons.append(F.when(~is_amount, f"{names.get(name, name)} is no number below {largest:g}"))
     found = rows.withColumn("reasons", F.array_compact(F.array(*reasons)))
     return found if "raw" in rows.columns else found.withColumn("raw", row_text(rows, keys))
 

@@ -273,8 +273,13 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
         weight.cast("double").alias("weight"),
         row_text(source, [options.key]).alias("raw"),
     ).withColumn("weighted", F.col("value") * F.col("weight"))
-    rows = checked(rows, options, keys=["key"], times=["at"], amounts=["value", "weight", "weighted"], largest=LARGEST)
-    negative = F.when(F.col("weight") < 0, "weight is negative")
+    called = {"key": options.key, "at": options.time, "value": options.value}
+    amounts = ["value"]
+    if options.weight:
+        called |= {"weight": options.weight, "weighted": f"{options.value} times {options.weight}"}
+        amounts += ["weight", "weighted"]
+    rows = checked(rows, options, keys=["key"], times=["at"], amounts=amounts, largest=LARGEST, called=called)
+    negative = F.when(F.col("weight") < 0, f"{options.weight} is negative")
     rows = rows.withColumn("reasons", F.array_compact(F.concat("reasons", F.array(negative))))
     scaled = [F.round(F.col(name) * SCALE).cast("long").alias(name) for name in ("value", "weight", "weighted")]
     events = (

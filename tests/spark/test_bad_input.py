@@ -65,11 +65,11 @@ EVENTS: dict[str, tuple[ModuleType, JobSettings, dict[str, tuple[str, ...]], dic
         ),
         {"main": ("key", "window_start"), "alerts": ("key", "at"), "quarantine": ("raw",)},
         {
-            "key is missing": [{"symbol": None}],
-            "key is longer than 1024 characters": [{"symbol": LONG}],
+            "symbol is missing": [{"symbol": None}],
+            "symbol is longer than 1024 characters": [{"symbol": LONG}],
             "at is missing": [{"at": None}],
             "at is not plausible": [{"at": FUTURE}, {"at": PAST}],
-            "value is no number below 1e+09', 'weighted is no number below 1e+09": [
+            "price is no number below 1e+09', 'price times size is no number below 1e+09": [
                 {"price": NAN},
                 {"price": INFINITY},
                 {"price": None},
