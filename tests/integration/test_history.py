@@ -48,6 +48,11 @@ def trips(real_trips: Path | None, make_trips: TripMaker) -> pa.Table:
 def test_equal_to_batch_after_kills_in_both_parts_a_restore_into_the_history_and_a_rescale(
     place: Place, trips: pa.Table, make_trips: TripMaker, job: str
 ) -> None:
+    run_job(place, job, trips, make_trips)
+
+
+def run_job(place: Place, job: str, trips: pa.Table, make_trips: TripMaker) -> None:
+    """Run a job of :data:`SOURCES` from its history into its source, through kills, a restore and a rescale."""
     if job == "zone_windows":
         pieces = in_order_of_arrival(trips, seed=4, late_share=0.3, latest=timedelta(hours=1), batches=PIECES)
 
@@ -67,7 +72,8 @@ def test_equal_to_batch_after_kills_in_both_parts_a_restore_into_the_history_and
 def _run(place: Place, job: str, pieces: list[pa.Table], compare: Callable[[], Difference]) -> None:
     def feed(table: str, *numbers: int) -> None:
         for number in numbers:
-            write_deltalake(place.workspace.table(table), pieces[number], mode="append")
+            address, options = place.workspace.delta_rs(table)
+            write_deltalake(address, pieces[number], mode="append", storage_options=options)
 
     def killed() -> None:
         seen = place.wait(job, lambda seen: seen.heartbeat is not None, "a driver")

@@ -27,11 +27,18 @@ from nyc_taxi.demo.patterns import (
     expected_zone_leaderboard,
 )
 from nyc_taxi.demo.payments import compare_trip_payments, expected_trip_payments
+from nyc_taxi.demo.statistics import (
+    compare_card_statistics,
+    compare_zone_running_stats,
+    expected_card_statistics,
+    expected_zone_running_stats,
+)
+from nyc_taxi.demo.velocity import compare_card_alerts, compare_card_velocity, expected_card_velocity
 from nyc_taxi.streams.feed import FeedOptions, disordered
 from nyc_taxi.streams.payments import payments_of
 from nyc_taxi.streams.series import sensor_readings, trades
 
-from streamwarden.model.savepoint import Origin
+from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.rescale import rescale
 from streamwarden.operations.restore import restore
@@ -117,6 +124,35 @@ def _features(trips: pa.Table) -> Case:
     return Case("zone_features", {"trips": _arriving(trips, PIECES)}, compare)
 
 
+def _zone_statistics(trips: pa.Table) -> Case:
+    def compare(place: Place) -> list[Difference]:
+        return [compare_zone_running_stats(expected_zone_running_stats(trips), place.table("zone_running_stats"))]
+
+    return Case("zone_running_stats", {"trips": _arriving(trips, PIECES)}, compare)
+
+
+def _card_statistics(trips: pa.Table) -> Case:
+    def compare(place: Place) -> list[Difference]:
+        return [compare_card_statistics(expected_card_statistics(trips), place.table("card_statistics"))]
+
+    return Case("card_statistics", {"trips": _arriving(trips, PIECES)}, compare)
+
+
+def _velocity(trips: pa.Table) -> Case:
+    # Bursts that a day of trips on some dozens of cards has.
+    burst, within, window, every = 3, timedelta(minutes=15), timedelta(minutes=20), timedelta(minutes=5)
+
+    def compare(place: Place) -> list[Difference]:
+        windows = expected_card_velocity(trips, window=window, every=every)
+        return [
+            compare_card_velocity(windows, place.table("card_velocity")),
+            compare_card_alerts(trips, place.table("card_alerts"), burst=burst, within=within),
+        ]
+
+    options = {"trips": burst, "within": "15m", "window": "20m", "every": "5m"}
+    return Case("card_velocity", {"trips": _arriving(trips, PIECES)}, compare, options)
+
+
 def _series(job: str, table: str, events: pa.Table, **given: Any) -> Case:
     high, low = given.pop("high"), given.pop("low")
     columns = {name: given.get(name) for name in ("key", "value", "weight")}
@@ -152,6 +188,9 @@ CASES: dict[str, Callable[[pa.Table], Case]] = {
     "dedup_events": _dedup,
     "zone_leaderboard": _leaderboard,
     "zone_features": _features,
+    "zone_running_stats": _zone_statistics,
+    "card_statistics": _card_statistics,
+    "card_velocity": _velocity,
     "sensor_metrics": lambda _: _series(
         "sensor_metrics",
         "sensor_readings",
@@ -183,8 +222,8 @@ def test_equal_to_batch_after_a_kill_a_restore_and_a_rescale(place: Place, make_
     run_case(place, CASES[name](as_trips(make_trips(1500, cards=80))))
 
 
-def run_case(place: Place, case: Case) -> None:
-    """Feed a job through a kill, a restore and a rescale, and compare its tables."""
+def run_case(place: Place, case: Case) -> Manifest:
+    """Feed a job through a kill, a restore and a rescale, compare its tables, and return the restored savepoint."""
     place.job(case.job, **({"options": {**_options(place, case.job), **case.options}} if case.options else {}))
     _feed(place, case, 0)
     deploy_job(place.workspace, case.job, by=BY)
@@ -219,6 +258,7 @@ def run_case(place: Place, case: Case) -> None:
         differences = case.compare(place)
     assert all(one.equal for one in differences), "\n".join(map(str, differences))
     assert all(one.expected >= 5 for one in differences), differences
+    return made
 
 
 def _look_into_the_state(place: Place, case: Case, savepoint: str) -> None:

@@ -9,7 +9,7 @@ from tests.kafka.server import JARS, KafkaServer
 
 
 @pytest.fixture(scope="session")
-def session_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     if not any(JARS.glob("kafka_*.jar")):
         pytest.fail(f"no Kafka server: {JARS} is empty. Run `make kafka-server`.")
     made = KafkaServer(tmp_path_factory.mktemp("kafka"))
@@ -19,15 +19,15 @@ def session_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSe
 
 
 @pytest.fixture
-def kafka(session_server: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> KafkaServer:
+def kafka(kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> KafkaServer:
     """The server, with credentials in the environment, of this process and of those that it starts."""
     for name, value in {
         "SECURITY_PROTOCOL": "SASL_PLAINTEXT",
         "SASL_MECHANISM": "PLAIN",
-        "SASL_JAAS_CONFIG": session_server.jaas,
+        "SASL_JAAS_CONFIG": kafka_server.jaas,
         # A batch fails within a test's patience when the servers are away.
         "DEFAULT_API_TIMEOUT_MS": "5000",
         "REQUEST_TIMEOUT_MS": "3000",
     }.items():
         monkeypatch.setenv(f"STREAMWARDEN_KAFKA_{name}", value)
-    return session_server
+    return kafka_server
