@@ -87,8 +87,6 @@ def test_rows_are_corrected_and_replayed_once_each(place: Place) -> None:
         "a.jsonl",
         lines({"id": "a", "amount": 1}, {"id": "b", "amount": -2}, {"id": "c", "amount": -3}, {"amount": 4}),
     )
-    deploy_job(place.workspace, "amounts", by=BY)
-    until(place, lambda: (place.workspace.root / "tables/amounts_quarantine").exists() and len(quarantined()) == 3, "3")
 
     def quarantined() -> list[dict[str, Any]]:
         return place.rows("amounts_quarantine")
@@ -98,6 +96,8 @@ def test_rows_are_corrected_and_replayed_once_each(place: Place) -> None:
         assert len({row["id"] for row in rows}) == len(rows), "a row is there twice"
         return {row["id"]: row["amount"] for row in rows}
 
+    deploy_job(place.workspace, "amounts", by=BY)
+    until(place, lambda: len(quarantined()) == 3, "the quarantined rows")
     assert amounts() == {"a": 1}
     found = shown(place)
     assert {name: line["reasons"] for name, line in found.items()} == {
@@ -136,8 +136,10 @@ def test_rows_are_corrected_and_replayed_once_each(place: Place) -> None:
     # The result is that of a batch over the corrected rows.
     until(place, lambda: amounts() == {"a": 1, "b": 2, "c": 3, "d": 4}, "all rows")
     assert command(place, "list").returncode == 0 and shown(place) == {}
-    progress = place.wait("amounts", lambda now: bool(now.progress and now.progress.last), "progress").progress
-    assert progress is not None and sum(done.rows_quarantined for done in progress.recent) == 4
+    documents = place.documents("amounts")
+    until(place, lambda: bool((totals := documents.current_totals()) and totals.rows_out == 4), "the totals")
+    totals = documents.current_totals()
+    assert totals is not None and totals.rows_quarantined == 4
     twice = command(place, *edited(place, {"id": again["id"], "row": {"id": "c", "amount": 5}}))
     assert twice.returncode == 2 and "QUARANTINE_REPLAYED" in twice.stderr
     files = sorted(path.name for path in Path(place.workspace.root / "landing").iterdir())
