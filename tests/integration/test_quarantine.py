@@ -97,7 +97,8 @@ def test_rows_are_corrected_and_replayed_once_each(place: Place) -> None:
         return {row["id"]: row["amount"] for row in rows}
 
     deploy_job(place.workspace, "amounts", by=BY)
-    until(place, lambda: len(quarantined()) == 3, "the quarantined rows")
+    place.wait("amounts", lambda seen: bool(seen.heartbeat and seen.heartbeat.batch == 0), "batch 0")
+    assert len(quarantined()) == 3
     assert amounts() == {"a": 1}
     found = shown(place)
     assert {name: line["reasons"] for name, line in found.items()} == {
