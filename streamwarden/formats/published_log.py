@@ -41,8 +41,8 @@ __all__ = ["CHECKPOINT_EVERY", "NOTHING", "PublishedAt", "PublishedLog"]
 _log = logging.getLogger(__name__)
 
 CHECKPOINT_EVERY = 100
-"""Commits between two checkpoints of the log. 100, delta-rs's own default: a reader opens up to that many small files,
-and a checkpoint, whose cost grows with the table's files, is rare beside the checks."""
+"""Commits between two checkpoints of the log. 100, as in delta-rs: a reader opens up to that many small files. A
+checkpoint costs more, the more files the table has, and so is rare beside the checks."""
 
 _TAG = "streamwarden.content"
 _AFTER = "streamwarden.after"

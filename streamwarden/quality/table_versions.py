@@ -113,7 +113,7 @@ class TableVersions:
         except TableNotFoundError as error:
             self._reach()
             raise StreamwardenError("TABLE_NOT_FOUND", f"{self.name}: no Delta table at {self._uri}") from error
-        except DeltaError as error:
+        except (DeltaError, OSError) as error:
             self._reach()
             what = f"{self.name}: no version {version} at {self._uri}: {error}"
             raise StreamwardenError("TABLE_NOT_FOUND", what) from error
