@@ -14,10 +14,10 @@ from rich.table import Table
 from streamwarden.cli.terminal import JsonOption, ProfileOption, RootOption, err, out, print_json, reported, who
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.published_log import PublishedLog
-from streamwarden.model.gate import Decision, Verdict
+from streamwarden.model.gate import Decision, Hold, Verdict
 from streamwarden.model.record import utc_now
 from streamwarden.quality.gate_state import GateState, gate_state
-from streamwarden.quality.suites import load_suites
+from streamwarden.quality.suites import suite_names
 from streamwarden.store.layout import QUALITY, published_key
 from streamwarden.store.workspace import Workspace, open_workspace
 
@@ -49,7 +49,7 @@ def status(
 ) -> None:
     """Show what is published and what is held, and why."""
     workspace = open_workspace(profile, root=root)
-    names = [table] if table else [suite.name for suite in load_suites(_suites(workspace, expectations))]
+    names = [table] if table else suite_names(_suites(workspace, expectations))
     found = [gate_state(workspace, name) for name in names]
     lost = {name: PublishedLog(workspace, name).lost_files() for name in names}
     if as_json:
@@ -131,12 +131,12 @@ def history(
         print_json([one.model_dump(mode="json") for one in found])
         return
     shown = Table(box=None, pad_edge=False)
-    for heading in ("AT", "VERSIONS", "ROWS", "DECISION", "BY", "NOTE", "CHECK"):
+    for heading in ("AT", "VERSIONS", "ROWS", "DECISION", "BY", "NOTE", "SUITE", "CHECK"):
         shown.add_column(heading)
     for one in found:
         shown.add_row(
-            _moment(one.at), _range(one.after, one.version), _number(one.rows), one.verdict, one.by, one.note or "",
-            one.run or "",
+            _moment(one.at), _range(one.after, one.version), _number(one.rows), one.verdict, one.by, _note(one),
+            one.suite, one.run or "",
         )  # fmt: skip
     out.print(shown)
 
@@ -185,15 +185,15 @@ def what_if(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a changed suite would have decided about the ranges that were checked. Publishes nothing."""
-    from streamwarden.quality.gate import Gate
     from streamwarden.quality.suites import load_suite
+    from streamwarden.quality.what_if import what_if as replay
 
     workspace = open_workspace(profile, root=root)
     changed = load_suite(suite)
     if changed.name != table:
         raise typer.BadParameter(f"{suite} is the suite of {changed.name}")
     with err.status("checking"):
-        found = Gate(workspace, suite.parent).what_if(changed, last=last)
+        found = replay(workspace, changed, suite.parent, last=last)
     if as_json:
         print_json([{**vars(one), "would_pass": not one.failed} for one in found])
         return
@@ -225,9 +225,10 @@ def watch(profile: ProfileOption = None, root: RootOption = None, expectations: 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
 
-    def told(table: str, found: Decision | StreamwardenError) -> None:
-        if isinstance(found, StreamwardenError):
-            err.print(f"{table}: {found}", markup=False, style="red", soft_wrap=True)
+    def told(table: str, found: Decision | Exception) -> None:
+        if isinstance(found, Exception):
+            words = str(found) if isinstance(found, StreamwardenError) else f"{type(found).__name__}: {found}"
+            err.print(f"{table}: {words}; the gate tries again", markup=False, style="red", soft_wrap=True)
             return
         held = found.verdict is Verdict.HELD
         err.print(_sentence(table, found), markup=False, style="red" if held else None, soft_wrap=True)
@@ -268,16 +269,23 @@ def _as_json(state: GateState) -> dict[str, Any]:
         "latest": state.latest,
         "published": state.published.content,
         "waiting": state.waiting,
-        "hold": state.record.hold.model_dump(mode="json") if state.record.hold else None,
+        "hold": state.hold.model_dump(mode="json") if state.hold else None,
+        "trouble": state.record.trouble.model_dump(mode="json") if state.record.trouble else None,
+        "error": str(state.error) if state.error else None,
         "last": state.record.decisions[-1].model_dump(mode="json") if state.record.decisions else None,
     }
 
 
 def _state(state: GateState) -> str:
+    if state.error is not None:
+        return state.error.code
+    if state.hold is not None:
+        words = "rule broken since" if state.hold.is_empty else "held since"
+        return f"{words} {_moment(state.hold.since)}"
+    if state.record.trouble is not None:
+        return f"{state.record.trouble.code} since {_moment(state.record.trouble.since)}"
     if state.latest is None:
         return "no such table"
-    if state.record.hold is not None:
-        return f"held since {_moment(state.record.hold.since)}"
     return "published" if not state.waiting else "not decided yet"
 
 
@@ -287,10 +295,24 @@ def _explain(state: GateState) -> None:
 
 
 def _reasons(state: GateState) -> list[str]:
-    hold = state.record.hold
-    if hold is None:
-        return []
-    lines = ["", f"{state.table}: versions {_range(hold.after, hold.version)} are held"]
+    lines = []
+    if state.error is not None:
+        lines += ["", f"{state.table}: {state.error}"]
+    if state.record.trouble is not None:
+        trouble = state.record.trouble
+        lines += ["", f"{state.table}: no decision since {_moment(trouble.since)}: {trouble.code}: {trouble.what}"]
+        lines.append("  The gate tries again, at least once a minute.")
+    return lines + (_held(state.table, state.hold) if state.hold is not None else [])
+
+
+def _held(table: str, hold: Hold) -> list[str]:
+    if hold.is_empty:
+        title = f"{table}: no version waits, but what is published up to version {hold.version} fails a rule"
+    else:
+        one = hold.version == hold.after + 1
+        versions = f"{'version' if one else 'versions'} {_range(hold.after, hold.version)}"
+        title = f"{table}: {versions} {'is' if one else 'are'} held"
+    lines = ["", title]
     if hold.batches:
         lines.append(f"  written by {', '.join(hold.batches)}")
     if hold.source_files:
@@ -301,18 +323,31 @@ def _reasons(state: GateState) -> list[str]:
         if failure.query:
             lines.append(f"    all of them: {failure.query}")
     lines.append(f"  report: {QUALITY}/{hold.run}/report.html")
-    lines.append(f"  Correct the rows and run `streamwarden gate check {state.table}`; or publish them as they are:")
-    lines.append(f"  `streamwarden gate accept {state.table} --note WHY`.")
+    if hold.is_empty:
+        return [*lines, "  Readers see the published versions. This ends by itself once the rule is met again."]
+    again = f"streamwarden gate check {table}{' --anew' if hold.anew else ''}"
+    lines.append(f"  Correct the rows and run `{again}`; or publish them as they are:")
+    lines.append(f"  `streamwarden gate accept {table} --note WHY`.")
     return lines
 
 
+def _note(decision: Decision) -> str:
+    changed = "the suite was changed during the check, which used the old one" if decision.suite_changed else ""
+    return "; ".join(filter(None, (decision.note, changed)))
+
+
 def _sentence(table: str, decision: Decision) -> str:
-    rows = f", {decision.rows:,} rows" if decision.rows is not None else ""
+    if decision.after == decision.version:
+        return f"{table}: what is published up to version {decision.version} fails a rule, {decision.seconds:.1f} s"
+    rows = "" if decision.rows is None else ", 1 row" if decision.rows == 1 else f", {decision.rows:,} rows"
     versions = _range(decision.after, decision.version)
-    return f"{table}: {decision.verdict} {versions}{rows}, {decision.seconds:.1f} s"
+    changed = f"; {_note(decision)}" if decision.suite_changed else ""
+    return f"{table}: {decision.verdict} {versions}{rows}, {decision.seconds:.1f} s{changed}"
 
 
 def _range(after: int, version: int) -> str:
+    if version == after:
+        return "none new"
     return str(version) if version == after + 1 else f"{after + 1} to {version}"
 
 

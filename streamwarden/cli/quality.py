@@ -42,7 +42,7 @@ def check(
     from streamwarden.quality.runner import check as run_check
 
     workspace = open_workspace(profile, root=root)
-    with err.status("checking; the JVM takes some seconds"):
+    with err.status("checking"):
         run = run_check(
             tables_dir=workspace.tables,
             expectations_dir=expectations or workspace.config.parent / "expectations",

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["ACCEPTED", "KEPT", "AcceptedRow", "Decision", "GateRecord", "HeldFailure", "Hold", "Verdict"]
+__all__ = ["ACCEPTED", "KEPT", "AcceptedRow", "Decision", "GateRecord", "HeldFailure", "Hold", "Trouble", "Verdict"]
 
 KEPT = 50
 """Decisions in a table's document. 50: a day of an hourly batch, and the quality table has all of them."""
@@ -50,12 +50,29 @@ class Hold(_Record):
     run: str = Field(description="The check's run, whose report has all failures.")
     failures: list[HeldFailure]
     batches: list[str] = Field(description="Batches that wrote the range: JOB/gGENERATION/BATCH.")
-    source_files: list[str] = Field(default=[], description="Landed files that the failing examples came from.")
+    source_files: list[str] = Field(
+        default=[], description="Landed files that the failing examples came from; if unknown, some of the range's."
+    )
+    anew: bool = Field(default=False, description="All rows were checked, to publish the version in place of the old.")
+    suite: str = Field(default="", description="The suite's digest, as in the decision.")
 
     @property
     def is_empty(self) -> bool:
         """Whether no version waits: the published rows themselves fail a rule, as when a table gets no new ones."""
         return self.version == self.after
+
+    def is_over(self, published: int) -> bool:
+        """Return whether the range is published, by another gate that was killed before it could write so."""
+        return not self.is_empty and not self.anew and self.version <= published
+
+
+class Trouble(_Record):
+    """Why the gate can't decide about a table; it tries again."""
+
+    since: datetime = Field(description="The first failure in a row.")
+    at: datetime = Field(description="The latest one.")
+    code: str = Field(description="An error code, or the exception's type.")
+    what: str
 
 
 class Decision(_Record):
@@ -70,6 +87,10 @@ class Decision(_Record):
     run: str | None = Field(default=None, description="The check's run; None if there was nothing to check.")
     by: str = Field(default="gate", description="The gate, or the person who decided.")
     note: str | None = None
+    suite: str = Field(default="", description="The first digits of the SHA-256 of the suite's file that was used.")
+    suite_changed: bool = Field(
+        default=False, description="Whether the file was changed during the check: the decision is by the old one."
+    )
 
 
 class AcceptedRow(_Record):
@@ -85,6 +106,7 @@ class GateRecord(_Record):
     table: str
     began: int | None = Field(default=None, description="The first published version; fixed before it is published.")
     hold: Hold | None = None
+    trouble: Trouble | None = None
     accepted: list[AcceptedRow] = Field(default=[], description=f"The newest {ACCEPTED}, oldest first.")
     decisions: list[Decision] = Field(default=[], description=f"The newest {KEPT}, oldest first.")
 
@@ -94,7 +116,13 @@ class GateRecord(_Record):
 
     def decided(self, decision: Decision, hold: Hold | None) -> GateRecord:
         """Return the record with one more decision."""
-        return self.model_copy(update={"hold": hold, "decisions": [*self.decisions, decision][-KEPT:]})
+        changed = {"hold": hold, "trouble": None, "decisions": [*self.decisions, decision][-KEPT:]}
+        return self.model_copy(update=changed)
+
+    def failed(self, at: datetime, code: str, what: str) -> GateRecord:
+        """Return the record with one more failure to decide."""
+        since = self.trouble.since if self.trouble is not None else at
+        return self.model_copy(update={"trouble": Trouble(since=since, at=at, code=code, what=what)})
 
     def accepting(self, hold: Hold) -> GateRecord:
         """Return the record with the failing rows of a hold accepted."""

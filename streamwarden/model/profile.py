@@ -151,6 +151,24 @@ class ProgressTableSpec(BaseModel):
         return self
 
 
+class QualitySpec(BaseModel):
+    """Reports of checks; see docs/quality.md."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    keep: Duration = Field(
+        default=timedelta(days=14),
+        description="How long the folders of runs in quality/ are kept. 14d: a decision of the gate is two files, and"
+        " the table quality_results has the counts for longer. The reports of held ranges are kept.",
+    )
+
+    @model_validator(mode="after")
+    def _positive(self) -> Self:
+        if self.keep < timedelta(hours=1):
+            raise ValueError("keep must be at least 1h")
+        return self
+
+
 class JobOverride(BaseModel):
     """Overrides for every job in this place: speed and size, never the meaning of a job."""
 
@@ -226,6 +244,7 @@ class Profile(BaseModel):
     logs: LogSpec = LogSpec()
     metrics: MetricsSpec = MetricsSpec()
     progress_table: ProgressTableSpec = ProgressTableSpec()
+    quality: QualitySpec = QualitySpec()
 
     @property
     def on_cluster(self) -> bool:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 
+from streamwarden.model.gate import GateRecord
 from streamwarden.model.spec import RetentionSpec
 from streamwarden.runtime import work_dirs
 from streamwarden.savepoints import catalog
-from streamwarden.store.layout import CONTROL, INCARNATIONS, LOGS, id_of, job_key
+from streamwarden.storage import LocalStorage
+from streamwarden.store.documents import Document
+from streamwarden.store.layout import CONTROL, GATE, INCARNATIONS, LOGS, QUALITY, id_of, job_key
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["housekeep", "look_after_tables"]
@@ -59,10 +62,13 @@ def _remove_old_incarnations(workspace: Workspace, job: str) -> list[str]:
 def look_after_tables(workspace: Workspace) -> dict[str, dict[str, int]]:
     """Remove old rows of the tables of batches and of checks, and join their files; at most once a day.
 
+    Also removes the reports of old checks (``quality.keep``) on this machine, except those of held ranges.
+
     Returns
     -------
     dict
-        By table: what :meth:`~streamwarden.formats.appended_table.AppendedTable.upkeep` did, if anything.
+        By table: what :meth:`~streamwarden.formats.appended_table.AppendedTable.upkeep` did, if anything. Under
+        ``quality``: ``runs_removed``.
     """
     # Imported here: at module level, parsing a DAG would load delta-rs.
     from streamwarden.formats.progress_table import ProgressTable
@@ -71,4 +77,18 @@ def look_after_tables(workspace: Workspace) -> dict[str, dict[str, int]]:
     spec = workspace.profile.progress_table
     tables = [QualityTable(workspace), *([ProgressTable(workspace)] if spec.enabled else [])]
     done = {table.table: table.upkeep(spec.keep) for table in tables}
+    if removed := _remove_old_reports(workspace):
+        done[QUALITY] = {"runs_removed": removed}
     return {name: one for name, one in done.items() if one}
+
+
+def _remove_old_reports(workspace: Workspace) -> int:
+    from streamwarden.quality.documents import remove_old_runs
+
+    held = set()
+    for key in workspace.storage.list(GATE):
+        record = Document(workspace.storage, key, GateRecord).read()
+        if record is not None and record.hold is not None:
+            held.add(record.hold.run)
+    storage = LocalStorage(workspace.root)
+    return len(remove_old_runs(storage, workspace.root, QUALITY, workspace.profile.quality.keep, used=held))

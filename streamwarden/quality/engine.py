@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,15 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.quality.arguments import ROWS, SOURCE_FILE
 from streamwarden.quality.results import ExpectationResult
 from streamwarden.quality.suites import Expectation, Suite
+from streamwarden.spark.utc import in_utc
 
-__all__ = ["ROWS", "Checker", "SparkChecker", "build", "import_great_expectations", "jsonable", "unevaluated"]
+__all__ = ["Checker", "SparkChecker", "build", "import_great_expectations", "jsonable", "unevaluated"]
 
 Validate = Callable[[Sequence[Any], dict[str, Any]], dict[str, Any]]
 
-# Great Expectations' name for a query that returns the failing rows.
-ROWS = "unexpected_rows_expectation"
+# Great Expectations has one current context in a process, and the time zone is the process's, too.
+_one_at_a_time = threading.RLock()
 
 
 @cache
@@ -90,6 +93,12 @@ def _build(expectation: Expectation, path: Path) -> Any:
         raise StreamwardenError("SUITE_INVALID", f"{path}: {expectation.meta.id}: {said}") from error
 
 
+def _set_context(context: Any) -> None:
+    from great_expectations.data_context.data_context.context_factory import set_context
+
+    set_context(context)
+
+
 class Checker(ABC):
     """Great Expectations with an in-memory context; uses no project folder and writes nothing. Not thread-safe.
 
@@ -109,7 +118,7 @@ class Checker(ABC):
         self._examples = examples
 
     def run(self, suite: Suite, built: Any, frame: Any, rows: int) -> list[ExpectationResult]:
-        """Evaluate a suite; results are in the suite's order.
+        """Evaluate a suite; results are in the suite's order. One evaluation goes on in a process at a time.
 
         Parameters
         ----------
@@ -122,8 +131,14 @@ class Checker(ABC):
         rows
             The number of rows.
         """
-        try:
+        # In UTC: values without a zone become local time otherwise.
+        with _one_at_a_time, in_utc():
+            _set_context(self._context)
             return self._run(suite, built, frame, rows)
+
+    def _run(self, suite: Suite, built: Any, frame: Any, rows: int) -> list[ExpectationResult]:
+        try:
+            return self._evaluated(suite, built, frame, rows)
         finally:
             # Otherwise the context keeps the asset, and the source's engine every frame.
             self._source.delete_asset(self._asset_name(suite))
@@ -131,7 +146,7 @@ class Checker(ABC):
             manager._batch_cache.clear()
             manager._batch_data_cache.clear()
 
-    def _run(self, suite: Suite, built: Any, frame: Any, rows: int) -> list[ExpectationResult]:
+    def _evaluated(self, suite: Suite, built: Any, frame: Any, rows: int) -> list[ExpectationResult]:
         validate = self._validator(suite, frame)
         counted = validate(built.expectations, {"result_format": "BASIC", "partial_unexpected_count": 0})
         broken = [item for item in built.expectations if _to_explain(counted[item.meta["id"]])]
@@ -224,7 +239,9 @@ class SparkChecker(Checker):
         queries = [item for item in broken if item.expectation_type == ROWS]
         # Failing rows of a query come only with COMPLETE, up to Great Expectations' own limit (200).
         explained = validate(queries, {"result_format": "COMPLETE"})
-        keys = [key for key in suite.meta.keys if key in frame.columns]
+        # A field of a struct is a column to Spark.
+        keys = [key for key in (*suite.meta.keys, SOURCE_FILE) if key.split(".")[0] in frame.columns]
+        keys = list(dict.fromkeys(keys))
         if keys:
             explained |= validate(
                 [item for item in broken if item.expectation_type != ROWS],

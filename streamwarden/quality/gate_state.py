@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import DeltaLog
-from streamwarden.formats.published_log import PublishedAt, PublishedLog
-from streamwarden.model.gate import GateRecord
+from streamwarden.formats.published_log import NOTHING, PublishedAt, PublishedLog
+from streamwarden.model.gate import GateRecord, Hold
 from streamwarden.store.documents import Document
 from streamwarden.store.layout import gate_key
 from streamwarden.store.workspace import Workspace
@@ -28,12 +29,21 @@ class GateState:
         What its published table shows.
     record
         The gate's document.
+    error
+        Why the published log cannot be read; `published` is then nothing.
     """
 
     table: str
     latest: int | None
     published: PublishedAt
     record: GateRecord
+    error: StreamwardenError | None = None
+
+    @property
+    def hold(self) -> Hold | None:
+        """What waits for a person."""
+        held = self.record.hold
+        return None if held is None or held.is_over(self.published.content) else held
 
     @property
     def waiting(self) -> int:
@@ -48,9 +58,10 @@ def gate_document(workspace: Workspace, table: str) -> Document[GateRecord]:
 
 def gate_state(workspace: Workspace, table: str) -> GateState:
     """Return what the gate says about a table, without a check."""
-    return GateState(
-        table,
-        DeltaLog(workspace.files, table).latest,
-        PublishedLog(workspace, table).at(),
-        gate_document(workspace, table).read() or GateRecord(table=table),
-    )
+    published, found = NOTHING, None
+    try:
+        published = PublishedLog(workspace, table).at()
+    except StreamwardenError as error:
+        found = error
+    record = gate_document(workspace, table).read() or GateRecord(table=table)
+    return GateState(table, DeltaLog(workspace.files, table).latest, published, record, found)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from streamwarden.errors import StreamwardenError
@@ -29,7 +31,12 @@ says is a table noticed that gets no new rows."""
 KEEP_S = 30.0
 """Seconds between two commits to the table of results. 30: as for the table of batches."""
 
-Told = Callable[[str, Decision | StreamwardenError], None]
+RETRY_S = 60.0
+"""The longest wait after an error of a table, seconds. 60: an outage's end is noticed within a minute."""
+
+Told = Callable[[str, Decision | Exception], None]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -38,10 +45,17 @@ class _Table:
     wait: float = POLL_S
     due: float = 0.0
     decided: float = 0.0
+    held: bool = False
+    errors: int = 0
+    cleared: bool = False
+    """Whether an earlier process's trouble is out of the table's status."""
 
 
 def watch(workspace: Workspace, gate: Gate, told: Told, stop: threading.Event, *, poll: float = POLL_S) -> None:
-    """Decide about new versions as they come. An error of one table does not stop the others.
+    """Decide about new versions as they come.
+
+    An error concerns its own table, which is tried again, less and less often. A table whose hold ends, as after
+    :meth:`~streamwarden.quality.gate.Gate.accept`, is decided about at once.
 
     Parameters
     ----------
@@ -55,35 +69,75 @@ def watch(workspace: Workspace, gate: Gate, told: Told, stop: threading.Event, *
         Set it to end after the decision in progress.
     poll
         Seconds between two looks at a table that is written.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SUITE_INVALID``: there is no suite at the beginning.
     """
-    tables: dict[str, _Table] = {}
+    names, tables = gate.tables, dict[str, _Table]()
     kept = time.monotonic()
     while not stop.is_set():
-        for name in gate.tables:
+        for name in names:
             table = tables.setdefault(name, _Table(wait=poll))
-            if stop.is_set() or time.monotonic() < table.due:
-                continue
-            if _is_new(workspace, name, table):
-                table.wait = poll
-                _decide(gate, name, told)
-                table.decided = time.monotonic()
-            elif table.known >= 0 and time.monotonic() > table.decided + RECHECK_S:
-                _decide(gate, name, told, idle=True)
-                table.decided = time.monotonic()
-            elif workspace.s3 is not None:
-                table.wait = min(IDLE_S, 1.5 * table.wait)
-            table.due = time.monotonic() + table.wait
+            if not stop.is_set() and time.monotonic() >= table.due:
+                _look(workspace, gate, name, table, told, poll)
         if time.monotonic() > kept + KEEP_S:
             _keep(gate, told)
             kept = time.monotonic()
         stop.wait(poll)
+        with suppress(StreamwardenError):
+            names = gate.tables
     _keep(gate, told)
+
+
+def _look(workspace: Workspace, gate: Gate, name: str, table: _Table, told: Told, poll: float) -> None:
+    try:
+        is_ended = table.held and not gate.is_held(name)
+        if _is_new(workspace, name, table) or is_ended or table.errors:
+            table.wait = poll
+            _decide(gate, name, table, told)
+        elif table.known >= 0 and time.monotonic() > table.decided + RECHECK_S:
+            _decide(gate, name, table, told, idle=True)
+        elif workspace.s3 is not None:
+            table.wait = min(IDLE_S, 1.5 * table.wait)
+    except Conflict:
+        # Another gate is at it.
+        table.known = -1
+    except Exception as error:
+        # Whatever it is, the other tables must go on.
+        _failed(gate, name, table, error, told, poll)
+    table.due = time.monotonic() + table.wait
+
+
+def _decide(gate: Gate, name: str, table: _Table, told: Told, *, idle: bool = False) -> None:
+    decision = gate.decide(name, idle=idle)
+    table.decided = time.monotonic()
+    table.held = gate.is_held(name)
+    if table.errors or not table.cleared:
+        gate.note(name, None)
+        table.errors, table.cleared = 0, True
+    if decision is not None:
+        told(name, decision)
+
+
+def _failed(gate: Gate, name: str, table: _Table, error: Exception, told: Told, poll: float) -> None:
+    table.errors += 1
+    table.wait = min(RETRY_S, poll * 2 ** min(table.errors, 20))
+    if table.errors == 1 or not isinstance(error, StreamwardenError):
+        _log.warning("%s: no decision: %s", name, error, exc_info=not isinstance(error, StreamwardenError))
+    # A repeated error is in the table's status; the log need not have it each time.
+    if table.errors == 1:
+        told(name, error)
+    with suppress(Exception):
+        gate.note(name, error)
 
 
 def _keep(gate: Gate, told: Told) -> None:
     try:
         gate.keep_results()
-    except StreamwardenError as error:
+    except Exception as error:
+        # Decisions go on without the table of results.
         told(QUALITY_TABLE, error)
 
 
@@ -92,16 +146,3 @@ def _is_new(workspace: Workspace, name: str, table: _Table) -> bool:
     if newer:
         table.known = newer[-1]
     return bool(newer)
-
-
-def _decide(gate: Gate, name: str, told: Told, *, idle: bool = False) -> None:
-    try:
-        decision = gate.decide(name, idle=idle)
-    except StreamwardenError as error:
-        told(name, error)
-    except Conflict:
-        # Another publisher is at it.
-        return
-    else:
-        if decision is not None:
-            told(name, decision)

@@ -1,180 +1,121 @@
 """Older rows with the keys of new ones: a rule that keys are unique concerns both.
 
-Only the key columns of older files are read, and only of files whose statistics say that they may have the key of one
-of the new rows.
+Only the key columns of older files are read, and only of files whose statistics say that they may have such a key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from streamwarden.quality.failing_rows import UNIQUE, quoted
-from streamwarden.quality.sql import BATCH, run
-from streamwarden.quality.suites import Expectation, Suite
+from streamwarden.errors import StreamwardenError
+from streamwarden.quality.arguments import quoted, row_condition, without_condition
+from streamwarden.quality.failing_rows import chosen, own_columns
+from streamwarden.quality.older_files import suspects
+from streamwarden.quality.sql import BATCH, QueryError, condition_in_duckdb, run
+from streamwarden.quality.suites import Expectation
 from streamwarden.quality.table_versions import NewFile, NewFiles, TableVersions
 
-__all__ = ["with_repeated_keys"]
+__all__ = ["OlderRows", "Repeated"]
 
-_WHOLE_TEXT = 32
-"""Statistics of shorter texts are whole. Delta's default: delta-rs and Spark cut longer ones, each in its own way."""
-
-_SPANS = 32
-"""So many ranges of a file's values are kept: as many as PostgreSQL's minmax_multi keeps values for a block."""
-
-_FILES = 100_000
-"""Of so many files the ranges are kept: half a kilobyte for each, 50 MB at most."""
-
-_spans_of: dict[tuple[str, str, str], tuple[Any, Any]] = {}
-"""The ranges of values by table, file and column. A file never changes."""
+_FILES, _SEARCHED = 20, 200
+"""Files with repeated keys that a query for failing rows names; and files that are searched for them, one by one."""
 
 
-def with_repeated_keys(
-    suite: Suite, versions: TableVersions, added: NewFiles, rows: pa.Table, version: int
-) -> Iterator[tuple[Expectation, pa.Table]]:
-    """Yield the expectations of unique keys that older rows break, each with the new rows and those older ones.
+@dataclass(frozen=True)
+class Repeated:
+    """An expectation that older rows break.
 
-    The tables have the columns of the expectation and of the suite's keys only.
+    Parameters
+    ----------
+    expectation
+        It, about all rows of `rows`.
+    rows
+        The new rows that it is about, and the older ones with their keys. Only keys.
+    files
+        Some older files that have such rows.
     """
-    rules = [
-        (expectation, list(expectation.columns))
-        for expectation in suite.expectations
-        if expectation.type in UNIQUE and set(expectation.columns) <= set(rows.schema.names)
-    ]
-    if not rules:
-        return
-    new = {one.path for one in added.files}
-    older = [one for one in versions.whole(version).files if one.path not in new]
-    for expectation, columns in rules:
-        files, keys = _suspects(older, rows.select(columns))
-        files, keys = _with_a_value(versions, version, files, keys)
+
+    expectation: Expectation
+    rows: pa.Table
+    files: tuple[NewFile, ...]
+
+
+class OlderRows:
+    """The rows of a version that a range did not add.
+
+    Parameters
+    ----------
+    versions, version
+        The table, and the range's last version.
+    added
+        The range's files.
+    rows
+        The range's rows.
+    """
+
+    def __init__(self, versions: TableVersions, added: NewFiles, rows: pa.Table, version: int) -> None:
+        new = {one.path for one in added.files}
+        self._files = [one for one in versions.whole(version).files if one.path not in new]
+        self._versions, self._rows, self._version = versions, rows, version
+
+    def repeated(self, expectation: Expectation, keys: Sequence[str]) -> Repeated | None:
+        """Return the older rows that break an expectation of unique keys, with the new ones; None if none does.
+
+        Parameters
+        ----------
+        keys
+            Columns that identify a row for a person.
+
+        Raises
+        ------
+        QueryError
+            The keys cannot be compared.
+        UnreadableHereError
+            Only Spark can read the older rows.
+        StreamwardenError
+            ``TABLE_DAMAGED``: an older file is missing or is no Parquet.
+        """
+        names, columns = self._rows.schema.names, own_columns(expectation.arguments)
+        if not all(_there(name, names) for name in columns):
+            return None
+        wanted = list(dict.fromkeys([*columns, *(key for key in keys if _there(key, names))]))
+        listed = ", ".join(f"{quoted(name, names)} AS {quoted(name)}" for name in wanted)
+        condition = row_condition(expectation.arguments)
+        if condition is None and set(wanted) <= set(names):
+            fresh = self._rows.select(wanted)
+        else:
+            fresh = run(f"SELECT {listed} FROM {chosen(expectation.arguments)}", {BATCH: self._rows})
+        files, some = suspects(self._versions, self._version, self._files, fresh.select(columns))
         if not files:
-            continue
-        wanted = list(dict.fromkeys([*columns, *(key for key in suite.meta.keys if key in rows.schema.names)]))
-        names = ", ".join(map(quoted, columns))
-        # Two rows with a null at the same place have one key, as in the expectation. A scan, not a table: the older
-        # rows need not fit into memory.
+            return None
+        older = "older" if condition is None else f"(SELECT * FROM older WHERE {condition_in_duckdb(condition)})"
+        # Two rows with a null at the same place have one key, as in the expectation.
         same = " AND ".join(f"o.{quoted(name)} IS NOT DISTINCT FROM n.{quoted(name)}" for name in columns)
-        shared = run(
-            f"SELECT {', '.join(map(quoted, wanted))} FROM older o"
-            f" SEMI JOIN (SELECT DISTINCT {names} FROM {BATCH}) n ON {same}",
-            {"older": versions.scan(files, version), BATCH: keys},
-        )
-        if shared.num_rows:
-            fresh = rows.select(wanted)
-            yield expectation, pa.concat_tables([fresh, shared.cast(fresh.schema)])
+        search = f"SELECT o.* FROM (SELECT {listed} FROM {older}) AS o SEMI JOIN new AS n ON {same}"
+        shared = self._searched(search, files, some)
+        if not shared.num_rows:
+            return None
+        having = (one for one in files[:_SEARCHED] if self._searched(f"{search} LIMIT 1", [one], shared).num_rows)
+        plain = expectation.model_copy(update={"arguments": without_condition(expectation.arguments)})
+        return Repeated(plain, pa.concat_tables([fresh, shared.cast(fresh.schema)]), tuple(islice(having, _FILES)))
 
-
-def _suspects(older: Iterable[NewFile], keys: pa.Table) -> tuple[list[NewFile], pa.Table]:
-    """Return the files that may have one of the keys, and the keys that one of them may have."""
-    # The expectation leaves out a key of nulls only.
-    some = [pc.is_valid(column) for column in keys.columns]
-    keys = keys.filter(_all_of(some, pc.or_))
-    # A null has no place in a range: an older key may have one, too.
-    bounds = {name: pc.min_max(keys[name]).as_py() for name in keys.schema.names if not keys[name].null_count}
-    files, among = [], []
-    for one in older:
-        ranges = _ranges(one, keys.schema)
-        if any(_apart(bounds[name], *limits) for name, limits in ranges.items() if name in bounds):
-            continue
-        # A few odd rows, such as trips of 2009, must not make every older file a suspect for all rows.
-        inside = _all_of([_inside(keys[name], *limits) for name, limits in ranges.items()], pc.and_)
-        if inside is None or pc.any(inside).as_py():
-            files.append(one)
-            among.append(inside)
-    if any(one is None for one in among):
-        return files, keys
-    return files, keys.filter(_all_of(among, pc.or_)) if among else keys.slice(0, 0)
-
-
-def _with_a_value(
-    versions: TableVersions, version: int, files: Sequence[NewFile], keys: pa.Table
-) -> tuple[list[NewFile], pa.Table]:
-    """Return the files and keys that are left if the ranges of the most telling column are known more closely."""
-    values = {
-        field.name: pc.count_distinct(keys[field.name]).as_py()
-        for field in keys.schema
-        if keys[field.name].null_count == 0 and (pa.types.is_temporal(field.type) or pa.types.is_integer(field.type))
-    }
-    if not files or not values:
-        return list(files), keys
-    # As many different values as possible: a zone is in every file, a moment in few.
-    name = max(values, key=lambda one: values[one])
-    wanted = _numbers(keys[name])
-    dataset = versions.scan(files, version)
-    found, some = [], np.zeros(len(wanted), dtype=bool)
-    for one, fragment in zip(files, dataset.get_fragments(), strict=True):
-        place = (versions.folder, one.path, name)
-        if place not in _spans_of:
-            while len(_spans_of) >= _FILES:
-                del _spans_of[next(iter(_spans_of))]
-            column = fragment.to_table(schema=dataset.schema, columns=[name])[name]
-            _spans_of[place] = _spans(_numbers(column.cast(keys[name].type).drop_null()))
-        starts, ends = _spans_of[place]
-        # The last range that begins before a value is the only one that may hold it.
-        inside = np.searchsorted(starts, wanted, side="right") > np.searchsorted(ends, wanted, side="left")
-        if inside.any():
-            found.append(one)
-            some |= inside
-    return found, keys.filter(pa.array(some))
-
-
-def _numbers(column: pa.ChunkedArray) -> Any:
-    kind = pa.int64() if pa.types.is_timestamp(column.type) or column.type.bit_width == 64 else pa.int32()
-    return column.cast(kind).to_numpy().astype(np.int64)
-
-
-def _spans(values: Any) -> tuple[Any, Any]:
-    """Return the ranges that hold values: the gaps between them are the widest.
-
-    PostgreSQL's index BRIN does so for columns with outliers (minmax_multi).
-    """
-    values = np.unique(values)
-    if not len(values):
-        return values, values
-    gaps = np.diff(values)
-    cuts = np.sort(np.argsort(gaps)[-(_SPANS - 1) :]) if len(gaps) else np.array([], dtype=np.int64)
-    return values[np.r_[0, cuts + 1]], values[np.r_[cuts, len(values) - 1]]
-
-
-def _ranges(file: NewFile, schema: pa.Schema) -> dict[str, tuple[pa.Scalar, pa.Scalar]]:
-    """Return the columns' smallest and largest values in a file, where its statistics tell."""
-    low, high = file.action.get("min") or {}, file.action.get("max") or {}
-    found = {}
-    for field in schema:
-        least, most = low.get(field.name), high.get(field.name)
-        if least is None or most is None:
-            continue
-        if isinstance(most, str) and max(len(least), len(most)) >= _WHOLE_TEXT:
-            continue
-        if isinstance(most, datetime):
-            # Statistics have milliseconds.
-            most += timedelta(milliseconds=1)
+    def _searched(self, search: str, files: Sequence[NewFile], keys: pa.Table) -> pa.Table:
+        # A scan, not a table: the older rows need not fit into memory.
+        older = self._versions.scan(files, self._version)
         try:
-            found[field.name] = pa.scalar(least).cast(field.type), pa.scalar(most).cast(field.type)
-        except pa.ArrowException:
-            # Statistics of another type: they tell nothing.
-            continue
-    return found
+            return run(search, {"older": older, "new": keys})
+        except QueryError:
+            try:
+                older.count_rows()
+            except (OSError, pa.ArrowException) as error:
+                what = f"{self._versions.name} at version {self._version}: {error}"
+                raise StreamwardenError("TABLE_DAMAGED", what) from error
+            raise
 
 
-def _apart(bounds: dict[str, Any], least: pa.Scalar, most: pa.Scalar) -> bool:
-    return bounds["min"] is not None and bool(bounds["min"] > most.as_py() or least.as_py() > bounds["max"])
-
-
-def _inside(column: pa.ChunkedArray, least: pa.Scalar, most: pa.Scalar) -> Any:
-    inside = pc.and_(pc.greater_equal(column, least), pc.less_equal(column, most))
-    return pc.fill_null(inside, True)
-
-
-def _all_of(masks: Sequence[Any], both: Any) -> Any:
-    """Return masks joined by `both`, None if there are none."""
-    joined = None
-    for mask in masks:
-        joined = mask if joined is None else both(joined, mask)
-    return joined
+def _there(name: str, columns: Sequence[str]) -> bool:
+    return name in columns or name.split(".")[0] in columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -31,8 +32,14 @@ def render_report(run: QualityRun) -> str:
     return _environment().get_template("report.html.j2").render(run=run, tables=tables)
 
 
-def render_index(runs: list[QualityRun]) -> str:
-    """Return a list of runs as one HTML page, in the given order, each with a link to its report."""
+def render_index(runs: Sequence[Mapping[str, Any] | QualityRun]) -> str:
+    """Return a list of runs as one HTML page, in the given order, each with a link to its report.
+
+    Parameters
+    ----------
+    runs
+        Each with ``run_id``, ``started``, ``seconds``, ``success`` and ``tables``.
+    """
     return _environment().get_template("index.html.j2").render(runs=runs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["ExpectationResult", "QualityRun", "Severity", "TableResult", "TableStatus"]
+__all__ = ["ExpectationResult", "QualityRun", "Severity", "TableResult", "TableStatus", "table_status"]
 
 Severity = Literal["critical", "warning", "info"]
 TableStatus = Literal["passed", "warned", "failed", "no_rows", "not_found", "unreadable"]
@@ -80,6 +81,7 @@ class TableResult(_Record):
     code: str | None = Field(default=None, description="An error code, where the table could not be checked.")
     what: str | None = Field(default=None, description="Why the table could not be checked, in words.")
     notes: str = ""
+    suite: str = Field(default="", description="The first digits of the SHA-256 of the suite's file.")
     expectations: tuple[ExpectationResult, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
@@ -97,6 +99,13 @@ class TableResult(_Record):
     def warnings(self) -> list[ExpectationResult]:
         """The failed expectations that do not fail the table."""
         return [result for result in self.expectations if not result.success and not result.fails_table]
+
+
+def table_status(found: Sequence[ExpectationResult]) -> TableStatus:
+    """Return the verdict on a table that has rows."""
+    if any(item.fails_table for item in found):
+        return "failed"
+    return "passed" if all(item.success for item in found) else "warned"
 
 
 class QualityRun(_Record):

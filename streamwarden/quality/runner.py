@@ -1,11 +1,15 @@
-"""One run: check every suite on its table at a fixed Delta version, in one Spark session."""
+"""One run: check every suite on its whole table at a fixed Delta version.
+
+Tables that fit are checked in memory. One Spark session checks the others.
+"""
 
 from __future__ import annotations
 
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 from streamwarden.errors import StreamwardenError
 from streamwarden.quality import engine
 from streamwarden.quality.documents import write_run
-from streamwarden.quality.results import QualityRun, TableResult, TableStatus
-from streamwarden.quality.suites import Expectation, Suite, load_suites
+from streamwarden.quality.results import QualityRun, TableResult, TableStatus, table_status
+from streamwarden.quality.suites import Expectation, Suite, load_suites, suite_digest
 from streamwarden.spark.utc import in_utc
 from streamwarden.storage import LocalStorage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from streamwarden.quality.whole_table import WholeTable
     from streamwarden.spark.s3 import S3Server
 
 __all__ = ["check", "own_session"]
@@ -67,7 +72,8 @@ def check(
     tables
         Tables to check; default all that have a suite and exist.
     spark
-        A session with Delta to use and leave running. Default: the active session, else a new one, stopped at the end.
+        A session with Delta, which then checks all tables, and is left running. Default: tables are checked in memory
+        if they fit; the others by the active session, else by a new one, stopped at the end.
     versions
         Delta version to check by TABLE; default the latest. Later commits have no effect.
     master, memory, settings
@@ -86,7 +92,87 @@ def check(
     began = time.monotonic()
     started = datetime.now(UTC)
     suites = [suite.only(_alone(suite)) for suite in load_suites(expectations_dir, tables)]
-    asked = dict(versions or {})
+    asked, root = dict(versions or {}), str(tables_dir).rstrip("/")
+    paths = {suite.name: expectations_dir / f"{suite.name}.json" for suite in suites}
+    here = {} if spark is not None else _opened_here(suites, root, asked, s3)
+    beyond = [suite for suite in suites if suite.name not in here]
+    found: dict[str, TableResult] = {}
+    if here:
+        found |= _judged_here(suites, here, paths, examples)
+    version, ready = None, 0.0
+    if beyond:
+        by_spark = _judged_by_spark(beyond, root, asked, paths, examples, spark, master, memory, settings, s3)
+        found |= by_spark.results
+        version, ready = by_spark.version, by_spark.ready - began
+    results = [found[suite.name] for suite in suites if suite.name in found]
+    if tables is None:
+        # A job that was never deployed has no table, and that is no fault.
+        results = [one for one in results if one.status != "not_found"]
+        if not results:
+            raise StreamwardenError("TABLE_NOT_FOUND", f"{root}: no table that has a suite")
+    run = QualityRun(
+        # Sortable by time; two runs may start in the same second.
+        run_id=f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+        started=_moment(started),
+        ended=_moment(datetime.now(UTC)),
+        seconds=round(time.monotonic() - began, 3),
+        seconds_to_spark=round(ready, 3),
+        tables_dir=root,
+        great_expectations=str(engine.import_great_expectations().__version__),
+        spark=version,
+        tables=tuple(results),
+    )
+    write_run(LocalStorage(results_dir.parent), results_dir.name, run)
+    return run
+
+
+def _opened_here(
+    suites: Sequence[Suite], root: str, asked: Mapping[str, int], s3: S3Server | None
+) -> dict[str, WholeTable]:
+    """Return the tables that can be checked in memory. All versions are read before the first table is checked."""
+    # Imported here: at module level, loading a suite would load delta-rs and pandas.
+    from streamwarden.quality.table_versions import UnreadableHereError
+    from streamwarden.quality.whole_table import open_whole_table
+
+    found = {}
+    for suite in suites:
+        with suppress(UnreadableHereError):
+            found[suite.name] = open_whole_table(suite.name, f"{root}/{suite.name}", asked.get(suite.name), s3)
+    return found
+
+
+def _judged_here(
+    suites: Sequence[Suite], opened: Mapping[str, WholeTable], paths: Mapping[str, Path], examples: int
+) -> dict[str, TableResult]:
+    from streamwarden.quality.arrow_checker import ArrowChecker
+
+    checker = ArrowChecker(examples=examples)
+    # An unusable suite fails before any table is read.
+    for suite in suites:
+        engine.build(suite, paths[suite.name])
+    chosen = [suite for suite in suites if suite.name in opened]
+    return {suite.name: opened[suite.name].judge(checker, suite, paths[suite.name]) for suite in chosen}
+
+
+@dataclass(frozen=True)
+class _BySpark:
+    results: dict[str, TableResult]
+    version: str
+    ready: float
+
+
+def _judged_by_spark(
+    suites: Sequence[Suite],
+    root: str,
+    asked: Mapping[str, int],
+    paths: Mapping[str, Path],
+    examples: int,
+    spark: SparkSession | None,
+    master: str,
+    memory: str,
+    settings: Mapping[str, str] | None,
+    s3: S3Server | None,
+) -> _BySpark:
     # Before the thread starts, so that two threads don't import its modules at the same time.
     from pyspark.sql import SparkSession
 
@@ -96,7 +182,6 @@ def check(
     # saves five of some twenty seconds on a small machine.
     importing = threading.Thread(target=engine.import_great_expectations, name="import-great-expectations")
     importing.start()
-    mine = spark is None
     try:
         session = spark or own_session(master=master, memory=memory, settings=settings, s3=s3)
     except BaseException:
@@ -104,39 +189,21 @@ def check(
         raise
     ready = time.monotonic()
     try:
-        root = str(tables_dir).rstrip("/")
         # All versions are read close together, before the first table is checked.
-        opened = [_open(session, suite, f"{root}/{suite.name}", asked.get(suite.name)) for suite in suites]
-        if tables is None:
-            # A job that was never deployed has no table, and that is no fault.
-            there = [number for number, one in enumerate(opened) if one.status != "not_found"]
-            suites, opened = [suites[number] for number in there], [opened[number] for number in there]
-            if not suites:
-                raise StreamwardenError("TABLE_NOT_FOUND", f"{root}: no table that has a suite")
+        opened = {suite.name: _open(session, suite, f"{root}/{suite.name}", asked.get(suite.name)) for suite in suites}
         # If the import failed, its next call raises the reason.
         importing.join()
-        built = [engine.build(suite, expectations_dir / f"{suite.name}.json") for suite in suites]
+        built = {suite.name: engine.build(suite, paths[suite.name]) for suite in suites}
         checker = engine.SparkChecker(examples=examples)
-        found = [_judge(checker, suite, made, table) for suite, made, table in zip(suites, built, opened, strict=True)]
-        run = QualityRun(
-            # Sortable by time; two runs may start in the same second.
-            run_id=f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
-            started=_moment(started),
-            ended=_moment(datetime.now(UTC)),
-            seconds=round(time.monotonic() - began, 3),
-            seconds_to_spark=round(ready - began, 3),
-            tables_dir=root,
-            great_expectations=str(engine.import_great_expectations().__version__),
-            spark=session.version,
-            tables=tuple(found),
-        )
-        # Before Spark stops: that may fail, and does not affect the results.
-        write_run(LocalStorage(results_dir.parent), results_dir.name, run)
+        results = {
+            suite.name: _judge(checker, suite, built[suite.name], opened[suite.name], suite_digest(paths[suite.name]))
+            for suite in suites
+        }
+        return _BySpark(results, session.version, ready)
     finally:
         importing.join()
-        if mine:
+        if spark is None:
             session.stop()
-    return run
 
 
 def _alone(suite: Suite) -> list[Expectation]:
@@ -206,7 +273,7 @@ def _open(spark: SparkSession, suite: Suite, path: str, version: int | None) -> 
     return _Table(time.monotonic() - began, version=version, version_time=version_time, frame=frame)
 
 
-def _judge(checker: engine.Checker, suite: Suite, built: Any, table: _Table) -> TableResult:
+def _judge(checker: engine.Checker, suite: Suite, built: Any, table: _Table, digest: str) -> TableResult:
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
@@ -220,6 +287,7 @@ def _judge(checker: engine.Checker, suite: Suite, built: Any, table: _Table) -> 
             version_time=table.version_time,
             seconds=round(table.seconds + time.monotonic() - began, 3),
             notes=suite.notes,
+            suite=digest,
             **fields,
         )
 
@@ -237,11 +305,7 @@ def _judge(checker: engine.Checker, suite: Suite, built: Any, table: _Table) -> 
         return result("unreadable", what=f"the table cannot be read: {_first_line(error)}")
     finally:
         frame.unpersist()
-    if any(item.fails_table for item in found):
-        return result("failed", rows=rows, expectations=found)
-    if any(not item.success for item in found):
-        return result("warned", rows=rows, expectations=found)
-    return result("passed", rows=rows, expectations=found)
+    return result(table_status(found), rows=rows, expectations=found)
 
 
 def _first_line(error: Exception) -> str:

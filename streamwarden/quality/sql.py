@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as pads
 
-__all__ = ["BATCH", "QueryError", "run", "translated", "without_zones"]
+__all__ = ["BATCH", "QueryError", "condition_in_duckdb", "other", "run", "translated", "without_zones"]
 
 BATCH = "batch"
 """The name of the rows under check."""
@@ -59,6 +59,19 @@ def translated(query: str) -> str:
         raise QueryError(" ".join(str(error).split())[:300]) from error
 
 
+@cache
+def condition_in_duckdb(condition: str) -> str:
+    """Return a condition of Spark's SQL in DuckDB's.
+
+    Raises
+    ------
+    QueryError
+        It cannot be parsed or translated.
+    """
+    found = translated(f"SELECT 1 FROM {{batch}} WHERE {condition}")
+    return found.split(" WHERE ", 1)[1]
+
+
 def run(query: str, tables: Mapping[str, pa.Table | pads.Dataset]) -> pa.Table:
     """Run a query of DuckDB's SQL over tables in memory, or files that are read as the query goes on.
 
@@ -78,10 +91,12 @@ def run(query: str, tables: Mapping[str, pa.Table | pads.Dataset]) -> pa.Table:
 
     # Nothing but these tables: a suite's SQL may read no file.
     with duckdb.connect(config={"enable_external_access": "false", "threads": "2"}) as session:
+        # As a session of Spark's: the machine's zone plays no part.
+        session.execute("SET TimeZone = 'UTC'")
         for name, table in tables.items():
             session.register(name, table)
         try:
-            return session.execute(query).to_arrow_table()
+            return session.sql(query).to_arrow_table()
         except duckdb.Error as error:
             raise QueryError(str(error).splitlines()[0]) from error
 

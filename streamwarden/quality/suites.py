@@ -6,6 +6,7 @@ checks expectation types and arguments when it builds the suite.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -15,11 +16,22 @@ from typing import Any, Literal, Self
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.quality.arguments import checked_arguments
 from streamwarden.quality.results import Severity
 from streamwarden.store.config import describe_validation
 from streamwarden.store.row_rules import compiled
 
-__all__ = ["Expectation", "ExpectationMeta", "RecentRows", "Suite", "SuiteMeta", "load_suite", "load_suites"]
+__all__ = [
+    "Expectation",
+    "ExpectationMeta",
+    "RecentRows",
+    "Suite",
+    "SuiteMeta",
+    "load_suite",
+    "load_suites",
+    "suite_digest",
+    "suite_names",
+]
 
 _QUERY = "unexpected_rows_query"
 _TABLE = re.compile(r"\{tables\.(\w+)\}")
@@ -91,6 +103,13 @@ class Expectation(_Document):
         # Great Expectations only logs a hint; the query would then read any table at any version.
         if _QUERY in value and "{batch}" not in str(value[_QUERY]):
             raise ValueError(f"{_QUERY} must read from {{batch}}, the table at the version under check")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _evaluable(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(value.get("kwargs"), dict):
+            return {**value, "kwargs": checked_arguments(str(value.get("type")), value["kwargs"])}
         return value
 
     @model_validator(mode="after")
@@ -175,6 +194,8 @@ def load_suite(path: Path) -> Suite:
     """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StreamwardenError("SUITE_INVALID", f"{path}: cannot be read: {error.strerror}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise StreamwardenError("SUITE_INVALID", f"{path}: not JSON: {error}") from error
     if not isinstance(raw, dict):
@@ -186,6 +207,28 @@ def load_suite(path: Path) -> Suite:
     if suite.name != path.stem:
         raise StreamwardenError("SUITE_INVALID", f"{path}: name: is {suite.name!r}, but the file is {path.name}")
     return suite
+
+
+def suite_names(folder: Path) -> list[str]:
+    """Return the tables that have a suite, sorted, without loading any.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SUITE_INVALID``: no suite at all.
+    """
+    known = sorted(path.stem for path in folder.glob("*.json"))
+    if not known:
+        raise StreamwardenError("SUITE_INVALID", f"{folder}: no suite (TABLE.json) in this folder")
+    return known
+
+
+def suite_digest(path: Path) -> str:
+    """Return the first digits of the SHA-256 of a suite's file; empty if there is none."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError:
+        return ""
 
 
 def load_suites(folder: Path, tables: Iterable[str] | None = None) -> list[Suite]:
@@ -205,9 +248,7 @@ def load_suites(folder: Path, tables: Iterable[str] | None = None) -> list[Suite
     StreamwardenError
         ``SUITE_INVALID``: no suite at all, none for a requested table, or an unusable suite.
     """
-    known = sorted(path.stem for path in folder.glob("*.json"))
-    if not known:
-        raise StreamwardenError("SUITE_INVALID", f"{folder}: no suite (TABLE.json) in this folder")
+    known = suite_names(folder)
     wanted = known if tables is None else list(dict.fromkeys(tables))
     if not wanted:
         # An empty choice would pass without any check.

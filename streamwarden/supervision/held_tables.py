@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.gate import GateRecord
+from streamwarden.model.gate import GateRecord, Hold
 from streamwarden.model.spec import JobSpec
 from streamwarden.store.documents import Document
 from streamwarden.store.layout import gate_key
@@ -17,11 +18,15 @@ __all__ = ["HeldTable", "held_tables"]
 
 _EVERY_S = 30.0
 """Seconds for which an answer is kept. 30: an alarm may be that late, and each reading is a request on S3."""
+_LASTING = timedelta(minutes=1)
+"""How long the gate must have failed before that is an alarm. 1m: a lost connection comes back by itself."""
+_NAMED = 3
+"""Batches, files and rows in an alarm. 3: it is one line; the status has 20."""
 
 
 @dataclass(frozen=True)
 class HeldTable:
-    """A table that the gate holds.
+    """A table that the gate holds, or cannot decide about.
 
     Parameters
     ----------
@@ -62,9 +67,34 @@ def _held(workspace: Workspace, table: str) -> HeldTable | None:
 
 
 def _of(record: GateRecord | None) -> HeldTable | None:
-    if record is None or record.hold is None:
+    if record is None:
         return None
-    hold = record.hold
+    if record.hold is not None:
+        return HeldTable(record.table, record.hold.since, _held_words(record.table, record.hold))
+    trouble = record.trouble
+    if trouble is not None and trouble.at - trouble.since >= _LASTING:
+        what = f"the gate cannot decide about {record.table}, which is not published: {trouble.code}: {trouble.what}"
+        return HeldTable(record.table, trouble.since, what)
+    return None
+
+
+def _held_words(table: str, hold: Hold) -> str:
+    """Return what is held and why, in one line: versions, batches, landed files, failing keys, and a query."""
     failed = hold.failures[0] if hold.failures else None
     why = f": {failed.expectation}, {failed.finding}" if failed else ""
-    return HeldTable(record.table, hold.since, f"the gate holds {record.table} from version {hold.after + 1} on{why}")
+    if hold.is_empty:
+        return f"no new version of {table} waits, but what is published fails a rule{why}"
+    last = "" if hold.version == hold.after + 1 else f" to {hold.version}"
+    words = [f"the gate holds {table} from version {hold.after + 1}{last} on{why}"]
+    words += [f"written by {_some(hold.batches)}"] if hold.batches else []
+    words += [f"landed in {_some(hold.source_files)}"] if hold.source_files else []
+    if failed is not None and failed.examples:
+        rows = ["(" + ", ".join(f"{name}={value}" for name, value in row.items()) + ")" for row in failed.examples]
+        words.append(f"failing rows {_some(rows)}")
+    words += [f"all of them: {failed.query}"] if failed is not None and failed.query else []
+    return "; ".join([*words, f"see `streamwarden gate status {table}`"])
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -14,6 +14,7 @@ from streamwarden.formats.published_log import PublishedLog
 from streamwarden.model.gate import Verdict
 from streamwarden.model.spec import JobSpec
 from streamwarden.quality.gate import Gate
+from streamwarden.quality.gate_state import gate_state
 from streamwarden.store.layout import published_key
 from streamwarden.store.workspace import open_workspace
 
@@ -147,6 +148,52 @@ def test_a_table_with_deletion_vectors_is_checked_by_spark(place):
     DeltaTable.forPath(place.spark, place.table).delete("zone = 300")
     assert place.decide(again=True) is Verdict.PUBLISHED
     assert place.read() == list(range(90, 100))
+
+
+def test_spark_judges_keys_against_older_rows_and_rules_about_recent_rows(place):
+    recent = {"recent": {"column": "start", "days": 3}}
+    many = "SELECT zone FROM {batch} GROUP BY zone HAVING count(*) > 5"
+    unknown = "SELECT b.zone FROM {batch} AS b LEFT ANTI JOIN {tables.zones} AS z ON z.zone = b.zone"
+    rules = [
+        ("expect_column_values_to_be_unique", {"column": "zone"}, {}),
+        ("unexpected_rows_expectation", {"unexpected_rows_query": many}, recent),
+        ("unexpected_rows_expectation", {"unexpected_rows_query": unknown}, {"tables": {"zones": None}}),
+    ]
+    expectations = [
+        {"type": kind, "kwargs": kwargs, "severity": "critical", "meta": {"id": name, **meta}}
+        for name, (kind, kwargs, meta) in zip(("key", "many", "known"), rules, strict=True)
+    ]
+    (place.folder / "expectations" / "windows.json").write_text(json.dumps({**SUITE, "expectations": expectations}))
+    place.spark.range(1, 50).selectExpr("cast(id as int) AS zone").write.format("delta").save(
+        place.workspace.table("zones")
+    )
+    place.spark.sql(
+        f"CREATE TABLE delta.`{place.table}` ({COLUMNS}) USING delta"
+        " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+    )
+
+    def held():
+        hold = gate_state(place.workspace, "windows").record.hold
+        return {one.expectation: one.finding for one in hold.failures} if hold else {}
+
+    place.write(1, 2)
+    assert place.decide() is Verdict.PUBLISHED
+    place.write(2, 3)
+    assert place.decide() is Verdict.HELD
+    assert set(held()) == {"key"}
+    # What a person has accepted is older from now on, and no reason to hold other rows.
+    place.gate.accept("windows", by="ann", note="so be it")
+    place.write(4)
+    assert place.decide() is Verdict.PUBLISHED
+    place.write(60)
+    assert place.decide() is Verdict.HELD
+    assert set(held()) == {"known"}
+    place.gate.accept("windows", by="ann", note="so be it")
+    # Without new versions, too: the rule about recent rows is broken by another limit.
+    expectations[1]["kwargs"]["unexpected_rows_query"] = many.replace("> 5", "> 1")
+    (place.folder / "expectations" / "windows.json").write_text(json.dumps({**SUITE, "expectations": expectations}))
+    assert place.decide(idle=True) is Verdict.HELD
+    assert set(held()) == {"many"}
 
 
 def test_a_job_reads_published_versions_only(place):

@@ -188,6 +188,29 @@ def test_a_whole_run_over_good_tables(spark, place, good_tables):
     assert spark._jsparkSession.sharedState().cacheManager().isEmpty()
 
 
+@pytest.mark.parametrize("rows_of", [lambda table: GOOD[table], bad_rows], ids=["good", "bad"])
+def test_a_check_in_memory_finds_what_spark_finds(spark, place, rows_of):
+    for table in GOOD:
+        frame_of(spark, table, rows_of(table)).write.format("delta").save(str(place[0] / table))
+    by_spark = run_check(spark, place)
+    in_memory = run_check(None, place)
+    assert (by_spark.spark, in_memory.spark) == (spark.version, None)
+
+    def said(run):
+        # Of many failing rows, each engine shows some.
+        return [
+            {
+                **item.model_dump(exclude={"examples"}),
+                "table": (one.table, one.status, one.version, one.rows, one.suite),
+            }
+            for one in run.tables
+            for item in one.expectations
+        ]
+
+    assert said(in_memory) == said(by_spark)
+    assert [one.version_time for one in in_memory.tables] == [one.version_time for one in by_spark.tables]
+
+
 def test_a_version_is_checked_as_it_was(spark, place):
     path = str(place[0] / "card_sessions")
     frame_of(spark, "card_sessions", GOOD["card_sessions"]).write.format("delta").save(path)

@@ -15,7 +15,7 @@ __all__ = ["CheckOperator"]
 
 
 class CheckOperator(CommandOperator):
-    """Checks tables against their expectations, in a separate process: Spark does not run inside Airflow's.
+    """Checks tables against their expectations, in a process outside Airflow's.
 
     Streams that process's log into the task's log. If expectations are not met, fails and names each table and
     expectation. Does not repair or hold back anything.

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from streamwarden.model.gate import GateRecord, Hold
+from streamwarden.model.record import utc_now
 from streamwarden.model.spec import RetentionSpec
-from streamwarden.operations.housekeeping import housekeep
+from streamwarden.operations.housekeeping import housekeep, look_after_tables
+from streamwarden.quality.gate_state import gate_document
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 
@@ -78,3 +81,16 @@ def test_what_a_removal_that_was_cut_short_left_goes_with_the_next(workspace: Wo
 
 def test_a_job_that_never_ran_has_nothing_to_remove(workspace: Workspace) -> None:
     assert set(map(len, housekeep(workspace, JOB, RetentionSpec()).values())) == {0}
+
+
+def test_old_reports_go_and_those_of_held_ranges_stay(workspace: Workspace) -> None:
+    runs = ["20200101T000000Z-aaaaaa", "20200102T000000Z-bbbbbb", f"{utc_now():%Y%m%dT%H%M%SZ}-cccccc"]
+    for name in runs:
+        folder = workspace.root / "quality" / name
+        folder.mkdir(parents=True)
+        (folder / "report.html").write_text("a report")
+    hold = Hold(after=0, version=1, since=utc_now(), run=runs[1], failures=[], batches=[])
+    gate_document(workspace, "trips").write(GateRecord(table="trips", hold=hold))
+    assert look_after_tables(workspace) == {"quality": {"runs_removed": 1}}
+    assert sorted(path.name for path in (workspace.root / "quality").glob("*/")) == runs[1:]
+    assert look_after_tables(workspace) == {}

@@ -1,10 +1,11 @@
 import json
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 import pytest
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.quality.documents import latest_runs, read_run, write_run
+from streamwarden.quality.documents import latest_runs, read_run, remove_old_runs, write_run
 from streamwarden.quality.report import render_index, render_report
 from streamwarden.storage import LocalStorage
 from tests.unit.quality.made import expectation, run, table
@@ -155,6 +156,43 @@ def test_the_list_of_runs_is_newest_first_and_survives_a_broken_one(tmp_path):
     assert [item.run_id[:8] for item in latest_runs(storage, "quality", 3)] == ["20260103"]
     html = (tmp_path / "quality" / "index.html").read_text(encoding="utf-8")
     assert html.index("20260103") < html.index("20260102") < html.index("20260101")
+
+
+def test_a_run_is_listed_without_reading_the_results_of_others(tmp_path):
+    class Counting(LocalStorage):
+        def __init__(self, root):
+            super().__init__(root)
+            self.results = 0
+
+        def read(self, key):
+            self.results += key.endswith("results.json")
+            return super().read(key)
+
+        def list(self, prefix):
+            raise AssertionError("a listing of thousands of runs for each of them")
+
+    write_run(LocalStorage(tmp_path), "quality", run(table("passed", expectation())))
+    storage = Counting(tmp_path)
+    for number in range(3):
+        write_run(storage, "quality", run(table("passed", expectation()), run_id=f"20260103T00000{number}Z-aaaaaa"))
+    assert storage.results == 0
+    html = (tmp_path / "quality" / "index.html").read_text(encoding="utf-8")
+    assert html.count("report.html") == 4
+
+
+def test_old_runs_are_removed_and_taken_off_the_list(tmp_path):
+    storage = LocalStorage(tmp_path)
+    for day in range(1, 6):
+        write_run(storage, "quality", run(table("passed", expectation()), run_id=f"2026010{day}T000000Z-aaaaaa"))
+    (tmp_path / "quality" / "notes").mkdir()
+    now, used = datetime(2026, 1, 5, 12, tzinfo=UTC), {"20260101T000000Z-aaaaaa"}
+    removed = remove_old_runs(storage, tmp_path, "quality", timedelta(days=2), used=used, now=now)
+    assert removed == ["20260102T000000Z-aaaaaa", "20260103T000000Z-aaaaaa"]
+    left = sorted(path.name[:8] for path in (tmp_path / "quality").iterdir() if path.is_dir())
+    assert left == ["20260101", "20260104", "20260105", "notes"]
+    html = (tmp_path / "quality" / "index.html").read_text(encoding="utf-8")
+    assert "20260103" not in html and "20260104" in html and "20260101" in html
+    assert remove_old_runs(storage, tmp_path, "quality", timedelta(days=2), used=used, now=now) == []
 
 
 def test_a_run_that_is_not_there_is_said(tmp_path):

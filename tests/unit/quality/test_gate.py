@@ -24,6 +24,7 @@ from streamwarden.quality.gate_state import gate_state
 from streamwarden.quality.gate_watch import watch
 from streamwarden.quality.suites import Suite
 from streamwarden.quality.table_versions import TableVersions
+from streamwarden.quality.what_if import what_if
 from streamwarden.storage import Conflict
 from streamwarden.store.workspace import open_workspace
 
@@ -111,7 +112,7 @@ def test_a_failing_range_is_held_and_later_ones_wait(place, table, gate):
     assert (state.waiting, state.published) == (2, PublishedAt(0, 0))
     (failure,) = state.record.hold.failures
     assert failure.expectation == "zone"
-    assert failure.examples == [{"start": "2023-03-06T09:00:00Z", "zone": 300}]
+    assert failure.examples == [{"start": "2023-03-06T09:00:00Z", "zone": 300, "source_file": "trips-1.parquet"}]
     assert published(place) == [1]
     # Still failing.
     assert gate.decide("windows", again=True).verdict is Verdict.HELD
@@ -414,7 +415,7 @@ def test_results_are_kept_for_trends_and_a_changed_suite_is_tried_on_them(place,
     wide["expectations"][0]["kwargs"]["max_value"] = 300
     for changed, held in ((SUITE, [2]), (narrow, [1, 2]), (wide, [])):
         suite = Suite.model_validate(changed)
-        replayed = gate.what_if(suite)
+        replayed = what_if(place[0], suite, place[1])
         assert [one.version for one in replayed if one.failed] == held
         assert [one.passed for one in replayed] == [True, True, False]
     assert PublishedLog(place[0], "windows").at() == PublishedAt(1, 1)

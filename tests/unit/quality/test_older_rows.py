@@ -13,8 +13,8 @@ from deltalake import write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamwarden.quality import older_rows
-from streamwarden.quality.older_rows import with_repeated_keys
+from streamwarden.quality import older_files, older_rows
+from streamwarden.quality.older_rows import OlderRows
 from streamwarden.quality.suites import load_suite
 from streamwarden.quality.table_versions import TableVersions
 from streamwarden.store.workspace import open_workspace
@@ -71,12 +71,9 @@ def test_exactly_the_keys_that_older_rows_have_are_found(older, new):
             write_deltalake(workspace.table("t"), table_of(part), mode="append")
         versions = TableVersions(workspace, "t")
         latest = len(older)
-        found = {
-            expectation.meta.id: both.slice(len(new))
-            for expectation, both in with_repeated_keys(
-                suite, versions, versions.added(latest - 1, latest), table_of(new), latest
-            )
-        }
+        older_rows_of = OlderRows(versions, versions.added(latest - 1, latest), table_of(new), latest)
+        repeated = [older_rows_of.repeated(one, suite.meta.keys) for one in suite.expectations]
+        found = {one.expectation.meta.id: one.rows.slice(len(new)) for one in repeated if one is not None}
     everything = pa.concat_tables(table_of(part) for part in older)
     for rule, names in (("of_numbers", ["at", "zone"]), ("of_texts", ["file", "zone"])):
         expected = keys_of(everything, names) & keys_of(table_of(new), names)
@@ -95,12 +92,13 @@ def test_an_outlier_among_the_new_rows_lets_no_older_file_be_read_again(tmp_path
     versions = TableVersions(workspace, "t")
     added = versions.added(1, 2)
     fresh = versions.read(added.files, 2)
-    assert not list(with_repeated_keys(suite, versions, added, fresh, 2))
-    assert {file for _, file, _ in older_rows._spans_of} >= {one.path for one in versions.whole(1).files}
+    older = OlderRows(versions, added, fresh, 2)
+    assert not any(older.repeated(one, suite.meta.keys) for one in suite.expectations)
+    assert {file for _, file, _ in older_files._spans_of} >= {one.path for one in versions.whole(1).files}
 
     def read(*_: object) -> None:
         pytest.fail("an older file was read")
 
-    monkeypatch.setattr(older_rows, "_spans", read)
+    monkeypatch.setattr(older_files, "_spans", read)
     monkeypatch.setattr(older_rows, "run", read)
-    assert not list(with_repeated_keys(suite, versions, added, fresh, 2))
+    assert not any(older.repeated(one, suite.meta.keys) for one in suite.expectations)
