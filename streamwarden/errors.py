@@ -492,7 +492,7 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "Put it back, or restore a savepoint whose table version does not need it.",
     ),
     "TABLE_DAMAGED": ErrorKind(
-        "an entry of a Delta table's log is empty, truncated or missing",
+        "an entry of a Delta table's log, or a file that it names, is empty, truncated or missing",
         "Restore it from a backup of the disk or bucket, or restore a savepoint of before it: the restore rolls the"
         " log back to that version. Without either, deploy the job under another name with its own tables: it starts"
         " from scratch.",

@@ -63,7 +63,7 @@ class ExpectationMeta(_Document):
     recent: RecentRows | None = Field(
         default=None,
         description="Judge the rows of the last days, and not the new ones: missing hours, unusual volumes. The gate"
-        " does; a check by Spark leaves such an expectation out.",
+        " does; a check of whole tables leaves such an expectation out.",
     )
     tables: dict[str, str | None] = Field(
         default_factory=dict,

@@ -11,6 +11,7 @@ import json
 import urllib.parse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -235,12 +236,21 @@ class TableVersions:
                 text = values.get(name)
                 column = pc.field(name)
                 # In the log they are text; empty text and null are one.
-                part = (
-                    column.is_null() if text in (None, "") else column == pa.scalar(text).cast(schema.field(name).type)
-                )
+                part = column.is_null() if text in (None, "") else column == _partition(text, schema.field(name).type)
                 where = part if where is None else where & part
             fragments.append(form.make_fragment(urllib.parse.unquote(one.path), storage, partition_expression=where))
         return pads.FileSystemDataset(fragments, schema, form, storage)
+
+
+def _partition(text: str, kind: pa.DataType) -> pa.Scalar:
+    """Return a partition's value; times without a zone are in UTC."""
+    if not pa.types.is_timestamp(kind):
+        return pa.scalar(text).cast(kind)
+    moment = datetime.fromisoformat(text)
+    if kind.tz is None:
+        moment = moment if moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)
+        return pa.scalar(moment, kind)
+    return pa.scalar(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC), kind)
 
 
 def _file(add: dict[str, Any]) -> NewFile:
