@@ -18,9 +18,9 @@ with DAG(
     doc_md=(
         "Runs the Great Expectations suites in `expectations/` on the Delta tables, in a process outside Airflow's:"
         " in memory, or by Spark for tables that do not fit. Writes JSON results and an HTML report to `quality/` in"
-        " the root folder. A failed suite fails the task, which names the table and the expectations.\n\nHas no schedule"
-        " unless `STREAMWARDEN_QUALITY_SCHEDULE` sets one, such as `@hourly` or `*/15 * * * *`: a check reads whole"
-        " tables."
+        " the root folder. A failed suite fails the task, which names the table and the expectations.\n\nHas no"
+        " schedule unless `STREAMWARDEN_QUALITY_SCHEDULE` sets one, such as `@hourly` or `*/15 * * * *`: a check reads"
+        " whole tables."
     ),
     schedule=os.environ.get("STREAMWARDEN_QUALITY_SCHEDULE") or None,
     # For a schedule. No catch-up, because a check always reads the newest version.

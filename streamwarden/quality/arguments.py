@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 __all__ = [
+    "PAIRS",
     "ROWS",
     "SOURCE_FILE",
     "UNIQUE",
@@ -29,8 +30,10 @@ UNIQUE = {"expect_column_values_to_be_unique", "expect_compound_columns_to_be_un
 SOURCE_FILE = "source_file"
 """The column of tables that name the landed file of each row: examples show it, so that a person finds the file."""
 
-_PAIRS = {"expect_column_pair_values_a_to_be_greater_than_b"}
-_NULLS = dict.fromkeys(UNIQUE, "all_values_are_missing") | dict.fromkeys(_PAIRS, "either_value_is_missing")
+PAIRS = {"expect_column_pair_values_a_to_be_greater_than_b"}
+"""Expectations about two columns of a row."""
+
+_NULLS = dict.fromkeys(UNIQUE, "all_values_are_missing") | dict.fromkeys(PAIRS, "both_values_are_missing")
 _SIGNS = {"==": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _BOUNDS = ("min_value", "max_value")
 

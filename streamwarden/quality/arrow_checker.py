@@ -23,7 +23,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamwarden.quality.arguments import ROWS, literal, quoted, without_condition
+from streamwarden.quality.arguments import PAIRS, ROWS, literal, quoted, without_condition
 from streamwarden.quality.engine import Checker, Validate, build, import_great_expectations
 from streamwarden.quality.failing_rows import chosen, condition, failing_rows_query, own_columns
 from streamwarden.quality.results import ExpectationResult
@@ -183,12 +183,17 @@ def _missing(item: Any, columns: Sequence[str], there: Sequence[str]) -> Any:
 
 
 def _counted(item: Any, rows: pa.Table) -> Any:
-    """Return how many of the rows whose columns are all filled meet the condition of a failing row."""
+    """Return how many of the rows with values meet the condition of a failing row.
+
+    As Great Expectations counts: of a pair, a row with one value is judged, and never fails.
+    """
     arguments, names = item.configuration.kwargs, rows.schema.names
     columns = own_columns(arguments)
     if (missing := _missing(item, columns, names)) is not None:
         return missing
-    filled = " AND ".join(f"{quoted(name)} IS NOT NULL" for name in columns)
+    filled = (" OR " if item.expectation_type in PAIRS else " AND ").join(
+        f"{quoted(name)} IS NOT NULL" for name in columns
+    )
     query = (
         f"SELECT count(*) AS rows, count(*) FILTER ({filled}) AS judged,"
         f" count(*) FILTER ({condition(item.expectation_type, arguments, names)}) AS failing FROM {BATCH}"
