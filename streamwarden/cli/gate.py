@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,7 +52,7 @@ def status(
     workspace = open_workspace(profile, root=root)
     names = [table] if table else suite_names(_suites(workspace, expectations))
     found = [gate_state(workspace, name) for name in names]
-    lost = {name: PublishedLog(workspace, name).lost_files() for name in names}
+    lost = {one.table: _lost_files(workspace, one) for one in found}
     if as_json:
         print_json([{**_as_json(one), "lost_files": lost[one.table]} for one in found])
         return
@@ -274,6 +275,15 @@ def _as_json(state: GateState) -> dict[str, Any]:
         "error": str(state.error) if state.error else None,
         "last": state.record.decisions[-1].model_dump(mode="json") if state.record.decisions else None,
     }
+
+
+def _lost_files(workspace: Workspace, state: GateState) -> list[str]:
+    # A damaged log is named as such, and must not hide the other tables.
+    if state.error is not None:
+        return []
+    with suppress(StreamwardenError):
+        return PublishedLog(workspace, state.table).lost_files()
+    return []
 
 
 def _state(state: GateState) -> str:
