@@ -130,8 +130,8 @@ class HealthSpec(_Strict):
     )
     gate_held: DurationLimit = Field(
         default=DurationLimit(warn=timedelta(seconds=1), critical=timedelta(hours=6)),
-        description="How long the gate has held a table of the job. Its readers see nothing newer. 1s: at once, since a"
-        " person must decide. 6h: for most readers that is an outage.",
+        description="How long the gate has held a table of the job, or could not decide. Readers see nothing newer."
+        " 1s: at once, since a person must decide. 6h: for most readers that is an outage.",
     )
     commit_time: DurationLimit = Field(
         default=DurationLimit(warn=timedelta(seconds=30), critical=timedelta(minutes=5)),

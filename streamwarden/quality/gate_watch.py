@@ -94,9 +94,13 @@ def watch(workspace: Workspace, gate: Gate, told: Told, stop: threading.Event, *
 def _look(workspace: Workspace, gate: Gate, name: str, table: _Table, told: Told, poll: float) -> None:
     try:
         is_ended = table.held and not gate.is_held(name)
-        if _is_new(workspace, name, table) or is_ended or table.errors:
+        if _is_new(workspace, name, table) or is_ended:
             table.wait = poll
             _decide(gate, name, table, told)
+        elif table.errors:
+            # Whatever failed: also the judgement of an idle table.
+            _decide(gate, name, table, told, idle=True)
+            table.wait = poll
         elif table.known >= 0 and time.monotonic() > table.decided + RECHECK_S:
             _decide(gate, name, table, told, idle=True)
         elif workspace.s3 is not None:
