@@ -74,9 +74,7 @@ def main() -> int:
         # The default must not be the wrong choice where state is large.
         if {(keys, "memory"), (keys, "rocksdb_changelog")} <= set(found) and keys >= 5_000_000:
             default, memory = found[keys, "rocksdb_changelog"], found[keys, "memory"]
-            met.append(
-                goal_met(f"default_rate_to_memory_{keys}", default["rate"] / memory["rate"], 1.0, at_least=True)
-            )
+            met.append(goal_met(f"default_rate_to_memory_{keys}", default["rate"] / memory["rate"], 1.0, at_least=True))
             met.append(goal_met(f"default_process_memory_to_memory_{keys}", default["memory"] / memory["memory"], 0.5))
     return 0 if all(met) else 1
 

@@ -27,7 +27,7 @@ OTHERS = {
     ("devserver/rest.py", "logs"),
     ("devserver/standalone.py", "logs"),
     # A table in a temporary folder.
-    ("formats/published_log.py", "_delta_log"),
+    ("formats/delta_checkpoint.py", "_delta_log"),
     # Texts for people.
     ("errors.py", "logs"),
     *(("model/profile.py", folder) for folder in FOLDERS if folder not in ("arrivals", "savepoints")),
