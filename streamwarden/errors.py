@@ -178,6 +178,8 @@ ErrorCode = Literal[
     "GATE_LOG_GONE",
     "GATE_NOTHING_HELD",
     "PUBLISHED_FILES_GONE",
+    "CORRECTIONS_UNAVAILABLE",
+    "RECONCILE_FAILED",
     "PUBLISHED_LOG_DAMAGED",
     "PUBLISHED_TABLE_REPLACED",
 ]
@@ -901,6 +903,14 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "Readers fail until a later version is published. Correct the held rows, and run `streamwarden gate check"
         " TABLE`; or publish them as they are: `streamwarden gate accept TABLE --note WHY`. If nothing is held, the"
         " table itself is damaged: restore the files from a backup. Before the next VACUUM, see docs/gate.md.",
+    ),
+    "CORRECTIONS_UNAVAILABLE": ErrorKind(
+        "late rows of this job or table cannot be found or folded in",
+        "Give the sink `final_when_passed` and `reconcile`: docs/corrections.md.",
+    ),
+    "RECONCILE_FAILED": ErrorKind(
+        "the query of a sink's `reconcile` failed, or does not give the table's rows",
+        "Correct the query in the job's YAML: it must give every column of the table, and one row for each key.",
     ),
     "PUBLISHED_LOG_DAMAGED": ErrorKind(
         "an entry of the log of published versions is unreadable, missing, or not the gate's",

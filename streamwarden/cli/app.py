@@ -17,6 +17,7 @@ import typer
 from streamwarden import __version__
 from streamwarden.cli import (
     advise,
+    corrections,
     diff,
     features,
     gate,
@@ -46,6 +47,7 @@ for part in (jobs, diff, observability, savepoints, rescale, advise, quality, ga
 app.add_typer(savepoints.catalogue_app, name="savepoints")
 app.add_typer(features.features_app, name="features")
 app.add_typer(gate.gate_app, name="gate")
+app.add_typer(corrections.corrections_app, name="corrections")
 app.add_typer(landing.landing_app, name="landing")
 app.add_typer(quarantine.quarantine_app, name="quarantine")
 app.add_typer(operations.operations_app, name="operations")

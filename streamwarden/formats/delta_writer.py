@@ -22,7 +22,7 @@ from deltalake.exceptions import CommitFailedError
 
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["DeltaWriter", "Finality", "UnfitTableError", "has_duplicates"]
+__all__ = ["DeltaWriter", "Finality", "UnfitTableError", "has_duplicates", "hindrance"]
 
 _TRIES = 20
 """Maximum lost races. Each is another commit, such as by OPTIMIZE."""
@@ -176,9 +176,9 @@ class DeltaWriter:
     def _committed(self, commit: Callable[[DeltaTable, CommitProperties], int], batch: int, author: str) -> int | None:
         for _ in range(_TRIES):
             table = self._open()
-            hindrance = _hindrance(table)
-            if hindrance:
-                raise UnfitTableError(hindrance)
+            reason = hindrance(table)
+            if reason:
+                raise UnfitTableError(reason)
             last = table.transaction_version(self.application)
             if last is not None and last >= batch:
                 return None
@@ -282,7 +282,7 @@ def _bounds(rows: pa.Table, keys: Sequence[str]) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def _hindrance(table: DeltaTable) -> str | None:
+def hindrance(table: DeltaTable) -> str | None:
     protocol = table.protocol()
     features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
     foreign = sorted(features - _FEATURES)

@@ -16,6 +16,7 @@ from streamwarden.model.durations import Duration
 from streamwarden.model.health_spec import HealthSpec
 from streamwarden.model.history_spec import HistorySpec
 from streamwarden.model.kafka_spec import KafkaSinkSpec
+from streamwarden.model.reconcile_spec import ReconcileSpec
 from streamwarden.model.row_rules import RowRule
 from streamwarden.model.source_spec import (
     THE_SOURCE,
@@ -155,6 +156,11 @@ class SinkSpec(Strict):
     serve: ServeSpec | None = Field(
         default=None, description="Also keep the newest row of each key in a serving store (upsert only)."
     )
+    reconcile: ReconcileSpec | None = Field(
+        default=None,
+        description="Finds late rows that the watermark dropped, for `streamwarden corrections` (only with"
+        " final_when_passed).",
+    )
     partition_by: tuple[str, ...] = ()
     row_rules: tuple[RowRule, ...] = Field(
         default=(),
@@ -181,6 +187,10 @@ class SinkSpec(Strict):
             raise ValueError("serve goes with mode upsert: a key has one newest row")
         if self.mode == "append" and self.final_when_passed:
             raise ValueError("final_when_passed goes with mode upsert: appended rows are never touched again")
+        if self.reconcile and not self.final_when_passed:
+            raise ValueError(
+                "reconcile goes with final_when_passed: only rows that can't change any more are corrected"
+            )
         if self.on_restore == "leave" and not self.keys:
             raise ValueError("on_restore leave needs keys: without them replayed rows would be there twice")
         if self.table in (PROGRESS_TABLE, QUALITY_TABLE, EDITS_TABLE):
@@ -505,9 +515,13 @@ class JobSpec(Strict):
         ):
             field = "source" if self.sources is None else f"sources.{name}"
             raise ValueError(f"{field} reads topic {topic}, which is also a sink: the job would read what it writes")
+        readable = {one.table for one in (*self.delta_sources.values(), *self.lookups.values())}
         for sink in self.delta_sinks:
             if sink.final_when_passed and self.watermark is None:
                 raise ValueError(f"sinks: {sink.table}.final_when_passed needs a watermark")
+            for table in sink.reconcile.tables if sink.reconcile else ():
+                if table not in readable:
+                    raise ValueError(f"sinks: {sink.table}.reconcile.query reads {table}, which the job does not")
         return self
 
     @property

@@ -67,6 +67,7 @@ def strongest(effects: Iterable[Effect]) -> Effect:
 _PACE = "changes the size and frequency of batches, not their rows"
 _SUPERVISOR = "read by supervisors at each check"
 _TABLE = "changes which rows the table gets, or how"
+_CORRECTIONS = "read by corrections"
 _BEGINS = "a job begins with it; a job that has a checkpoint does not read it"
 _UNREAD = "the job has no checkpoint yet, so it can still change"
 _TOPICS = "a topic that is added is read from its beginning; one that was read stays"
@@ -122,6 +123,9 @@ _RULES: dict[str, tuple[Effect, str]] = {
         "applies when the table is created; an existing table keeps its partitioning",
     ),
     "sinks.row_rules": (Effect.SAVEPOINT, "changes which rows are quarantined"),
+    "sinks.reconcile": (Effect.LIVE, _CORRECTIONS),
+    "sinks.reconcile.query": (Effect.LIVE, _CORRECTIONS),
+    "sinks.reconcile.count": (Effect.LIVE, _CORRECTIONS),
     "sinks.on_restore": (Effect.LIVE, "read by restores"),
     "trigger.interval": (Effect.RESTART, _PACE),
     "trigger.min_pause": (Effect.RESTART, _PACE),

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.airflow
 DAGS = REPOSITORY / "dags"
 
 OTHERS = {
-    *("stop", "restore", "rescale", "cancel_rescale", "watch", "advise", "quality", "gate", "replay"),
+    *("stop", "restore", "rescale", "cancel_rescale", "watch", "advise", "quality", "gate", "replay", "corrections"),
     *("savepoint", "verify_savepoints", "housekeeping"),
 }
 
