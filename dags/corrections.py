@@ -13,9 +13,9 @@ with DAG(
     dag_id="corrections",
     description="Fold in late rows that the watermark dropped.",
     doc_md=(
-        "Compares the rows that can't change any more with the query of `reconcile` in the job's YAML, and folds in what"
-        " came late, in one commit. Corrected rows are marked in `corrected_at` and `corrected_rows`. The job may run"
-        " meanwhile; a second run changes nothing. The gate checks and publishes the commit as any other.\n\nHas no"
+        "Compares the rows that can't change any more with the query of `reconcile` in the job's YAML, and folds in"
+        " what came late, in one commit. Corrected rows are marked in `corrected_at` and `corrected_rows`. The job may"
+        " run meanwhile; a second run changes nothing. The gate checks and publishes the commit as any other.\n\nHas no"
         " schedule unless `STREAMWARDEN_CORRECTIONS_SCHEDULE` sets one, such as `@daily`: it reads the whole source."
     ),
     schedule=os.environ.get("STREAMWARDEN_CORRECTIONS_SCHEDULE") or None,

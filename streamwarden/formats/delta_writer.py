@@ -283,6 +283,7 @@ def _bounds(rows: pa.Table, keys: Sequence[str]) -> dict[str, tuple[Any, Any]]:
 
 
 def hindrance(table: DeltaTable) -> str | None:
+    """Return why delta-rs can't write a table as Spark would; None if it can."""
     protocol = table.protocol()
     features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
     foreign = sorted(features - _FEATURES)

@@ -8,7 +8,18 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["ACCEPTED", "KEPT", "AcceptedRow", "Decision", "GateRecord", "HeldFailure", "Hold", "Trouble", "Verdict"]
+__all__ = [
+    "ACCEPTED",
+    "KEPT",
+    "AcceptedRow",
+    "Decision",
+    "GateEvents",
+    "GateRecord",
+    "HeldFailure",
+    "Hold",
+    "Trouble",
+    "Verdict",
+]
 
 KEPT = 50
 """Decisions in a table's document. 50: a day of an hourly batch, and the quality table has all of them."""
@@ -128,3 +139,9 @@ class GateRecord(_Record):
         """Return the record with the failing rows of a hold accepted."""
         rows = [AcceptedRow(expectation=one.expectation, row=row) for one in hold.failures for row in one.examples]
         return self.model_copy(update={"accepted": [*self.accepted, *rows][-ACCEPTED:]})
+
+
+class GateEvents(_Record):
+    """Which decisions about a table have become asset events."""
+
+    through: datetime | None = Field(description="When the last of them was made; None before the first decision.")

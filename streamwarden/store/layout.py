@@ -67,6 +67,11 @@ def gate_key(table: str) -> str:
     return f"{GATE}/{table}.json"
 
 
+def gate_events_key(table: str) -> str:
+    """Return the key of the document with the last decision that became an asset event."""
+    return f"{GATE}/{table}.events.json"
+
+
 def job_key(folder: str, job: str, *names: str) -> str:
     """Return a job's folder in one of ROOT's folders, or what `names` lead to below it."""
     return "/".join((folder, job, *names))

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from streamwarden.airflow.assets import DecisionTrigger, published
+from streamwarden.model.gate import Decision, GateRecord, Verdict
+from streamwarden.model.record import utc_now
+from streamwarden.quality.documents import write_run
+from streamwarden.quality.gate_state import gate_document
+from streamwarden.quality.results import ExpectationResult, QualityRun, TableResult
+from streamwarden.storage import LocalStorage
+from streamwarden.store.layout import QUALITY
+from streamwarden.store.workspace import Workspace
+from tests.airflow.conftest import Place
+
+pytestmark = pytest.mark.airflow
+
+
+def expectation(name: str, *, success: bool) -> ExpectationResult:
+    return ExpectationResult(
+        id=name,
+        type="t",
+        columns=(),
+        severity="critical",
+        description="",
+        notes="",
+        arguments={},
+        success=success,
+    )
+
+
+def decided(workspace: Workspace, version: int, *, failed: int = 0) -> None:
+    results = tuple(expectation(f"rule.{number}", success=number >= failed) for number in range(4))
+    result = TableResult(table="trips", status="failed" if failed else "passed", version=version, expectations=results)
+    run = QualityRun(
+        run_id=f"run-{version}",
+        started="2023-03-06T08:00:00Z",
+        ended="2023-03-06T08:00:00Z",
+        seconds=1,
+        tables_dir=workspace.tables,
+        great_expectations="1",
+        tables=(result,),
+    )
+    write_run(LocalStorage(workspace.root), QUALITY, run)
+    decision = Decision(
+        at=utc_now() + timedelta(microseconds=version),
+        verdict=Verdict.HELD if failed else Verdict.PUBLISHED,
+        after=version - 3,
+        version=version,
+        rows=10,
+        seconds=1,
+        run=run.run_id,
+    )
+    gate_document(workspace, "trips").update(lambda now: (now or GateRecord(table="trips")).decided(decision, None))
+
+
+def watched(place: Place, steps: Any, number: int) -> list[dict[str, Any]]:
+    """Run a trigger until it has yielded some events; `steps` runs after its first look."""
+    _, arguments = DecisionTrigger(table="trips", **place.place(), poll=0.05).serialize()
+
+    async def run() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+
+        async def read() -> None:
+            async for event in DecisionTrigger(**arguments).run():
+                found.append(event.payload)
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(steps)
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            if len(found) >= number:
+                break
+        # It has noted them by then.
+        await asyncio.sleep(0.5)
+        task.cancel()
+        return found
+
+    return asyncio.run(run())
+
+
+def test_each_decision_is_one_event_with_its_facts(place: Place) -> None:
+    workspace = place.workspace
+    decided(workspace, 3)
+
+    def two() -> None:
+        decided(workspace, 6)
+        decided(workspace, 9, failed=1)
+
+    first, second = watched(place, two, 2)
+    assert {**first, "at": ""} == {
+        "table": "trips",
+        "decision": "published",
+        "from_version": 4,
+        "to_version": 6,
+        "rows": 10,
+        "score": 1.0,
+        "failed": [],
+        "run": "run-6",
+        "by": "gate",
+        "note": None,
+        "at": "",
+    }
+    assert (second["decision"], second["score"], second["failed"]) == ("held", 0.75, ["rule.0"])
+    # Another triggerer continues: decisions made while none ran are events, noted ones are not.
+    decided(workspace, 12)
+    assert [one["to_version"] for one in watched(place, lambda: None, 1)] == [12]
+
+
+def test_a_place_that_cannot_be_read_is_tried_again(place: Place) -> None:
+    workspace = place.workspace
+    document = workspace.root / "control" / "gate" / "trips.json"
+    decided(workspace, 3)
+    watched(place, lambda: None, 0)
+    path = next(workspace.root.rglob("trips.json"))
+    assert path.name == document.name
+    good = path.read_bytes()
+    path.write_bytes(b"{")
+
+    def repaired() -> None:
+        path.write_bytes(good)
+        decided(workspace, 6)
+
+    assert [one["to_version"] for one in watched(place, repaired, 1)] == [6]
+
+
+def test_a_dag_that_follows_a_table_registers_its_watcher(airflow_database: None, place: Place) -> None:
+    asset = published("trips", **place.place())
+    [watcher] = asset.watchers
+    assert asset.name == "published/trips" and asset.uri == "streamwarden://published/trips"
+    from airflow.serialization.encoders import encode_trigger
+
+    encoded = encode_trigger(watcher.trigger)
+    assert encoded["classpath"] == "streamwarden.airflow.assets.DecisionTrigger"
+    assert encoded["kwargs"]["table"] == "trips"
