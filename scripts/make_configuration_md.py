@@ -47,6 +47,7 @@ ENVIRONMENT = {
     jars.JARS_ENV: ("`.jars/` of the checkout", "The folder of the pinned JVM jars."),
     jars.MIRROR_ENV: ("Maven Central", "Root of the Maven repository from which set-up downloads the jars."),
     "STREAMWARDEN_QUALITY_SCHEDULE": ("none", "Schedule of DAG `quality`, in Airflow's notation."),
+    "STREAMWARDEN_CORRECTIONS_SCHEDULE": ("none", "Schedule of DAG `corrections`."),
     "STREAMWARDEN_VERIFY_SCHEDULE": ("none", "Schedule of DAG `verify_savepoints`."),
     "STREAMWARDEN_HOUSEKEEPING_SCHEDULE": ("`@hourly`", "Schedule of DAG `housekeeping`; empty: never."),
     "STREAMWARDEN_WATCH_SCHEDULE": ("`*/5 * * * *`", "Schedule of DAG `watch`; empty: never."),
