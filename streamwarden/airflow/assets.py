@@ -94,7 +94,8 @@ class DecisionTrigger(BaseEventTrigger):
             try:
                 workspace, new = await asyncio.to_thread(self._new)
                 for one in new:
-                    yield TriggerEvent(await asyncio.to_thread(facts_of, workspace, self.table, one))
+                    facts = await asyncio.to_thread(facts_of, workspace, self.table, one)
+                    yield TriggerEvent(facts)  # type: ignore[no-untyped-call]
                 await asyncio.sleep(self.poll)
                 if new:
                     await asyncio.to_thread(self._note, workspace, new[-1])

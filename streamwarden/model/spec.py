@@ -515,7 +515,8 @@ class JobSpec(Strict):
         ):
             field = "source" if self.sources is None else f"sources.{name}"
             raise ValueError(f"{field} reads topic {topic}, which is also a sink: the job would read what it writes")
-        readable = {one.table for one in (*self.delta_sources.values(), *self.lookups.values())}
+        readable = {source.table for source in self.delta_sources.values()}
+        readable |= {lookup.table for lookup in self.lookups.values()}
         for sink in self.delta_sinks:
             if sink.final_when_passed and self.watermark is None:
                 raise ValueError(f"sinks: {sink.table}.final_when_passed needs a watermark")

@@ -379,7 +379,7 @@ def _columns_of(query: str) -> set[str] | None:
 
 
 def _exact(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_decimal(kind)
+    return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
 
 
 def _naive(moment: datetime) -> str:
