@@ -93,7 +93,7 @@ def test_parse_is_quick_and_without_spark() -> None:
         """
     )
     files = [str(path) for path in sorted(DAGS.glob("*.py"))]
-    assert len(files) == 5
+    assert len(files) >= 5
     run = subprocess.run([sys.executable, "-c", script, *files], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     for line in run.stdout.splitlines():

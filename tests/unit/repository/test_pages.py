@@ -52,7 +52,9 @@ def test_every_alarm_is_listed() -> None:
 def test_live_fields_are_those_that_a_driver_does_not_read() -> None:
     told = {row[0]: quoted([row[1]]) for row in rows("jobs.md", "effect")}
     live = {field for field, (effect, _) in _RULES.items() if effect is Effect.LIVE}
-    assert {"sinks.on_restore" if name == "on_restore" else name for name in told["live"]} == live
+    of_sinks = {"on_restore", "reconcile"}
+    whole = {field for field in live if not field.startswith("sinks.reconcile.")}
+    assert {f"sinks.{name}" if name in of_sinks else name for name in told["live"]} == whole
     others = {name for effect, names in told.items() if effect != "live" for name in names}
     assert not others & (live | {field.split(".")[0] for field in live} - {"sinks"})
 
