@@ -888,7 +888,8 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "the gate holds a table: its newest versions do not meet the expectations",
         "`streamwarden gate status TABLE` shows the failing rows. Correct them in the table, and run `streamwarden gate"
         " check TABLE`; or publish them as they are: `streamwarden gate accept TABLE --note WHY`; or restore the job"
-        " to a savepoint of before them, and check again.",
+        " with `--outputs rewind` to a savepoint of before them, and check again. What each does to jobs that read the"
+        " table: docs/gate.md.",
     ),
     "GATE_LOG_GONE": ErrorKind(
         "a table's log no longer has a commit that the gate has not published yet",
