@@ -144,7 +144,19 @@ def _whole(rows: DataFrame, name: str) -> Column:
     kind = rows.schema[name].dataType
     if not isinstance(kind, StructType):
         return F.col(name)
+    if len(set(kind.names)) < len(kind.names):
+        # An average beside a count: Spark keeps two fields `count`. A cast goes by place, not by name.
+        return F.col(name).cast(_distinct(kind))
     return F.when(F.col(name).isNotNull(), F.struct(*[F.col(name)[one].alias(one) for one in kind.names]))
+
+
+def _distinct(kind: StructType) -> StructType:
+    """Return the type with a number behind each name that is there before."""
+    fields: list[StructField] = []
+    for field in kind.fields:
+        before = sum(one == field.name for one in kind.names[: len(fields)])
+        fields.append(StructField(f"{field.name}_{before + 1}" if before else field.name, field.dataType))
+    return StructType(fields)
 
 
 def _json(value: Column) -> Column:
