@@ -25,11 +25,15 @@ from spark_jobs.trip_times import check_time_zone, micros_of, moment
 from streamwarden.driver.job_api import JobOptions, JobSettings, LandedFile
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["OUTPUTS", "VERSION", "Options", "outputs", "refused_files", "rules_of", "transform"]
+__all__ = ["OUTPUTS", "SOURCE_ROWS", "VERSION", "Options", "outputs", "refused_files", "rules_of", "transform"]
 
 VERSION = 1
 
 OUTPUTS: Mapping[str, StructType] = {"main": TRIPS, "quarantine": QUARANTINE}
+
+# A row of a file is one trip with the same columns, or one row of the quarantine. A trip that is read again, as JSON,
+# is the same trip.
+SOURCE_ROWS = ("main",)
 
 
 class Options(JobOptions):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from streamwarden.cli.terminal import JsonOption, ProfileOption, RootOption, out, print_json, reported, who
 from streamwarden.errors import StreamwardenError
+from streamwarden.model import exact_json
 from streamwarden.model.row_rules import QUARANTINE_SUFFIX, quarantine_of
 from streamwarden.store.workspace import Workspace, open_workspace
 
@@ -93,7 +93,7 @@ def show(
             "row": one.row,
         }
         told = {key: value for key, value in line.items() if value is not None or key == "row"}
-        sys.stdout.write(json.dumps(told, ensure_ascii=False, default=str) + "\n")
+        sys.stdout.write(exact_json.dumps(told) + "\n")
 
 
 @quarantine_app.command()
@@ -144,7 +144,7 @@ def _quarantine(table: str) -> str:
 
 def _rows(workspace: Workspace, table: str) -> list[Quarantined]:
     from streamwarden.operations.quarantine import job_of_table, quarantined_rows
-    from streamwarden.operations.quarantine_replay import content_of
+    from streamwarden.operations.source_rows import content_of
 
     spec = job_of_table(workspace, table)
     return quarantined_rows(workspace, table, content=content_of(workspace, spec))
@@ -164,7 +164,7 @@ def _corrected(path: Path) -> dict[str, Any]:
         if not line.strip():
             continue
         try:
-            given = json.loads(line)
+            given = exact_json.loads(line)
             name, row = given["id"], given["row"]
         except (ValueError, KeyError, TypeError) as error:
             what = f"{path}: line {number}: no JSON object with id and row: {error}"

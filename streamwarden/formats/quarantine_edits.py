@@ -14,13 +14,14 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from streamwarden.formats.appended_table import AppendedTable, schema_of
+from streamwarden.model.record import utc_now
 from streamwarden.model.spec import EDITS_TABLE
 
 __all__ = ["COLUMNS", "EditsTable"]
 
 COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "table": (pa.string(), "The quarantine table. Rows are partitioned by it."),
-    "row_id": (pa.string(), "The row, as `streamwarden quarantine show` names it."),
+    "row_id": (pa.string(), "The row, as `streamwarden quarantine show` names it; null: the replay's rows were sent."),
     "attempt": (pa.int32(), "1 for the first replay of the row."),
     "at": (pa.timestamp("us", tz="UTC"), "When the replay was asked for."),
     "by": (pa.string(), "Who asked."),
@@ -48,7 +49,7 @@ class EditsTable(AppendedTable):
     failed = "QUARANTINE_EDITS_FAILED"
 
     def of(self, table: str) -> list[dict[str, Any]]:
-        """Return the entries of a quarantine table, oldest first.
+        """Return the entries of a quarantine table, oldest first; `sent` of each says whether its replay was sent.
 
         Raises
         ------
@@ -92,8 +93,26 @@ class EditsTable(AppendedTable):
 
         return self._tried(enter)
 
+    def mark_sent(self, table: str, replay: str) -> None:
+        """Enter that a replay's rows were sent: no later call sends them again.
+
+        Raises
+        ------
+        StreamwardenError
+            ``QUARANTINE_EDITS_FAILED``.
+        """
+
+        def mark() -> None:
+            opened = self._open(make=True)
+            assert opened is not None
+            row = {"table": table, "at": utc_now(), "replay": replay}
+            write_deltalake(opened, pa.Table.from_pylist([row], self.schema), mode="append")
+
+        self._tried(mark)
+
 
 def _entries(opened: DeltaTable, table: str) -> list[dict[str, Any]]:
     found = opened.to_pyarrow_dataset().to_table(filter=pc.field("table") == table)
     rows: list[dict[str, Any]] = found.sort_by([("at", "ascending"), ("number", "ascending")]).to_pylist()
-    return rows
+    sent = {row["replay"] for row in rows if row["row_id"] is None}
+    return [{**row, "sent": row["replay"] in sent} for row in rows if row["row_id"] is not None]

@@ -69,6 +69,9 @@ def compile_rule(kind: str, arguments: Mapping[str, Any], *, name: str, reason: 
     for key, value in arguments.items():
         if key not in (*known, "mostly") and value is not None:
             raise ValueError(f"kwargs.{key}: is not supported in a row rule")
+    for key in ("column", "column_A", "column_B"):
+        if not isinstance(arguments.get(key, ""), str):
+            raise ValueError(f"kwargs.{key}: is no text")
     try:
         fails, columns = make(arguments)
     except KeyError as missing:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -22,7 +21,8 @@ from deltalake.exceptions import DeltaError
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.formats.quarantine_edits import EditsTable
-from streamwarden.model.row_rules import QUARANTINE_SUFFIX
+from streamwarden.model import exact_json
+from streamwarden.model.row_rules import QUARANTINE_SUFFIX, quarantine_of
 from streamwarden.model.spec import JobSpec
 from streamwarden.store.config import job_names
 from streamwarden.store.documents import JobDocuments
@@ -41,8 +41,11 @@ __all__ = [
     "trace",
 ]
 
-Content = Callable[[Mapping[str, Any]], str | None]
-"""Returns a hash of a stored row by its source's columns, or None."""
+Content = Callable[[Sequence[Mapping[str, Any]]], list[str | None]]
+"""Returns a hash of each stored row by its source's columns, or None."""
+
+
+_NOT_A_JOB = ("JOB_UNKNOWN", "CONFIG_INVALID", "SUITE_INVALID")
 
 
 class RowState(StrEnum):
@@ -99,7 +102,7 @@ class Quarantined:
     def row(self) -> Any:
         """The row parsed, or its text if it is not JSON."""
         try:
-            return json.loads(self.raw) if self.raw is not None else None
+            return exact_json.loads(self.raw) if self.raw is not None else None
         except ValueError:
             return self.raw
 
@@ -110,21 +113,39 @@ class Quarantined:
 
 
 def specs_of(workspace: Workspace) -> Iterator[JobSpec]:
-    """Yield the spec of each job: the deployed one, else the YAML's. Leaves out jobs whose YAML is invalid."""
+    """Yield the spec of each job: the deployed one, else the YAML's.
+
+    Leaves out jobs that were never deployed and whose YAML is invalid or gone: they have written nothing.
+
+    Raises
+    ------
+    StreamwardenError
+        If a job's document can't be read: nobody knows what that job writes.
+    """
     for name in sorted({*job_names(workspace.config), *workspace.files.folders(CONTROL)}):
-        with suppress(StreamwardenError):
-            desired = JobDocuments(workspace.storage, name).desired.read()
-            yield desired.spec if desired is not None else workspace.job(name)
+        desired = JobDocuments(workspace.storage, name).desired.read()
+        if desired is not None:
+            yield desired.spec
+            continue
+        try:
+            spec = workspace.job(name)
+        except StreamwardenError as error:
+            if error.code not in _NOT_A_JOB:
+                raise
+            continue
+        yield spec
 
 
 def quarantine_tables(workspace: Workspace) -> dict[str, JobSpec]:
-    """Return the quarantine tables that exist, each with the job that writes it."""
-    return {
-        sink.table: spec
-        for spec in specs_of(workspace)
-        for sink in spec.delta_sinks
-        if sink.table.endswith(QUARANTINE_SUFFIX) and DeltaLog(workspace.files, sink.table).latest is not None
-    }
+    """Return the quarantine tables that exist, each with the job that writes it or has written it."""
+    found: dict[str, JobSpec] = {}
+    for spec in specs_of(workspace):
+        tables = [sink.table for sink in spec.delta_sinks]
+        # A table whose last rule was removed still has its rows.
+        for name in (*tables, *map(quarantine_of, tables)):
+            if name.endswith(QUARANTINE_SUFFIX) and DeltaLog(workspace.files, name).latest is not None:
+                found.setdefault(name, spec)
+    return found
 
 
 def job_of_table(workspace: Workspace, table: str) -> JobSpec:
@@ -163,7 +184,8 @@ def quarantined_rows(
         ``QUARANTINE_EDITS_FAILED``, ``TABLE_NOT_FOUND``.
     """
     entries = EditsTable(workspace).of(table) if edits is None else edits
-    return trace(stored_rows(workspace, table), entries, content)
+    stored = stored_rows(workspace, table)
+    return trace(stored, entries, content(stored) if content is not None else None)
 
 
 def stored_rows(workspace: Workspace, table: str) -> list[dict[str, Any]]:
@@ -184,20 +206,30 @@ def stored_rows(workspace: Workspace, table: str) -> list[dict[str, Any]]:
 
 
 def trace(
-    stored: Iterable[Mapping[str, Any]], edits: Sequence[Mapping[str, Any]], content: Content | None = None
+    stored: Sequence[Mapping[str, Any]], edits: Sequence[Mapping[str, Any]], hashes: Sequence[str | None] | None = None
 ) -> list[Quarantined]:
-    """Assign rows that failed again to the rows that were replayed; see :func:`quarantined_rows`."""
+    """Assign rows that failed again to the rows that were replayed; see :func:`quarantined_rows`.
+
+    Parameters
+    ----------
+    hashes
+        See :data:`Content`.
+    """
     replayed = _Replays(edits)
     found: dict[str, Quarantined] = {}
     again: dict[str, tuple[int, Quarantined]] = {}
     numbers: Counter[str] = Counter()
     contents: Counter[str] = Counter()
-    for row in sorted(stored, key=_order):
-        hashed = content(row) if content is not None else None
+    given = hashes if hashes is not None else [None] * len(stored)
+    for row, hashed in sorted(zip(stored, given, strict=True), key=lambda pair: _order(pair[0])):
         if hashed is not None:
             contents[hashed] += 1
         one = _quarantined(row, hashed)
         numbers[one.id] += 1
+        is_known = one.source_offset is not None or (one.source_file is not None and one.source_row is not None)
+        if numbers[one.id] > 1 and is_known and row.get("row_id") is not None:
+            # The same row of the source, written again by a batch that was read again.
+            continue
         if numbers[one.id] > 1:
             one = replace(one, id=f"{one.id}-{numbers[one.id]}")
         entries = replayed.failed_as(one, contents[hashed] if hashed is not None else 0)

@@ -8,42 +8,31 @@ not sent, and nothing twice.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
-from pyarrow import json as arrow_json
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.quarantine_edits import EditsTable
 from streamwarden.landing.folder import landing_folder
 from streamwarden.landing.inspect import planned_names
+from streamwarden.model import exact_json
 from streamwarden.model.record import utc_now
-from streamwarden.model.source_spec import DeltaSource, FileSource, KafkaSource, Source
+from streamwarden.model.source_spec import DeltaSource, FileSource
 from streamwarden.model.spec import JobSpec
-from streamwarden.operations.quarantine import (
-    Content,
-    Quarantined,
-    RowState,
-    job_of_table,
-    quarantined_rows,
-    specs_of,
-    stored_rows,
-    trace,
-)
-from streamwarden.store.documents import JobDocuments
+from streamwarden.operations.quarantine import Quarantined, RowState, job_of_table, stored_rows, trace
+from streamwarden.operations.replay_checks import source_checker
+from streamwarden.operations.source_rows import SourceRows, content_of
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["Replayed", "content_of", "replay_rows"]
+__all__ = ["Replayed", "replay_rows"]
 
 _ORIGIN = ("source_file", "source_row")
 _TRIES = 10
@@ -98,14 +87,17 @@ def replay_rows(
     completed = _complete(workspace, spec, table)
     if not corrected and not completed:
         raise StreamwardenError("QUARANTINE_ROWS_INVALID", f"{table}: no row is named")
-    stored = stored_rows(workspace, table)
-    known = {one.id: one for one in quarantined_rows(workspace, table, content=content_of(workspace, spec))}
+    content = content_of(workspace, spec)
+    rows = stored_rows(workspace, table)
+    stored = _Stored(rows, content(rows) if content is not None else None)
+    known = stored.traced(EditsTable(workspace).of(table))
     unknown = [name for name in corrected if name not in known]
     if unknown:
         raise StreamwardenError("QUARANTINE_ROWS_INVALID", f"{table}: no row {', '.join(unknown[:5])}")
     by_source: dict[str, list[str]] = {}
+    source_of = source_checker(workspace, spec, table)
     for name in corrected:
-        by_source.setdefault(_source_of(workspace, spec, known[name]), []).append(name)
+        by_source.setdefault(source_of(known[name]), []).append(name)
     parts = [
         _Part(workspace, spec, table, source, {name: corrected[name] for name in names}, by, note)
         for source, names in by_source.items()
@@ -117,74 +109,15 @@ def replay_rows(
     return [*(one for one in completed if one.replay not in done), *done.values()]
 
 
-def content_of(workspace: Workspace, spec: JobSpec) -> Content | None:
-    """Return what recognises a row of a job that reads tables by its content; None for a job that reads files only."""
-    hashers = {
-        name: _Hasher(_schema(workspace, source.table))
-        for name, source in spec.inputs.items()
-        if isinstance(source, DeltaSource) and _exists(workspace, source.table)
-    }
-    if not hashers:
-        return None
+@dataclass(frozen=True)
+class _Stored:
+    """The rows of the quarantine table, with the hashes of their contents: these are computed once."""
 
-    def content(row: Mapping[str, Any]) -> str | None:
-        name = _named_source(spec, row.get("source"))
-        return hashers[name].of_text(row.get("raw")) if name in hashers else None
+    rows: Sequence[Mapping[str, Any]]
+    contents: Sequence[str | None] | None
 
-    return content
-
-
-def _named_source(spec: JobSpec, told: str | None) -> str | None:
-    """Return which source a row came from; None if it is unknown."""
-    return next(iter(spec.inputs)) if spec.sources is None else told if told in spec.inputs else None
-
-
-def _source_of(workspace: Workspace, spec: JobSpec, one: Quarantined) -> str:
-    """Return the source that a row can be replayed into.
-
-    Raises
-    ------
-    StreamwardenError
-        ``QUARANTINE_NOT_REPLAYABLE``.
-    """
-    name = _named_source(spec, one.source)
-    if name is None:
-        raise _refused(spec, one, "it is not known from which of the job's sources the row came")
-    source = spec.inputs[name]
-    if isinstance(source, KafkaSource):
-        remedy = f"Send the corrected record to {source.topic or 'its topic'} yourself; `quarantine show` prints it."
-        raise _refused(spec, one, "the job reads a topic, which has other readers", remedy)
-    if one.raw is None:
-        remedy = "Land a corrected file under a new name, or `streamwarden landing reread` a replaced one."
-        raise _refused(spec, one, f"{one.source_file} was refused as a whole", remedy)
-    if one.rules:
-        _check_same_rows(workspace, spec, one, source)
-    if isinstance(source, DeltaSource):
-        writer = next((s.name for s in specs_of(workspace) if source.table in [k.table for k in s.delta_sinks]), None)
-        if writer is not None or source.published:
-            remedy = f"Correct the row in table {source.table}, or quarantine it by a rule there, in job {writer}."
-            raise _refused(spec, one, f"table {source.table} is written by job {writer} and read by others", remedy)
-    return name
-
-
-def _check_same_rows(workspace: Workspace, spec: JobSpec, one: Quarantined, source: Source) -> None:
-    """Refuse an output row that is no row of the source."""
-    remedy = "Correct the rows that it was computed from, in the source; or change the rule."
-    reference = JobDocuments(workspace.storage, spec.name).checkpoint.read()
-    if reference is not None and CheckpointReader(workspace.storage, reference.path).has_state():
-        raise _refused(spec, one, "the job keeps state: the row was computed from others, or its key is known", remedy)
-    if isinstance(source, FileSource) and one.source_row is None:
-        raise _refused(spec, one, "the table's rows do not name the row of a file that they came from", remedy)
-    if isinstance(source, DeltaSource):
-        row = one.row
-        missing = [name for name in _schema(workspace, source.table).names if name not in row]
-        if missing:
-            what = f"the row has no {missing[0]}, which table {source.table} has"
-            raise _refused(spec, one, what, remedy)
-
-
-def _refused(spec: JobSpec, one: Quarantined, why: str, remedy: str | None = None) -> StreamwardenError:
-    return StreamwardenError("QUARANTINE_NOT_REPLAYABLE", f"{spec.name}: row {one.id}: {why}", remedy=remedy)
+    def traced(self, entries: Sequence[Mapping[str, Any]]) -> dict[str, Quarantined]:
+        return {one.id: one for one in trace(self.rows, entries, self.contents)}
 
 
 class _Part:
@@ -203,7 +136,7 @@ class _Part:
         self._workspace, self._spec, self._table, self._name = workspace, spec, table, source
         self._source = found = spec.inputs[source]
         self._corrected, self._by, self._note = corrected, by, note
-        self._hasher = _Hasher(_schema(workspace, found.table)) if isinstance(found, DeltaSource) else None
+        self._columns = SourceRows(workspace, found.table) if isinstance(found, DeltaSource) else None
         self._after: dict[str, str] = {}
 
     def prepare(self, known: Mapping[str, Quarantined]) -> None:
@@ -214,29 +147,28 @@ class _Part:
                 what = f"{self._table}: row {name} is no JSON object: {str(row)[:80]}"
                 raise StreamwardenError("QUARANTINE_ROWS_INVALID", what)
             own = self._of_source(row, known[name].row)
-            self._after[name] = json.dumps(own, ensure_ascii=False, separators=(",", ":"))
-            if self._hasher is not None:
-                self._hasher.checked(own, f"{self._table}: row {name}")
+            self._after[name] = exact_json.dumps(own)
+            if self._columns is not None:
+                self._columns.check(own, f"{self._table}: row {name}")
 
     def _of_source(self, row: Mapping[str, Any], before: Any) -> dict[str, Any]:
         """Return a row without the columns that the job has added to it."""
-        if self._hasher is None:
+        if self._columns is None:
             return {key: value for key, value in row.items() if key not in _ORIGIN}
-        added = set(before if isinstance(before, dict) else ()) - set(self._hasher.names)
+        added = set(before if isinstance(before, dict) else ()) - set(self._columns.names)
         return {key: value for key, value in row.items() if key not in added}
 
-    def perform(self, stored: Sequence[Mapping[str, Any]]) -> Replayed:
+    def perform(self, stored: _Stored) -> Replayed:
         """Enter the replay, and send it."""
         edits = EditsTable(self._workspace)
-        content = content_of(self._workspace, self._spec)
         chosen: list[Mapping[str, Any]] = []
 
         def make(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            known = {one.id: one for one in trace(stored, entries, content)}
+            known = stored.traced(entries)
             chosen[:] = self._begun(entries, known)
             if chosen:
                 return []
-            new = self._entries(entries, known, stored, content)
+            new = self._entries(entries, known, stored)
             chosen[:] = new
             return new
 
@@ -254,8 +186,7 @@ class _Part:
         self,
         entries: Sequence[Mapping[str, Any]],
         known: Mapping[str, Quarantined],
-        stored: Sequence[Mapping[str, Any]],
-        content: Content | None,
+        stored: _Stored,
     ) -> list[dict[str, Any]]:
         twice = [name for name in self._after if known[name].state is RowState.REPLAYED]
         if twice:
@@ -264,17 +195,14 @@ class _Part:
             raise StreamwardenError("QUARANTINE_REPLAYED", what)
         attempts = {name: known[name].attempts + 1 for name in self._after}
         replay = self._id(attempts)
-        seen: Counter[str | None] = Counter(content(row) for row in stored) if content is not None else Counter()
+        after = list(self._after.values())
+        hashes = self._columns.hashes(after) if self._columns is not None else [None] * len(after)
+        seen = Counter(stored.contents or ())
         # Replays that were not refused (yet) may still fail: their rows are counted before those of this one.
+        waiting = Counter(entry["content"] for entry in entries if (entry["seen"] or 0) >= seen[entry["content"]])
         made: list[dict[str, Any]] = []
         now = utc_now()
-        for number, (name, after) in enumerate(self._after.items()):
-            hashed = self._hasher.of_text(after) if self._hasher is not None else None
-            waiting = (
-                sum(entry["content"] == hashed and entry["seen"] >= seen[hashed] for entry in (*entries, *made))
-                if hashed is not None
-                else 0
-            )
+        for number, (name, hashed) in enumerate(zip(self._after, hashes, strict=True)):
             made.append(
                 {
                     "table": self._table,
@@ -284,7 +212,7 @@ class _Part:
                     "by": self._by,
                     "note": self._note,
                     "before": known[name].raw,
-                    "after": after,
+                    "after": self._after[name],
                     "job": self._spec.name,
                     "source": self._name,
                     "replay": replay,
@@ -293,9 +221,10 @@ class _Part:
                     else f"replay-{replay}.jsonl",
                     "number": number,
                     "content": hashed,
-                    "seen": seen[hashed] + waiting if hashed is not None else None,
+                    "seen": seen[hashed] + waiting[hashed] if hashed is not None else None,
                 }
             )
+            waiting[hashed] += 1
         return made
 
     def _id(self, attempts: Mapping[str, int]) -> str:
@@ -312,18 +241,22 @@ def _send(workspace: Workspace, spec: JobSpec, entries: Sequence[Mapping[str, An
         See :func:`_planned`.
     """
     first = entries[0]
+    # A landed file may be gone since, and a table forgets old transaction ids, so neither shows it for ever.
+    if first.get("sent"):
+        return False
     lines = "".join(f"{entry['after']}\n" for entry in sorted(entries, key=lambda entry: entry["number"]))
     source = spec.inputs.get(first["source"])
     if isinstance(source, FileSource):
         # A file may have been archived since the job read it.
-        if first["sent_as"] in planned:
-            return False
-        return landing_folder(workspace, source).create(first["sent_as"], lines.encode())
-    if isinstance(source, DeltaSource) and source.table == first["sent_as"]:
-        rows = _Hasher(_schema(workspace, source.table)).rows(lines)
-        return _append(workspace, source.table, rows, first["replay"])
-    # The job reads another source now, which must not get these rows.
-    return False
+        name = first["sent_as"]
+        sent = name not in planned and landing_folder(workspace, source).create(name, lines.encode())
+    elif isinstance(source, DeltaSource) and source.table == first["sent_as"]:
+        sent = _append(workspace, source.table, SourceRows(workspace, source.table).parsed(lines), first["replay"])
+    else:
+        # The job reads another source now, which must not get these rows.
+        return False
+    EditsTable(workspace).mark_sent(first["table"], first["replay"])
+    return sent
 
 
 def _complete(workspace: Workspace, spec: JobSpec, table: str) -> list[Replayed]:
@@ -331,8 +264,9 @@ def _complete(workspace: Workspace, spec: JobSpec, table: str) -> list[Replayed]
     replays: dict[str, list[dict[str, Any]]] = {}
     for entry in EditsTable(workspace).of(table):
         replays.setdefault(entry["replay"], []).append(entry)
-    planned = _planned(workspace, spec)
-    return [_replayed(entries, True) for entries in replays.values() if _send(workspace, spec, entries, planned)]
+    waiting = [entries for entries in replays.values() if not entries[0]["sent"]]
+    planned = _planned(workspace, spec) if waiting else frozenset()
+    return [_replayed(entries, True) for entries in waiting if _send(workspace, spec, entries, planned)]
 
 
 def _planned(workspace: Workspace, spec: JobSpec) -> frozenset[str]:
@@ -367,55 +301,3 @@ def _append(workspace: Workspace, table: str, rows: pa.Table, replay: str) -> bo
             raise StreamwardenError("QUARANTINE_EDITS_FAILED", f"{table}: {error}") from error
         return True
     raise AssertionError
-
-
-class _Hasher:
-    """Reads rows in JSON by a table's columns, and hashes them."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
-
-    @property
-    def names(self) -> list[str]:
-        """The table's columns."""
-        return list(self._schema.names)
-
-    def checked(self, row: Mapping[str, Any], words: str) -> None:
-        """Raise ``QUARANTINE_ROWS_INVALID`` for a row that the table can't take."""
-        foreign = sorted(set(row) - set(self._schema.names))
-        if foreign:
-            raise StreamwardenError("QUARANTINE_ROWS_INVALID", f"{words}: the source has no column {foreign[0]}")
-        try:
-            self.rows(json.dumps(row))
-        except (pa.ArrowException, ValueError) as error:
-            raise StreamwardenError("QUARANTINE_ROWS_INVALID", f"{words}: {error}") from error
-
-    def rows(self, lines: str) -> pa.Table:
-        """Parse JSON lines."""
-        options = arrow_json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="ignore")
-        found = arrow_json.read_json(io.BytesIO(lines.encode()), parse_options=options)
-        return found.select(self._schema.names).cast(self._schema)
-
-    def of_text(self, text: str | None) -> str | None:
-        """Return the hash of a row; None if it can't be read."""
-        if text is None:
-            return None
-        try:
-            (row,) = self.rows(text).to_pylist()
-        except (pa.ArrowException, ValueError):
-            return None
-        plain = json.dumps(row, default=lambda value: value.isoformat() if isinstance(value, datetime) else str(value))
-        return hashlib.sha256(plain.encode()).hexdigest()[:32]
-
-
-def _exists(workspace: Workspace, table: str) -> bool:
-    address, options = workspace.delta_rs(table)
-    return bool(DeltaTable.is_deltatable(address, storage_options=options))
-
-
-def _schema(workspace: Workspace, table: str) -> pa.Schema:
-    address, options = workspace.delta_rs(table)
-    try:
-        return pa.schema(DeltaTable(address, storage_options=options).schema())
-    except (DeltaError, OSError) as error:
-        raise StreamwardenError("TABLE_NOT_FOUND", f"{table}: {error}") from error

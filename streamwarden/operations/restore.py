@@ -8,7 +8,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.model.operation import InForce, Operation, StepName
 from streamwarden.model.savepoint import FORMAT, Manifest, Origin
-from streamwarden.model.spec import JobSpec
+from streamwarden.model.spec import RULES_OUTPUT, JobSpec
 from streamwarden.model.status import CheckpointRef, Desired, OutputStart
 from streamwarden.operations.output_rollback import with_pending
 from streamwarden.operations.workflow import JobOperation
@@ -123,6 +123,9 @@ class _Restore(JobOperation):
                 step.detail += f"; left as asked, without keys: replayed rows will be twice in {', '.join(doubled)}"
             if topics := ", ".join(sink.topic for sink in self._spec.kafka_sinks):
                 step.detail += f"; topics get replayed rows again: {topics}"
+            if self._clones and (warning := _missing_rules(manifest, self._spec)):
+                step.detail += f"; {warning}"
+                self._say(warning)
         self._note_beginning(observe(self._workspace, self._job))
         self._release()
         self._hold(self._found)
@@ -284,14 +287,38 @@ def _starts(manifest: Manifest, spec: JobSpec, outputs: Outputs) -> list[OutputS
         # A clone: its tables are its own.
         by_output = {sink.output: sink.table for sink in manifest.spec.delta_sinks}
         versions = {sink.table: sink.version for sink in manifest.sinks}
-        return [
+        copies = [
             OutputStart(table=sink.table, version=versions[by_output[sink.output]], source=by_output[sink.output])
             for sink in spec.delta_sinks
             if sink.output in by_output
         ]
+        return copies + _begun_by_rules(spec, set(by_output), "output")
     versions = {sink.table: sink.version for sink in manifest.sinks}
-    return [
+    begun = _begun_by_rules(spec, set(versions), "table") if outputs != "leave" else []
+    return begun + [
         OutputStart(table=sink.table, version=versions[sink.table])
         for sink in spec.delta_sinks
         if sink.table in versions and (outputs == "rewind" or (outputs == "default" and sink.rewinds))
     ]
+
+
+def _begun_by_rules(spec: JobSpec, known: set[str], name: Literal["output", "table"]) -> list[OutputStart]:
+    """Return the quarantine tables of row rules that are younger than a savepoint: their rows are read again."""
+    return [
+        OutputStart(table=sink.table, version=None)
+        for sink in spec.delta_sinks
+        if sink.output.startswith(RULES_OUTPUT) and getattr(sink, name) not in known
+    ]
+
+
+def _missing_rules(manifest: Manifest, spec: JobSpec) -> str | None:
+    """Return a warning for a clone: suites go by a table's name, and the clone's tables have other names."""
+    without = {sink.output: sink.table for sink in spec.delta_sinks if not sink.row_rules}
+    lost = [
+        (one.table, without[one.output]) for one in manifest.spec.delta_sinks if one.row_rules and one.output in without
+    ]
+    if not lost:
+        return None
+    tables = ", ".join(f"those of {original} do not judge {clone}" for original, clone in lost)
+    suites = ", ".join(f"expectations/{clone}.json" for _, clone in lost)
+    return f"row rules: {tables}, which gets the rows that they quarantine; give it {suites}"

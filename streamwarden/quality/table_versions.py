@@ -162,24 +162,6 @@ class TableVersions:
         """Return all files of a version."""
         return NewFiles(tuple(_files_of(self.opened(version))), changes=False)
 
-    def newest(self, version: int, column: str) -> Any:
-        """Return the newest value of a column by the files' statistics; None if they do not say."""
-        values = [(one.action.get("max") or {}).get(column) for one in self.whole(version).files]
-        return max((value for value in values if value is not None), default=None)
-
-    def since(self, version: int, column: str, begin: Any, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the rows of a version whose value in a column is at least `begin`.
-
-        Only files that may have such rows are read. For other parameters and errors see :meth:`read`.
-        """
-        files = []
-        for one in self.whole(version).files:
-            last = (one.action.get("max") or {}).get(column)
-            if last is None or last >= begin:
-                files.append(one)
-        rows = self.read(files, version, columns)
-        return rows.filter(pc.greater_equal(rows[column], pa.scalar(begin).cast(rows[column].type)))
-
     def read(self, files: Iterable[NewFile], version: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows of some files, with the columns that the table has at a version.
 

@@ -12,6 +12,7 @@ from typing import Any
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Parallelism, ParallelismOverride
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.row_rules import with_kept_quarantine
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["FIELDS", "as_before", "decide", "effective_spec", "forget_overruled", "parallelism_of", "with_parallelism"]
@@ -38,13 +39,18 @@ def with_parallelism(spec: JobSpec, parallelism: Parallelism) -> JobSpec:
 def effective_spec(workspace: Workspace, job: str) -> JobSpec:
     """Return a job's spec: its YAML with the profile's overrides and the decisions of a rescale.
 
+    Quarantine tables of the deployed spec stay in it, also without a rule; see
+    :func:`~streamwarden.store.row_rules.with_kept_quarantine`.
+
     Raises
     ------
     StreamwardenError
         ``JOB_UNKNOWN`` or ``CONFIG_INVALID``.
     """
-    spec = workspace.job(job)
-    found = JobDocuments(workspace.storage, job).parallelism.read()
+    spec, documents = workspace.job(job), JobDocuments(workspace.storage, job)
+    deployed, found = documents.desired.read(), documents.parallelism.read()
+    if deployed is not None:
+        spec = with_kept_quarantine(spec, deployed.spec)
     return spec if found is None else with_parallelism(spec, _in_force(found, parallelism_of(spec)))
 
 

@@ -13,7 +13,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.row_rules import RowRule, compile_rule, quarantine_of
 from streamwarden.model.spec import RULES_OUTPUT, JobSpec, SinkSpec
 
-__all__ = ["compiled", "suites_folder", "with_row_rules"]
+__all__ = ["compiled", "suites_folder", "with_kept_quarantine", "with_row_rules"]
 
 QUARANTINE = "quarantine"
 """The value of an expectation's ``meta.rows``."""
@@ -49,10 +49,29 @@ def with_row_rules(spec: JobSpec, folder: Path) -> JobSpec:
         name = quarantine_of(sink.table)
         own = tables.get(name)
         if own is None:
-            added.append(_quarantine_sink(path, name, sink.table))
+            added.append(_quarantine_sink(path, name, sink.output))
         elif own.mode != "append":
             raise StreamwardenError("SUITE_INVALID", f"{path}: meta.rows: {name} is upserted, so it can't take rows")
     return spec.model_copy(update={"sinks": (*sinks, *added)}) if added or tuple(sinks) != spec.sinks else spec
+
+
+def with_kept_quarantine(spec: JobSpec, deployed: JobSpec) -> JobSpec:
+    """Return a spec that keeps the quarantine tables of a deployed spec whose last rule was removed since.
+
+    So savepoints and restores go on to include them: their rows are still corrected and replayed.
+    """
+    tables = {sink.table for sink in spec.delta_sinks}
+    judged = {quarantine_of(table) for table in tables}
+    outputs = {sink.output for sink in spec.delta_sinks}
+    kept = [
+        sink
+        for sink in deployed.delta_sinks
+        if sink.output.startswith(RULES_OUTPUT)
+        and sink.output not in outputs
+        and sink.table in judged
+        and sink.table not in tables
+    ]
+    return spec.model_copy(update={"sinks": (*spec.sinks, *kept)}) if kept else spec
 
 
 def compiled(kind: str, arguments: Mapping[str, Any], meta: Mapping[str, Any], reason: str) -> RowRule | None:
@@ -78,8 +97,12 @@ def _rules(path: Path) -> tuple[RowRule, ...]:
     except (OSError, ValueError) as error:
         raise StreamwardenError("SUITE_INVALID", f"{path}: not JSON: {error}") from error
     found: list[RowRule] = []
-    given = raw.get("expectations") if isinstance(raw, dict) else None
-    for number, one in enumerate(given or ()):
+    if not isinstance(raw, dict):
+        raise StreamwardenError("SUITE_INVALID", f"{path}: is no object")
+    given = raw.get("expectations") or []
+    if not isinstance(given, list):
+        raise StreamwardenError("SUITE_INVALID", f"{path}: expectations: is no list")
+    for number, one in enumerate(given):
         # All else about a suite is checked by its readers; a job needs its rules only.
         meta = one.get("meta") if isinstance(one, dict) else None
         if not isinstance(meta, dict) or meta.get("rows") is None:
@@ -90,6 +113,10 @@ def _rules(path: Path) -> tuple[RowRule, ...]:
             if any(rule.id == meta["id"] for rule in found):
                 raise ValueError(f"meta.id: {meta['id']!r} is given twice")
             kind, arguments = str(one.get("type")), one.get("kwargs") or {}
+            if not isinstance(arguments, dict):
+                raise ValueError("kwargs: is no object")
+            if not isinstance(one.get("description") or "", str):
+                raise ValueError("description: is no text")
             rule = compiled(kind, arguments, meta, one.get("description") or f"{kind} {json.dumps(arguments)}")
         except ValueError as error:
             raise StreamwardenError("SUITE_INVALID", f"{path}: expectations.{number}.{error}") from error
@@ -98,8 +125,9 @@ def _rules(path: Path) -> tuple[RowRule, ...]:
     return tuple(found)
 
 
-def _quarantine_sink(path: Path | None, name: str, table: str) -> SinkSpec:
+def _quarantine_sink(path: Path | None, name: str, output: str) -> SinkSpec:
     try:
-        return SinkSpec(table=name, output=f"{RULES_OUTPUT}{table}", mode="append")
+        # By the judged output: a clone of the job has other tables.
+        return SinkSpec(table=name, output=f"{RULES_OUTPUT}{output}", mode="append")
     except ValidationError as error:
         raise StreamwardenError("SUITE_INVALID", f"{path}: meta.rows: no table can be named {name}") from error

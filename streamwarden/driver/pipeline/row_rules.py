@@ -27,7 +27,7 @@ from streamwarden.driver.causes import headline
 from streamwarden.driver.job_api import DELETED, StreamingJob
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.row_rules import RowRule, quarantine_of
-from streamwarden.model.spec import JobSpec, SinkSpec
+from streamwarden.model.spec import RULES_OUTPUT, JobSpec, SinkSpec
 
 __all__ = ["QUARANTINED", "apply_row_rules", "check_row_rules", "output_schemas"]
 
@@ -53,7 +53,11 @@ columns that are beside it.
 _FAILED: Final = "_streamwarden_failed"
 _ORIGIN: Final = ("source_file", "source_row")
 _RECORD: Final = "_kafka"
-_EXACT: Final = {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+_EXACT: Final = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 
 
 def output_schemas(spec: JobSpec, module: StreamingJob) -> dict[str, StructType]:
@@ -65,10 +69,12 @@ def output_schemas(spec: JobSpec, module: StreamingJob) -> dict[str, StructType]
         ``SUITE_INVALID``: a rule does not fit the module's columns, or its quarantine table has other columns.
     """
     found = dict(module.OUTPUTS)
+    # A quarantine table may have lost its last rule: it gets no rows, and keeps those that it has.
+    found |= {sink.output: QUARANTINED for sink in spec.delta_sinks if sink.output.startswith(RULES_OUTPUT)}
     for sink in _judged(spec):
         _check_columns(spec, sink, found[sink.output])
         target = _target(spec, sink)
-        own = found.get(target.output, StructType())
+        own = module.OUTPUTS.get(target.output, StructType())
         for column in QUARANTINED.fields:
             if column.name in own.names and own[column.name].dataType != column.dataType:
                 raise StreamwardenError(

@@ -18,6 +18,7 @@ _ORIGIN = [StructField("source_file", StringType()), StructField("source_row", L
 _MAIN = StructType([StructField("id", StringType()), StructField("amount", LongType()), *_ORIGIN])
 _REFUSED = StructType([StructField("raw", StringType()), StructField("reasons", ArrayType(StringType())), *_ORIGIN])
 OUTPUTS: Mapping[str, StructType] = {"main": _MAIN, "refused": _REFUSED}
+SOURCE_ROWS = ("main",)
 _ALL = StructType([*_MAIN.fields, StructField("raw", StringType())])
 
 

@@ -19,11 +19,14 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.quarantine_edits import EditsTable
 from streamwarden.operations import quarantine_replay
 from streamwarden.operations.quarantine import Quarantined, RowState, quarantined_rows
-from streamwarden.operations.quarantine_replay import Replayed, content_of, replay_rows
+from streamwarden.operations.quarantine_replay import Replayed, replay_rows
+from streamwarden.operations.source_rows import content_of
 from streamwarden.store.workspace import Workspace, open_workspace
 
 pytestmark = pytest.mark.unit
 
+# Declares SOURCE_ROWS. A replay reads it without an import.
+MODULE = "tests.integration.jobs.amounts"
 TIME = pa.timestamp("us", "UTC")
 REFUSED = pa.schema([("source", pa.string()), ("raw", pa.string()), ("reasons", pa.list_(pa.string()))])
 BY_RULE = pa.schema(
@@ -58,7 +61,7 @@ class Place:
         self.landing = self.workspace.root / "landing"
 
     def job(self, name: str, *, folder: Path, **fields: Any) -> None:
-        content = {"name": name, "module": "m", **fields}
+        content = {"name": name, "module": MODULE, **fields}
         (folder / "config" / "jobs" / f"{name}.yaml").write_text(yaml.safe_dump(content))
 
     def write(self, table: str, rows: list[dict[str, Any]], schema: pa.Schema) -> None:

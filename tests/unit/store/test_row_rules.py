@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
+from pyspark.sql.types import StructType
 
+from streamwarden.driver.job_api import StreamingJob
+from streamwarden.driver.pipeline.row_rules import QUARANTINED, output_schemas
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.row_rules import compile_rule
 from streamwarden.operations.spec_diff import Effect, changes_between
 from streamwarden.quality.suites import load_suite
 from streamwarden.store.config import load_job
+from streamwarden.store.row_rules import with_kept_quarantine
 
 pytestmark = pytest.mark.unit
 
@@ -132,3 +137,49 @@ def test_rules_in_yaml_are_refused(tmp_path: Path) -> None:
     job = {**JOB, "sinks": [{"table": "t", "mode": "append", "row_rules": [rule]}]}
     with pytest.raises(StreamwardenError, match="row_rules belong in the table's suite"):
         load_job("job", config=write(tmp_path, expectation(), job=job))
+
+
+@pytest.mark.parametrize(
+    ("suite", "words"),
+    [
+        ([], "is no object"),
+        ({"expectations": 5}, "expectations: is no list"),
+        ({"expectations": {"a": 1}}, "expectations: is no list"),
+        ({"expectations": [expectation(kwargs={"column": 5, "min_value": 1})]}, "expectations.0.kwargs.column"),
+        ({"expectations": [expectation(kwargs=["n"])]}, "expectations.0.kwargs: is no object"),
+        ({"expectations": [{**expectation(), "description": 5}]}, "expectations.0.description"),
+        (
+            {
+                "expectations": [
+                    expectation(
+                        "expect_column_pair_values_a_to_be_greater_than_b", kwargs={"column_A": ["a"], "column_B": "b"}
+                    )
+                ]
+            },
+            "expectations.0.kwargs.column_A",
+        ),
+    ],
+)
+def test_a_malformed_suite_is_refused_with_a_code(tmp_path: Path, suite: Any, words: str) -> None:
+    config = write(tmp_path)
+    (tmp_path / "expectations" / "t.json").write_text(json.dumps(suite))
+    with pytest.raises(StreamwardenError) as raised:
+        load_job("job", config=config)
+    assert raised.value.code == "SUITE_INVALID" and "t.json" in raised.value.what and words in raised.value.what
+
+
+def test_a_quarantine_stays_in_the_spec_when_its_last_rule_is_removed(tmp_path: Path) -> None:
+    deployed = load_job("job", config=write(tmp_path, expectation()))
+    wanted = load_job("job", config=write(tmp_path))
+    assert [sink.table for sink in wanted.delta_sinks] == ["t"]
+    kept = with_kept_quarantine(wanted, deployed)
+    assert [(sink.table, sink.output) for sink in kept.delta_sinks] == [("t", "main"), ("t_quarantine", "rules/main")]
+    (change,) = changes_between(deployed, kept, None)
+    assert change.field == "sinks.t.row_rules.t.n.least"
+    # A spec that has rules, or writes the table itself, or no longer the judged one, is as it is.
+    assert with_kept_quarantine(deployed, deployed) is deployed
+    other = load_job("job", config=write(tmp_path, job={**JOB, "sinks": [{"table": "u", "mode": "append"}]}))
+    assert with_kept_quarantine(other, deployed) is other
+    # The driver opens the table by the columns of rules.
+    module = SimpleNamespace(OUTPUTS={"main": StructType([])})
+    assert output_schemas(kept, cast(StreamingJob, module))["rules/main"] == QUARANTINED
