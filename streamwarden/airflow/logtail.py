@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+from airflow.configuration import conf
+
+from streamwarden.airflow.pages.links import stream_address
 from streamwarden.model.record import ErrorInfo
 from streamwarden.operations.diagnosis import describe, diagnose
 from streamwarden.runtime.log_lines import readable
@@ -31,6 +34,9 @@ def describe_error(workspace: Workspace, seen: Observation, error: ErrorInfo) ->
     diagnosis = diagnose(workspace, seen)
     if diagnosis is not None:
         parts.append(describe(diagnosis))
+    # Without it nobody knows how a browser reaches Airflow.
+    if base_url := conf.get("api", "base_url", fallback=None):
+        parts.append(f"The same with curves and events: {stream_address(base_url, seen.job)}")
     if error.traceback:
         parts.append(f"Traceback of the driver:\n{error.traceback.rstrip()}")
     if seen.incarnation is not None:

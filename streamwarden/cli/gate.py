@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +15,19 @@ from rich.table import Table
 from streamwarden.cli.terminal import JsonOption, ProfileOption, RootOption, err, out, print_json, reported, who
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.published_log import PublishedLog
-from streamwarden.model.gate import Decision, Hold, Verdict
+from streamwarden.model.gate import Decision, Verdict
 from streamwarden.model.record import utc_now
 from streamwarden.quality.gate_state import GateState, gate_state
+from streamwarden.quality.gate_words import (
+    decision_note,
+    decision_sentence,
+    hold_lines,
+    moment,
+    state_words,
+    version_range,
+)
 from streamwarden.quality.suites import suite_names
-from streamwarden.store.layout import QUALITY, published_key
+from streamwarden.store.layout import published_key
 from streamwarden.store.workspace import Workspace, open_workspace
 
 __all__ = ["app", "gate_app"]
@@ -60,7 +68,9 @@ def status(
     for heading in ("TABLE", "NEWEST", "PUBLISHED", "WAITING", "STATE"):
         shown.add_column(heading)
     for one in found:
-        shown.add_row(one.table, _number(one.latest), _number(one.published.content), str(one.waiting), _state(one))
+        shown.add_row(
+            one.table, _number(one.latest), _number(one.published.content), str(one.waiting), state_words(one)
+        )
     out.print(shown)
     for one in found:
         _explain(one)
@@ -94,7 +104,7 @@ def check(
     if as_json:
         print_json({"decision": decision.model_dump(mode="json") if decision else None, **_as_json(state)})
     else:
-        out.print(_sentence(table, decision) if decision else f"{table}: nothing to decide", markup=False)
+        out.print(decision_sentence(table, decision) if decision else f"{table}: nothing to decide", markup=False)
         _explain(state)
     if decision is not None and decision.verdict is Verdict.HELD:
         raise typer.Exit(1)
@@ -118,7 +128,7 @@ def accept(
     if as_json:
         print_json(decision.model_dump(mode="json"))
     else:
-        out.print(_sentence(table, decision), markup=False)
+        out.print(decision_sentence(table, decision), markup=False)
 
 
 @gate_app.command()
@@ -136,7 +146,7 @@ def history(
         shown.add_column(heading)
     for one in found:
         shown.add_row(
-            _moment(one.at), _range(one.after, one.version), _number(one.rows), one.verdict, one.by, _note(one),
+            moment(one.at), version_range(one.after, one.version), _number(one.rows), one.verdict, one.by, decision_note(one),
             one.suite, one.run or "",
         )  # fmt: skip
     out.print(shown)
@@ -202,7 +212,7 @@ def what_if(
     before = sum(not one.passed for one in found)
     out.print(f"{table}: of {len(found)} ranges, {len(held)} would be held; {before} were", markup=False)
     for one in held:
-        out.print(f"  versions {_range(one.after, one.version)}: {', '.join(one.failed)}", markup=False)
+        out.print(f"  versions {version_range(one.after, one.version)}: {', '.join(one.failed)}", markup=False)
 
 
 @gate_app.command()
@@ -232,9 +242,9 @@ def watch(profile: ProfileOption = None, root: RootOption = None, expectations: 
             err.print(f"{table}: {words}; the gate tries again", markup=False, style="red", soft_wrap=True)
             return
         held = found.verdict is Verdict.HELD
-        err.print(_sentence(table, found), markup=False, style="red" if held else None, soft_wrap=True)
+        err.print(decision_sentence(table, found), markup=False, style="red" if held else None, soft_wrap=True)
         if held:
-            for line in _reasons(gate_state(workspace, table)):
+            for line in hold_lines(gate_state(workspace, table)):
                 err.print(line, markup=False, soft_wrap=True)
 
     err.print("the gate watches the tables that have a suite", markup=False)
@@ -286,84 +296,10 @@ def _lost_files(workspace: Workspace, state: GateState) -> list[str]:
     return []
 
 
-def _state(state: GateState) -> str:
-    if state.error is not None:
-        return state.error.code
-    if state.hold is not None:
-        words = "rule broken since" if state.hold.is_empty else "held since"
-        return f"{words} {_moment(state.hold.since)}"
-    if state.record.trouble is not None:
-        return f"{state.record.trouble.code} since {_moment(state.record.trouble.since)}"
-    if state.latest is None:
-        return "no such table"
-    return "published" if not state.waiting else "not decided yet"
-
-
 def _explain(state: GateState) -> None:
-    for line in _reasons(state):
+    for line in hold_lines(state):
         out.print(line, markup=False, soft_wrap=True)
-
-
-def _reasons(state: GateState) -> list[str]:
-    lines = []
-    if state.error is not None:
-        lines += ["", f"{state.table}: {state.error}"]
-    if state.record.trouble is not None:
-        trouble = state.record.trouble
-        lines += ["", f"{state.table}: no decision since {_moment(trouble.since)}: {trouble.code}: {trouble.what}"]
-        lines.append("  The gate tries again, at least once a minute.")
-    return lines + (_held(state.table, state.hold) if state.hold is not None else [])
-
-
-def _held(table: str, hold: Hold) -> list[str]:
-    if hold.is_empty:
-        title = f"{table}: no version waits, but what is published up to version {hold.version} fails a rule"
-    else:
-        one = hold.version == hold.after + 1
-        versions = f"{'version' if one else 'versions'} {_range(hold.after, hold.version)}"
-        title = f"{table}: {versions} {'is' if one else 'are'} held"
-    lines = ["", title]
-    if hold.batches:
-        lines.append(f"  written by {', '.join(hold.batches)}")
-    if hold.source_files:
-        lines.append(f"  from {', '.join(hold.source_files)}")
-    for failure in hold.failures:
-        lines.append(f"  {failure.expectation}: {failure.finding}. {failure.description}")
-        lines += [f"    {', '.join(f'{name}={value}' for name, value in row.items())}" for row in failure.examples]
-        if failure.query:
-            lines.append(f"    all of them: {failure.query}")
-    lines.append(f"  report: {QUALITY}/{hold.run}/report.html")
-    if hold.is_empty:
-        return [*lines, "  Readers see the published versions. This ends by itself once the rule is met again."]
-    again = f"streamwarden gate check {table}{' --anew' if hold.anew else ''}"
-    lines.append(f"  Correct the rows and run `{again}`; or publish them as they are:")
-    lines.append(f"  `streamwarden gate accept {table} --note WHY`.")
-    return lines
-
-
-def _note(decision: Decision) -> str:
-    changed = "the suite was changed during the check, which used the old one" if decision.suite_changed else ""
-    return "; ".join(filter(None, (decision.note, changed)))
-
-
-def _sentence(table: str, decision: Decision) -> str:
-    if decision.after == decision.version:
-        return f"{table}: what is published up to version {decision.version} fails a rule, {decision.seconds:.1f} s"
-    rows = "" if decision.rows is None else ", 1 row" if decision.rows == 1 else f", {decision.rows:,} rows"
-    versions = _range(decision.after, decision.version)
-    changed = f"; {_note(decision)}" if decision.suite_changed else ""
-    return f"{table}: {decision.verdict} {versions}{rows}, {decision.seconds:.1f} s{changed}"
-
-
-def _range(after: int, version: int) -> str:
-    if version == after:
-        return "none new"
-    return str(version) if version == after + 1 else f"{after + 1} to {version}"
 
 
 def _number(value: int | None) -> str:
     return "-" if value is None or value < 0 else f"{value:,}"
-
-
-def _moment(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M:%S}Z"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from streamwarden.model.operation import Operation
-from streamwarden.store.effective_spec import FIELDS
+from streamwarden.operations.operation_words import facts_of
 
 __all__ = ["operation_table"]
 
@@ -33,7 +32,7 @@ def _rows(one: Operation) -> Iterator[tuple[str, str, str]]:
         yield "approved by", "", one.plan.approved_by
     if one.params.get("reason"):
         yield "why", "", str(one.params["reason"])
-    yield from ((name, "", detail) for name, detail in _what(one))
+    yield from ((name, "", detail) for name, detail in facts_of(one))
     for step in one.steps:
         yield step.name, _seconds(step.started_at, step.ended_at), step.detail
     if one.plan.downtime_s is not None:
@@ -41,22 +40,6 @@ def _rows(one: Operation) -> Iterator[tuple[str, str, str]]:
     if one.error is not None:
         yield "error", "", f"[{one.error.code}] {one.error.what}"
     yield "verdict", _seconds(one.started_at, one.ended_at), one.state
-
-
-def _what(one: Operation) -> Iterator[tuple[str, str]]:
-    was, to = one.plan.was, one.plan.to
-    if was and to:
-        numbers = [(name, getattr(was, name), getattr(to, name)) for name in FIELDS]
-        yield "from → to", ", ".join(f"{name} {old} → {new}" for name, old, new in numbers if old != new)
-    else:
-        # Refused, or of another kind.
-        asked: dict[str, Any] = {name: one.params.get(name) for name in FIELDS}
-        if any(asked.values()):
-            yield "asked for", ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
-    if one.plan.savepoint:
-        yield "savepoint", one.plan.savepoint
-    if one.plan.state_rows is not None:
-        yield "state rows", f"{one.plan.state_rows:,}"
 
 
 def _seconds(began: datetime, ended: datetime | None) -> str:

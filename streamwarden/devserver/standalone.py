@@ -160,6 +160,8 @@ class Standalone:
         ours = {
             "AIRFLOW_HOME": str(self.home),
             "AIRFLOW__CORE__DAGS_FOLDER": str(self.dags),
+            # The pages; another folder of DAGs may have no such neighbour.
+            "AIRFLOW__CORE__PLUGINS_FOLDER": str(self.dags.parent / "plugins"),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             # None of our DAGs runs without an explicit schedule, so none has to be paused.
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",

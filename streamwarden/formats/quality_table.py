@@ -70,6 +70,26 @@ class QualityTable(AppendedTable):
 
         return self._tried(append)
 
+    def since(self, since: datetime, *, columns: Iterable[str]) -> list[dict[str, Any]]:
+        """Return these columns of the rows of all tables since a time, oldest first; empty if there are none.
+
+        Raises
+        ------
+        StreamwardenError
+            ``QUALITY_TABLE_FAILED``.
+        """
+
+        def read() -> list[dict[str, Any]]:
+            opened = self._open(make=False)
+            if opened is None:
+                return []
+            wanted = pc.field("at") >= pa.scalar(since, pa.timestamp("us", "UTC"))
+            found = opened.to_pyarrow_dataset().to_table(columns=list(columns), filter=wanted)
+            rows: list[dict[str, Any]] = found.sort_by([("at", "ascending")]).to_pylist()
+            return rows
+
+        return self._tried(read)
+
     def read(self, table: str, *, since: datetime | None = None) -> list[dict[str, Any]]:
         """Return the rows of a table, oldest first, one for each run and expectation; empty if there are none.
 

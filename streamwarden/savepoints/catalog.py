@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
-from streamwarden.model.savepoint import Manifest, Origin, Record, Summary, Verification
+from streamwarden.model.savepoint import Manifest, Record, Summary, Verification
 from streamwarden.model.spec import RetentionSpec
+from streamwarden.savepoints import retention as retained
 from streamwarden.savepoints.documents import is_interrupted, manifest_document, record_document
 from streamwarden.store import layout
 from streamwarden.store.documents import JobDocuments
@@ -30,6 +31,7 @@ __all__ = [
     "housekeeping",
     "label",
     "load",
+    "newest",
     "outdate",
     "release",
     "savepoints",
@@ -103,6 +105,20 @@ def savepoints(workspace: Workspace, job: str) -> list[Savepoint]:
         if one is not None:
             found.append(one)
     return sorted(found, key=lambda one: one.id, reverse=True)
+
+
+def newest(workspace: Workspace, job: str) -> Savepoint | None:
+    """Return a job's newest savepoint, whatever its verdict; None without one. Reads no other manifest."""
+    for name in sorted(workspace.files.folders(layout.job_key(layout.SAVEPOINTS, job)), reverse=True):
+        try:
+            found = load(workspace, job, name)
+        except StreamwardenError as error:
+            if error.code != "SAVEPOINT_DAMAGED":
+                raise
+            continue
+        if found is not None:
+            return found
+    return None
 
 
 def find(workspace: Workspace, job: str, savepoint: str) -> Savepoint:
@@ -229,7 +245,7 @@ def delete(workspace: Workspace, job: str, savepoint: str, *, force: bool = Fals
     """
     found = find(workspace, job, savepoint)
     if not force:
-        why = _protected(savepoints(workspace, job)).get(found.id)
+        why = retained.protected(savepoints(workspace, job)).get(found.id)
         if why:
             raise StreamwardenError("SAVEPOINT_IN_USE", f"{job} {found.id}: {why}")
 
@@ -279,7 +295,7 @@ def housekeeping(
             _finish_delete(workspace, record)
             deleting.append(record.id)
     expired = []
-    for one in _expired(savepoints(workspace, job), retention, now):
+    for one in retained.expired(savepoints(workspace, job), retention, now):
         try:
             delete(workspace, job, one.id)
         except StreamwardenError as error:
@@ -450,31 +466,3 @@ def _update(workspace: Workspace, found: Savepoint, change: Callable[[Record], R
 
 def _finish_delete(workspace: Workspace, record: Record) -> None:
     drop(workspace, record.job, record.id)
-
-
-def _protected(found: list[Savepoint]) -> dict[str, str]:
-    """Return, by id, why each protected savepoint is protected."""
-    why = {one.id: f"has the label {one.record.label!r}" for one in found if one.record.label}
-    why.update({one.id: "is in use" for one in found if one.record.in_use_by})
-    newest = next((one for one in found if one.verdict == "verified"), None)
-    if newest is not None:
-        why.setdefault(newest.id, "is the newest verified one")
-    return why
-
-
-def _expired(found: list[Savepoint], retention: RetentionSpec, now: datetime) -> list[Savepoint]:
-    """Return savepoints beyond count or age, per origin, oldest first; `found` is newest first."""
-    protected = _protected(found)
-    expired = []
-    for origin in Origin:
-        policy = retention.of(origin.value)
-        mine = [one for one in found if one.record.origin is origin]
-        # Count damaged savepoints separately: they must not push out good ones.
-        damaged = [one for one in mine if one.verdict == "damaged"]
-        for group in ([one for one in mine if one not in damaged], damaged):
-            for number, one in enumerate(group):
-                old = policy.age is not None and now - one.summary.taken_at > policy.age
-                many = policy.count is not None and number >= policy.count
-                if (old or many) and one.id not in protected:
-                    expired.append(one)
-    return sorted(expired, key=lambda one: one.id)

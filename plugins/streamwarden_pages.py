@@ -1,0 +1,5 @@
+"""Streamwarden's pages in Airflow's UI."""
+
+from streamwarden.airflow.pages.plugin import StreamwardenPlugin
+
+__all__ = ["StreamwardenPlugin"]

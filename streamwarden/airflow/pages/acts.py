@@ -1,0 +1,99 @@
+"""What a person can do about a job: the DAG whose form does it, its values, and the same as a command.
+
+The pages write nothing. Airflow 3.3 can't fill in a form by its address, so an act shows the values to enter.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamwarden.airflow.describe import dag_id_of
+
+__all__ = ["ACTS", "Act", "acts_of"]
+
+
+@dataclass(frozen=True)
+class Act:
+    """An act.
+
+    Parameters
+    ----------
+    name
+        Its name in addresses.
+    title
+        The words of its button.
+    dag
+        The DAG; empty: the job's own.
+    does
+        What it does, in a sentence.
+    fields
+        The values that its page passes on, beside the job.
+    command
+        The command; each value is added as an option of its name.
+    on_table
+        Whether it is about a table instead of a job.
+    """
+
+    name: str
+    title: str
+    dag: str
+    does: str
+    command: str
+    fields: tuple[str, ...] = ()
+    on_table: bool = False
+
+    def dag_id(self, job: str) -> str:
+        """Return the DAG's id."""
+        return self.dag or dag_id_of(job)
+
+    def conf(self, subject: str, given: Mapping[str, str]) -> dict[str, Any]:
+        """Return the values for the DAG's form, as its ``Configuration JSON``."""
+        if not self.dag:
+            return {}
+        found: dict[str, Any] = {"tables": [subject]} if self.on_table else {"job": subject}
+        for name in self.fields:
+            if given.get(name):
+                found[name] = int(given[name]) if given[name].isdigit() and name != "savepoint" else given[name]
+        return found
+
+    def as_command(self, subject: str, given: Mapping[str, str]) -> str:
+        """Return the same as a command."""
+        options = [f"--{name.replace('_', '-')} {shlex.quote(given[name])}" for name in self.fields if given.get(name)]
+        return " ".join([self.command.format(shlex.quote(subject)), *options])
+
+
+_ALL = (
+    Act("deploy", "Deploy", "", "Starts the job with its current YAML, and supervises it.", "streamwarden deploy {}"),
+    Act("savepoint", "Take a savepoint", "savepoint", "Copies the checkpoint; the job keeps running.",
+        "streamwarden savepoint {}", ("note",)),
+    Act("rescale", "Rescale", "rescale", "Changes state partitions, cores or memory, and keeps the state.",
+        "streamwarden rescale {}", ("partitions", "cores", "memory", "reason")),
+    Act("restore", "Restore", "restore", "Starts the job from a savepoint, and rolls back if it is not healthy.",
+        "streamwarden restore {}", ("savepoint", "reason")),
+    Act("stop", "Stop", "stop", "The driver finishes its batch and ends.", "streamwarden stop {}", ("reason",)),
+    Act("cancel_rescale", "Cancel the rescale", "cancel_rescale", "Rolls a rescale back before its new driver starts.",
+        "streamwarden rescale {} --cancel"),
+    Act("verify", "Verify savepoints", "verify_savepoints", "Reads every file and the state of savepoints back.",
+        "streamwarden savepoints verify {} all", ("savepoint",)),
+    Act("check", "Check the table", "quality", "Checks the whole table against its expectations, with Spark.",
+        "streamwarden check --table {}", on_table=True),
+)  # fmt: skip
+
+ACTS = {act.name: act for act in _ALL}
+"""All acts, by name."""
+
+_ON_STREAM = ("deploy", "savepoint", "rescale", "restore", "stop")
+
+
+def acts_of(may_trigger: Any, job: str, names: tuple[str, ...] = _ON_STREAM) -> list[Act]:
+    """Return the acts that a reader may do on a job.
+
+    Parameters
+    ----------
+    may_trigger
+        Called with a DAG's id: whether the reader may trigger it.
+    """
+    return [ACTS[name] for name in names if may_trigger(ACTS[name].dag_id(job))]

@@ -1,0 +1,53 @@
+"""The routes of the pages about data quality."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request, Response
+
+from streamwarden.airflow.pages.fresh import Fresh
+from streamwarden.airflow.pages.places import Place, Table, Who, seen_tables
+from streamwarden.airflow.pages.quality import SINCE, TableQuality, table_quality, table_run
+from streamwarden.airflow.pages.render import page, rows
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.record import utc_now
+from streamwarden.quality.gate_words import version_range
+from streamwarden.store.workspace import Workspace
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+_Found = tuple[list[TableQuality], StreamwardenError | None]
+
+
+def _read(request: Request, place: Workspace, tables: dict[str, list[str]]) -> _Found:
+    fresh: Fresh = request.app.state.fresh
+    key = ("quality", place.base, tuple((table, *jobs) for table, jobs in tables.items()))
+    return fresh.get(key, lambda: table_quality(place, tables, utc_now() - SINCE))
+
+
+@router.get("/quality")
+def quality(request: Request, place: Place, who: Who) -> Response:
+    """Show all tables that have a suite."""
+    found, problem = _read(request, place, seen_tables(place, who))
+    return page(request, "quality.html.j2", found=found, problem=problem)
+
+
+@router.get("/quality/{table}")
+def one_table(request: Request, table: Table, place: Place, who: Who) -> Response:
+    """Show a table: what is held, its checks, and the gate's decisions."""
+    jobs = seen_tables(place, who)[table]
+    (one,), problem = _read(request, place, {table: jobs})
+    values: dict[str, Any] = {"range": version_range, "rows": rows, "who": who}
+    return page(request, "table.html.j2", table=table, one=one, problem=problem, **values)
+
+
+@router.get("/quality/{table}/{run}")
+def one_run(request: Request, table: Table, run: str, place: Place) -> Response:
+    """Show one check of a table."""
+    found = table_run(place, table, run, utc_now() - SINCE)
+    if found is None:
+        raise HTTPException(404, f"No check {run} of {table}")
+    return page(request, "run.html.j2", table=table, one=found, range=version_range, rows=rows)

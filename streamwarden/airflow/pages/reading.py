@@ -1,0 +1,125 @@
+"""What a stream's curves mean, in sentences: is it slow, since when, in which phase, and what happened before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from streamwarden.airflow.pages.events import Event
+from streamwarden.airflow.pages.words import count, percent, seconds
+from streamwarden.formats.progress_history import Curves
+from streamwarden.model.spec import JobSpec
+
+__all__ = ["Reading", "read_curves", "since_when"]
+
+_BUSY = 0.8
+"""The share of time above which a job has little room left: the next larger batch makes it fall behind."""
+
+_NEAR = timedelta(minutes=10)
+"""How long before a change an event may be its cause."""
+
+_MIN_POINTS = 3
+
+Values = Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A sentence.
+
+    Parameters
+    ----------
+    tone
+        ``bad``, ``warn`` or ``good``.
+    text
+        The sentence.
+    at
+        Since when, if it is about a change.
+    """
+
+    tone: str
+    text: str
+    at: datetime | None = None
+
+
+def read_curves(curves: Curves, spec: JobSpec, events: list[Event]) -> list[Reading]:
+    """Return what the curves of a job mean, the most important first."""
+    interval = spec.trigger.interval.total_seconds()
+    durations = [None if value is None else value / 1000 for value in curves.mean("duration_ms")]
+    recent = [value for value in durations if value is not None][-_MIN_POINTS:]
+    if not recent:
+        return []
+    found = []
+    mean = sum(recent) / len(recent)
+    start = since_when(durations, interval * _BUSY)
+    at = datetime.fromtimestamp(curves.window.times[start], UTC) if start is not None else None
+    if start is not None and mean >= _BUSY * interval:
+        text = f"Batches take {seconds(mean)}; one is to start each {seconds(interval)}. So the job has no room left."
+        before = [value for value in durations[:start] if value is not None]
+        if before:
+            text += f" Before, they took {seconds(sum(before) / len(before))}."
+        found.append(Reading("bad" if mean > interval else "warn", text, at))
+        found.append(Reading("warn", _phases(curves, start)))
+        found += _causes(at, events)
+    else:
+        text = f"Batches take {seconds(mean)}, {percent(mean / interval)} of the interval of {seconds(interval)}."
+        found.append(Reading("good", text))
+    return [*found, *_backlog(curves)]
+
+
+def since_when(values: Values, limit: float) -> int | None:
+    """Return the first point of the last run of points at or above a limit; None if the newest is below it.
+
+    A single point below the limit does not end the run: one small batch is no recovery.
+    """
+    start, below = None, 0
+    for number in reversed(range(len(values))):
+        value = values[number]
+        if value is None:
+            continue
+        if value >= limit:
+            start, below = number, 0
+        else:
+            below += 1
+            if below > 1 or start is None:
+                break
+    return start
+
+
+def _phases(curves: Curves, start: int) -> str:
+    whole = float(curves.columns["duration_ms"][start:].sum())
+    commit = float(curves.columns["commit_ms"][start:].sum())
+    checkpoint = float(curves.columns["checkpoint_ms"][start:].sum())
+    if not whole:
+        return ""
+    parts = {
+        "reading and computing": (whole - commit) / whole,
+        "commits of the tables": (commit - checkpoint) / whole,
+        "the checkpoint": checkpoint / whole,
+    }
+    names = sorted(parts, key=lambda name: parts[name], reverse=True)
+    return f"Of that, {', '.join(f'{name} takes {percent(max(parts[name], 0))}' for name in names)}."
+
+
+def _causes(at: datetime | None, events: list[Event]) -> list[Reading]:
+    if at is None:
+        return []
+    near = [one for one in events if at - _NEAR <= one.at <= at + timedelta(minutes=1) and one.kind != "savepoint"]
+    return [Reading("warn", f"Shortly before: {near[-1].text}.", near[-1].at)] if near else []
+
+
+def _backlog(curves: Curves) -> list[Reading]:
+    known = [(number, value) for number, value in enumerate(curves.values("source_pending")) if value is not None]
+    if len(known) < _MIN_POINTS:
+        return []
+    values = [value for _, value in known]
+    now, least = values[-1], min(values)
+    if now > 2 * max(least, 1) and now >= max(values[:-1]) * 0.8:
+        # The newest point at which the backlog was smallest: it has grown since then.
+        start = max(number for number, value in known if value == least)
+        at = datetime.fromtimestamp(curves.window.times[start], UTC)
+        return [Reading("bad", f"The backlog has grown from {count(least)} to {count(now)}.", at)]
+    if now > 0:
+        return []
+    return [Reading("good", "Nothing is left to read.")]

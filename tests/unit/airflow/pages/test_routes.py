@@ -1,0 +1,228 @@
+"""Every route as nobody, as a viewer, as an operator, and as somebody who may read no DAG."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+pytest.importorskip("airflow")
+
+from airflow.api_fastapi.app import _AuthManagerState
+from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+from airflow.api_fastapi.core_api.security import get_user
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
+
+from streamwarden.airflow.pages.app import build_app
+from streamwarden.airflow.pages.places import workspace as workspace_of
+from streamwarden.store.workspace import Workspace
+from tests.unit.airflow.pages.made import NASTY, ODD, OPERATION, RUN, populated
+
+pytestmark = pytest.mark.unit
+
+PREFIX = "/airflow/streamwarden"
+
+# An address for each route, with values that exist.
+ADDRESSES = {
+    "/": "/",
+    "/static/{name}": "/static/pages.js",
+    "/streams": "/streams",
+    "/streams/{job}": "/streams/slow",
+    "/streams/{job}/batches": "/streams/slow/batches",
+    "/streams/{job}/spec": "/streams/slow/spec",
+    "/streams/{job}/advice": "/streams/slow/advice",
+    "/streams/{job}/logs": "/streams/slow/logs",
+    "/operations": "/operations",
+    "/operations/{job}/{name}": f"/operations/slow/{OPERATION}",
+    "/savepoints": "/savepoints",
+    "/quality": "/quality",
+    "/quality/{table}": "/quality/trips",
+    "/quality/{table}/{run}": f"/quality/trips/{RUN}",
+    "/act/{name}": "/act/rescale?job=slow",
+    "/dag/{dag_id}": "/dag/job_slow",
+    "/dag/{dag_id}/run/{run_id:path}": "/dag/rescale/run/manual__2026",
+}
+
+OF_A_JOB = [one for path, one in ADDRESSES.items() if "{job}" in path or one.startswith(("/act", "/dag"))]
+
+
+class _NoDags(SimpleAuthManager):
+    """Everybody sees plugins, and nobody a DAG."""
+
+    def is_authorized_dag(self, **_: Any) -> bool:
+        return False
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return populated(tmp_path_factory.mktemp("place"))
+
+
+@pytest.fixture
+def client(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TestClient]]:
+    def made(role: str | None = "OP", manager: Any = SimpleAuthManager) -> TestClient:
+        monkeypatch.setattr(_AuthManagerState, "instance", manager())
+        app = build_app()
+        app.dependency_overrides[workspace_of] = lambda: place
+        if role is not None:
+            app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="ann", role=role)
+        outer = FastAPI()
+        outer.mount("/streamwarden", app)
+        return TestClient(outer, root_path="/airflow", follow_redirects=False)
+
+    yield made
+
+
+def get(client: TestClient, address: str) -> Any:
+    return client.get(f"/airflow/streamwarden{address}")
+
+
+def routes() -> list[APIRoute]:
+    return [route for route in build_app().routes if isinstance(route, APIRoute)]
+
+
+def test_every_route_is_walked_and_only_reads() -> None:
+    app = build_app()
+    assert {getattr(route, "path", str(route)) for route in app.routes} == set(ADDRESSES)
+    assert {method for route in routes() for method in route.methods} == {"GET"}
+
+
+@pytest.mark.parametrize("address", ADDRESSES.values())
+def test_nobody_sees_nothing(client: Callable[..., TestClient], address: str) -> None:
+    answer = get(client(None), address)
+    assert answer.status_code == 401
+    assert "Log in" in answer.text and "slow" not in answer.text
+
+
+@pytest.mark.parametrize("address", ADDRESSES.values())
+@pytest.mark.parametrize("role", ["VIEWER", "OP"])
+def test_a_reader_sees_each_page(client: Callable[..., TestClient], address: str, role: str) -> None:
+    answer = get(client(role), address)
+    assert answer.status_code in (200, 307), answer.text[:500]
+    assert NASTY not in answer.text
+    if answer.status_code == 307:
+        assert answer.headers["location"].startswith(f"{PREFIX}/")
+    else:
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("address", OF_A_JOB)
+def test_a_page_of_a_job_needs_its_dag(client: Callable[..., TestClient], address: str) -> None:
+    assert get(client(manager=_NoDags), address).status_code == 403
+
+
+@pytest.mark.parametrize("address", ["/streams", "/operations", "/savepoints", "/quality"])
+def test_lists_leave_out_what_may_not_be_seen(client: Callable[..., TestClient], address: str) -> None:
+    answer = get(client(manager=_NoDags), address)
+    assert answer.status_code == 200
+    assert not re.search(r"slow|trips|ingest", answer.text)
+    assert get(client(manager=_NoDags), "/quality/trips").status_code == 404
+
+
+def test_only_who_may_trigger_is_offered_acts(client: Callable[..., TestClient]) -> None:
+    assert "/act/rescale?job=slow" in get(client("OP"), "/streams/slow").text
+    viewer = client("VIEWER")
+    assert "/act/" not in get(viewer, "/streams/slow").text
+    assert "/act/" not in get(viewer, "/savepoints?job=slow").text
+    assert "You may not trigger" in get(viewer, "/act/rescale?job=slow").text
+
+
+def test_no_address_leads_out_of_the_places_it_names(client: Callable[..., TestClient]) -> None:
+    one = client()
+    for address in (
+        "/streams/nobody", "/streams/..%2F..%2Fetc", "/operations/slow/..%2Fdesired", "/operations/slow/x",
+        "/quality/nothing", "/quality/trips/..%2F..", "/quality/trips/nothing", "/static/..%2Fapp.py", "/static/app.py",
+        "/static/uplot.LICENSE",
+        "/act/nothing?job=slow", "/act/rescale?job=nobody", "/streams/slow/logs?incarnation=..",
+        "/operations?job=nobody", "/docs", "/openapi.json",
+    ):  # fmt: skip
+        assert get(one, address).status_code == 404, address
+
+
+def test_an_unchanged_page_is_not_sent_again(client: Callable[..., TestClient]) -> None:
+    one = client()
+    first = get(one, "/quality")
+    again = one.get("/airflow/streamwarden/quality", headers={"If-None-Match": first.headers["etag"]})
+    assert again.status_code == 304 and not again.content
+
+
+def test_streams_are_sorted_by_trouble(client: Callable[..., TestClient]) -> None:
+    text = get(client(), "/streams").text
+    names = re.findall(r'<th scope="row"><a href="[^"]*">([^<]*)</a>', text)
+    # broken, dead and torn are down; the rest of the order is by what needs a look.
+    assert set(names[:3]) == {"broken", "dead", "torn"}
+    assert names[-1] == "fresh" and names[-2] == "stopped"
+    assert f"{PREFIX}/streams/{quote(ODD, safe='')}" in text.replace("&amp;", "&")
+
+
+def test_streams_are_filtered(client: Callable[..., TestClient]) -> None:
+    text = get(client(), "/streams?q=JOB_CODE").text
+    assert "broken" in text and ">slow<" not in text
+    assert "No stream fits" in get(client(), "/streams?q=nothing-like-it").text
+    trouble = get(client(), "/streams?show=trouble").text
+    assert ">broken<" in trouble and ">stopped<" not in trouble
+
+
+def test_a_job_of_odd_characters_has_a_page(client: Callable[..., TestClient]) -> None:
+    answer = get(client(), f"/streams/{quote(ODD, safe='')}")
+    assert answer.status_code == 200 and "a&amp;b" in answer.text and "<i>" not in answer.text
+
+
+def test_a_deleted_job_says_so(client: Callable[..., TestClient]) -> None:
+    assert "deleted.yaml is gone" in get(client(), "/streams/deleted").text
+
+
+def test_a_failure_has_its_diagnosis(client: Callable[..., TestClient]) -> None:
+    text = get(client(), "/streams/broken").text
+    assert "Diagnosis" in text and "correct what the traceback names" in text and "streamwarden deploy broken" in text
+
+
+def test_a_torn_document_is_named_with_its_remedy(client: Callable[..., TestClient]) -> None:
+    text = get(client(), "/streams/torn").text
+    assert "DOCUMENT_INVALID" in text and "streamwarden repair torn" in text
+
+
+def test_a_held_table_shows_rows_and_what_can_be_done(client: Callable[..., TestClient]) -> None:
+    text = get(client(), "/quality/trips").text
+    assert "versions 4 to 5" in text and "Fares are positive." in text and "gate accept trips" in text
+    assert "&lt;script&gt;" in text
+
+
+def test_a_slow_job_is_explained(client: Callable[..., TestClient]) -> None:
+    text = get(client(), "/streams/slow").text
+    assert "no room left" in text and "Since" in text and "reading and computing takes" in text
+
+
+def test_a_run_leads_to_its_operation(client: Callable[..., TestClient]) -> None:
+    answer = get(client(), "/dag/rescale/run/manual__2026")
+    assert answer.headers["location"] == f"{PREFIX}/operations/slow/{OPERATION}"
+    assert "performs no restore" in get(client(), "/dag/rescale/run/another").text
+
+
+def test_an_act_shows_values_and_command(client: Callable[..., TestClient]) -> None:
+    text = get(client(), "/act/rescale?job=slow&partitions=8&reason=as+advised").text
+    assert "streamwarden rescale slow --partitions 8 --reason &#39;as advised&#39;" in text
+    assert "/airflow/dags/rescale" in text
+
+
+def test_the_logs_end_is_shown(client: Callable[..., TestClient]) -> None:
+    text = get(client(), "/streams/slow/logs").text
+    assert "the last line" in text and "console.log" not in text
+
+
+def test_all_scripts_and_styles_are_small(place: Workspace) -> None:
+    import gzip
+
+    import streamwarden.airflow.pages as package
+
+    folder = Path(str(package.__file__)).parent / "static"
+    files = [path for path in folder.iterdir() if path.suffix in (".js", ".css")]
+    assert sum(len(gzip.compress(path.read_bytes())) for path in files) < 60_000
+    assert not any(re.search(r"(?:src|href|url|import|fetch)\W{1,3}https?:", path.read_text()) for path in files)
