@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable
-from functools import cached_property
 from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
@@ -18,14 +19,22 @@ _Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 class _Pages:
     """The pages' application, built by the first request: other processes of Airflow load the plugin, too."""
 
-    @cached_property
-    def _app(self) -> _Asgi:
-        from streamwarden.airflow.pages.app import build_app
+    def __init__(self) -> None:
+        self._app: _Asgi | None = None
+        self._lock = threading.Lock()
 
-        return build_app()
+    def _built(self) -> _Asgi:
+        with self._lock:
+            if self._app is None:
+                from streamwarden.airflow.pages.app import build_app
+
+                self._app = build_app()
+            return self._app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._app(scope, receive, send)
+        # In a thread: the imports take seconds, in which the server answers others.
+        app = self._app or await asyncio.to_thread(self._built)
+        await app(scope, receive, send)
 
 
 def _view(name: str, href: str, route: str, **more: str) -> dict[str, str]:

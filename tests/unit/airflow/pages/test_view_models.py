@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("airflow")
+
+from streamwarden.airflow.pages.acts import ACTS
+from streamwarden.airflow.pages.charts import sparkline
+from streamwarden.airflow.pages.events import events_of
+from streamwarden.airflow.pages.fresh import Fresh
+from streamwarden.airflow.pages.links import Links, stream_address
+from streamwarden.airflow.pages.operations import timeline_of
+from streamwarden.airflow.pages.quality import checks_of
+from streamwarden.airflow.pages.reading import since_when
+from streamwarden.airflow.pages.savepoints import lineage
+from streamwarden.airflow.pages.streams import list_streams
+from streamwarden.airflow.pages.words import ago, percent, rate, seconds, size
+from streamwarden.formats.progress_history import Window
+from streamwarden.model.operation import Operation, OperationPlan, Step
+from streamwarden.model.record import utc_now
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.documents import manifest_document
+from streamwarden.store.workspace import Workspace
+from tests.unit.airflow.pages.made import OPERATION, opened, populated, ran
+from tests.unit.savepoints import test_catalog
+
+pytestmark = pytest.mark.unit
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("values", "start"),
+    [
+        ([1, 1, 9, 9, 9], 2),
+        ([9, 1, 1, 9, 9], 3),
+        # One small batch is no recovery; two are.
+        ([1, 9, 1, 9, 9], 1),
+        ([1, 9, 9, 1, 1], None),
+        ([None, 9, None, 9], 1),
+        ([1, 1], None),
+        ([], None),
+    ],
+)
+def test_since_when(values: list[float | None], start: int | None) -> None:
+    assert since_when(values, 5) == start
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.44, "0.4 s"), (12.3, "12 s"), (185, "3 min 5 s"), (7800, "2 h 10 min"), (352800, "4 d 2 h"),
+                        (None, "-"), (59.7, "60 s"), (3600, "1 h")],
+)  # fmt: skip
+def test_durations(value: float | None, text: str) -> None:
+    assert seconds(value) == text
+
+
+def test_numbers() -> None:
+    assert (size(999), size(1500), size(2.5e9), size(None)) == ("999 B", "1.5 kB", "2.5 GB", "-")
+    assert (rate(0), rate(2.34), rate(12345.6)) == ("0", "2.3", "12,346")
+    assert (percent(0.5), percent(0.004), percent(0)) == ("50 %", "0.4 %", "0 %")
+    assert str(ago("2026-01-01T00:00:00+00:00")).startswith('<time datetime="2026-01-01T00:00:00+00:00" data-ago>')
+
+
+def test_a_small_curve_has_gaps_and_fits() -> None:
+    path = sparkline([0, 10, None, 5], width=30, height=22)
+    assert path == "M0.0 21.0L10.0 1.0M30.0 11.0"
+    assert sparkline([None, None]) == "" and sparkline([0, 0]) != ""
+
+
+def test_addresses_are_quoted_and_have_the_prefix() -> None:
+    links = Links("/air/streamwarden")
+    assert links.page("streams", "a/b?") == "/air/streamwarden/streams/a%2Fb%3F"
+    assert links.page("streams", q="", span="1h") == "/air/streamwarden/streams?span=1h"
+    assert links.airflow("dags", "x") == "/air/dags/x"
+    assert Links("/streamwarden").airflow("dags", "x") == "/dags/x"
+    assert stream_address("http://h:1", "a b") == "http://h:1/plugin/streams/streamwarden/streams/a%20b"
+    assert stream_address("http://h/air/", "a") == "http://h/air/plugin/streams/air/streamwarden/streams/a"
+
+
+def test_results_are_shared_and_bounded() -> None:
+    fresh, calls = Fresh(60, size=3), []
+
+    def slow() -> int:
+        calls.append(1)
+        return len(calls)
+
+    threads = [threading.Thread(target=lambda: fresh.get("a", slow)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+    for number in range(50):
+        fresh.get(number, lambda: 0)
+    assert len(fresh._kept) == 3 and len(fresh._locks) == 3
+    assert Fresh(0).get("a", slow) == 2
+    with pytest.raises(ZeroDivisionError):
+        fresh.get("b", lambda: 1 // 0)
+    assert fresh.get("b", lambda: 7) == 7
+
+
+def test_events_are_those_of_the_time(tmp_path: Path) -> None:
+    workspace = populated(tmp_path)
+    now = utc_now()
+    found = events_of(workspace, "slow", Window.of(now, timedelta(hours=1)))
+    assert [one.kind for one in found] == ["deploy", "rescale"]
+    assert found[1].link == ("operations", "slow", OPERATION)
+    assert events_of(workspace, "slow", Window.of(now - timedelta(hours=3), timedelta(hours=1))) == []
+    assert "hold" in {one.kind for one in events_of(workspace, "ingest", Window.of(now, timedelta(hours=1)))}
+
+
+def test_a_timeline_has_steps_and_the_downtime() -> None:
+    def step(name: str, begin: float, end: float | None) -> Step:
+        ended = NOW + timedelta(seconds=end) if end is not None else None
+        return Step(name=name, started_at=NOW + timedelta(seconds=begin), ended_at=ended)
+
+    steps = [step("precheck", 0, 10), step("stop", 10, 20), step("first batch", 20, 60), step("catch up", 60, None)]
+    plan = OperationPlan(stopped_at=NOW + timedelta(seconds=20), downtime_s=50)
+    one = Operation(id="x", kind="rescale", job="lamp", by="ann", params={}, plan=plan, started_at=NOW, seen_at=NOW,
+                    process=None, steps=steps)  # fmt: skip
+    found = timeline_of(one, NOW + timedelta(seconds=100))
+    assert [(bar.left, bar.width, bar.away) for bar in found.bars] == [
+        (0, 10, False), (10, 10, True), (20, 40, True), (60, 40, False),
+    ]  # fmt: skip
+    assert found.bars[-1].seconds is None and found.down == (10, 50) and found.seconds == 100
+
+
+def based(workspace: Workspace, name: str, generation: int, parent: str | None) -> None:
+    found = test_catalog.manifest(name, generation=generation, parent=parent)
+    test_catalog.put(workspace, manifest_document(workspace, test_catalog.JOB, name).key, found.model_dump_json())
+
+
+def test_lineage_shows_which_generation_began_from_which_savepoint(tmp_path: Path) -> None:
+    workspace = test_catalog.opened(tmp_path)
+    based(workspace, "s1", 1, None)
+    based(workspace, "s2", 1, None)
+    based(workspace, "s3", 2, "s1")
+    based(workspace, "s9", 5, "gone")
+    roots = lineage(catalog.savepoints(workspace, test_catalog.JOB), 3, "s3")
+    assert [root.number for root in roots] == [1, 5]
+    (second,) = roots[0].later["s1"]
+    assert second.number == 2 and not second.current
+    (third,) = second.later["s3"]
+    assert third.current and third.savepoints == []
+
+
+def test_checks_are_grouped_by_run() -> None:
+    def row(run: str, expectation: str, success: bool, passed: bool) -> dict[str, object]:
+        return {
+            "table": "t",
+            "run": run,
+            "at": NOW,
+            "passed": passed,
+            "rows": 3,
+            "success": success,
+            "expectation": expectation,
+        }
+
+    rows = [row("r1", "a", True, True), row("r1", "b", False, True), row("r2", "a", False, False)]
+    (first, second) = checks_of(rows)["t"]
+    assert first.failed == ("b",) and first.tone == "warn" and second.tone == "bad"
+
+
+def test_values_of_an_act_go_into_form_and_command() -> None:
+    given = {"partitions": "8", "reason": "it's slow", "job": "x", "evil": "1"}
+    assert ACTS["rescale"].conf("lamp", given) == {"job": "lamp", "partitions": 8, "reason": "it's slow"}
+    assert (
+        ACTS["rescale"].as_command("lamp", given)
+        == "streamwarden rescale lamp --partitions 8 --reason 'it'\"'\"'s slow'"
+    )
+    assert ACTS["check"].conf("trips", {}) == {"tables": ["trips"]}
+    assert ACTS["deploy"].conf("lamp", given) == {} and ACTS["deploy"].dag_id("lamp") == "job_lamp"
+
+
+def test_every_act_of_a_form_is_a_param_of_its_dag() -> None:
+    text = "".join(path.read_text() for path in (Path(__file__).resolve().parents[4] / "dags").glob("*.py"))
+    for act in ACTS.values():
+        if act.dag:
+            assert f'dag_id="{act.dag}"' in text
+            body = text.split(f'dag_id="{act.dag}"')[1].split("with DAG(")[0]
+            assert all(f'"{name}": Param(' in body for name in act.conf("x", {}))
+            assert all(f'"{name}": Param(' in body for name in act.fields), act
+
+
+def test_streams_have_rates_and_curves(tmp_path: Path) -> None:
+    workspace = opened(tmp_path)
+    ran(workspace, "ingest")
+    (one,) = list_streams(workspace, ["ingest"], timedelta(hours=1), utc_now()).streams
+    assert one.processed == 500 and one.input_path.startswith("M") and one.state == "running"
+    assert one.matches("INGEST run", "all") and not one.matches("ingest", "trouble")

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from streamwarden.formats.progress_history import ProgressHistory, Window
+from streamwarden.formats.progress_table import ProgressTable
+from streamwarden.model.progress import BatchProgress, SourceProgress
+from streamwarden.store.workspace import Workspace
+from tests.unit.savepoints import test_catalog
+
+pytestmark = pytest.mark.unit
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return test_catalog.opened(tmp_path)
+
+
+def batch(
+    number: int, *, seconds_ago: float, rows: int = 100, ms: int = 1000, pending: int | None = None
+) -> BatchProgress:
+    source = SourceProgress(unit="files", taken=1, pending=pending)
+    at = NOW - timedelta(seconds=seconds_ago)
+    return BatchProgress(
+        batch=number, at=at, duration_ms=ms, rows_in=rows, commit_ms=ms // 2, state_rows=number, source=source
+    )
+
+
+def test_a_window_begins_at_multiples_of_its_step_and_contains_its_end() -> None:
+    window = Window.of(NOW, timedelta(hours=1), points=60)
+    assert window.step == 60 and window.points == 60
+    assert window.since.timestamp() % 60 == 0 and window.until > NOW
+    assert Window.of(NOW + timedelta(seconds=5), timedelta(hours=1), points=60) == window
+    assert Window.of(NOW, timedelta(hours=1), points=600, least=timedelta(minutes=10)).points == 6
+
+
+def test_sums_lasts_and_maxima_of_each_point(workspace: Workspace) -> None:
+    made = [
+        batch(0, seconds_ago=130, rows=60, ms=500, pending=7),
+        batch(1, seconds_ago=125, rows=60, ms=1500, pending=3),
+        batch(2, seconds_ago=5, rows=120, ms=4000, pending=None),
+    ]
+    ProgressTable(workspace).append("lamp", "i1", 1, made)
+    window = Window.of(NOW, timedelta(minutes=4), points=4)
+    found = ProgressHistory(workspace).curves(window, ["lamp"])["lamp"]
+    assert found.batches.tolist() == [0, 2, 1, 0] or sum(found.batches) == 3
+    point = int((made[0].at.timestamp() - window.since.timestamp()) // window.step)
+    assert found.per_second("rows_in")[point] == pytest.approx(120 / 60)
+    assert found.while_busy("rows_in")[point] == pytest.approx(120 / 2)
+    assert found.mean("duration_ms")[point] == 1000 and found.longest_ms[point] == 1500
+    # Of a value that is no sum, the last batch's counts; an unknown one is no value.
+    assert found.values("source_pending")[point] == 3
+    last = int((made[2].at.timestamp() - window.since.timestamp()) // window.step)
+    assert found.values("source_pending")[last] is None
+    assert found.mean("duration_ms")[(point + 1)] is None or point + 1 == last
+
+
+def test_other_jobs_and_other_times_are_left_out(workspace: Workspace) -> None:
+    table = ProgressTable(workspace)
+    table.append("lamp", "i1", 1, [batch(0, seconds_ago=3700), batch(1, seconds_ago=10)])
+    table.append("other", "i2", 1, [batch(0, seconds_ago=10, rows=5)])
+    window = Window.of(NOW, timedelta(hours=1), points=60)
+    found = ProgressHistory(workspace).curves(window, ["lamp"])
+    assert set(found) == {"lamp"} and float(found["lamp"].batches.sum()) == 1
+    both = ProgressHistory(workspace).curves(window, ["lamp", "other"])
+    assert both["other"].columns["rows_in"].sum() == 5 and both["lamp"].columns["rows_in"].sum() == 100
+    assert ProgressHistory(workspace).curves(window, []) == {}
+
+
+def test_batches_that_are_not_written_yet_count_once(workspace: Workspace) -> None:
+    made = [batch(number, seconds_ago=100 - number) for number in range(5)]
+    ProgressTable(workspace).append("lamp", "i1", 1, made[:3])
+    window = Window.of(NOW, timedelta(hours=1), points=60)
+    found = ProgressHistory(workspace).curves(window, ["lamp"], newer={"lamp": ("i1", made)})["lamp"]
+    assert found.batches.sum() == 5 and found.columns["rows_in"].sum() == 500
+    # A place without the table has these alone.
+    workspace.files.delete_tree("tables")
+    alone = ProgressHistory(workspace).curves(window, ["lamp"], newer={"lamp": ("i1", made[4:])})["lamp"]
+    assert alone.batches.sum() == 1 and not math.isnan(
+        alone.columns["state_rows"].max(initial=0, where=alone.batches > 0)
+    )
+
+
+def test_the_newest_batches(workspace: Workspace) -> None:
+    ProgressTable(workspace).append("lamp", "i1", 3, [batch(number, seconds_ago=100 - number) for number in range(9)])
+    rows = ProgressHistory(workspace).batches("lamp", since=NOW - timedelta(hours=1), last=4)
+    assert [row["batch"] for row in rows] == [8, 7, 6, 5] and rows[0]["generation"] == 3
