@@ -10,6 +10,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from streamwarden.airflow.operators import command
+from streamwarden.airflow.operators.gate import DecideOperator
 from streamwarden.airflow.operators.quality import CheckOperator
 from tests.airflow.conftest import Place
 
@@ -76,3 +77,34 @@ def test_other_errors_bring_the_words_of_the_command(
     script = "import sys; print('[TABLE_NOT_FOUND] no trips', file=sys.stderr); sys.exit(2)"
     with pytest.raises(AirflowException, match=r"code 2: \[TABLE_NOT_FOUND\] no trips"):
         check(place, monkeypatch, tmp_path, script, tables=[])
+
+
+def decide(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, **given: str) -> list[str]:
+    """Run the operator for a person's decision with a script in the place of the command line; return what it asked."""
+    (tmp_path / "fake").write_text(script)
+    real = command.subprocess.Popen
+    asked: list[list[str]] = []
+
+    def popen(arguments: list[str], **kwargs: Any) -> Any:
+        asked.append(arguments[1:])
+        return real([sys.executable, str(tmp_path / "fake")], **kwargs)
+
+    monkeypatch.setattr(command, "subprocess", SimpleNamespace(**{**vars(command.subprocess), "Popen": popen}))
+    operator = DecideOperator(task_id="decide", **given, **place.place())
+    operator.execute({"dag_run": SimpleNamespace(run_id="run-1")})  # type: ignore[typeddict-item]
+    return asked[0][2:]
+
+
+def test_a_decision_becomes_a_command(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def asked(decision: str, note: str = "", script: str = "") -> list[str]:
+        return decide(place, monkeypatch, tmp_path, script, table="trips", decision=decision, note=note)
+
+    assert asked("check") == ["gate", "check", "trips"]
+    assert asked("check anew") == ["gate", "check", "trips", "--anew"]
+    assert asked("accept", "planted") == ["gate", "accept", "trips", "--note", "planted (run run-1)"]
+    with pytest.raises(AirflowFailException, match="needs a note"):
+        asked("accept", " ")
+    with pytest.raises(AirflowFailException, match="is held: trips: held 8"):
+        asked("check", script="print('trips: held 8'); raise SystemExit(1)")
+    with pytest.raises(AirflowException, match="code 2: broken"):
+        asked("check", script="import sys; sys.stderr.write('broken'); raise SystemExit(2)")

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.airflow
 DAGS = REPOSITORY / "dags"
 
 OTHERS = {
-    *("stop", "restore", "rescale", "cancel_rescale", "watch", "advise", "quality", "gate", "replay", "corrections"),
+    *("stop", "restore", "rescale", "cancel_rescale", "watch", "advise"),
+    *("quality", "gate", "gate_decide", "replay", "corrections"),
     *("savepoint", "verify_savepoints", "housekeeping"),
 }
 

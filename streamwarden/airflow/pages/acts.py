@@ -33,8 +33,10 @@ class Act:
         The values that its page passes on, beside the job.
     command
         The command; each value is added as an option of its name.
-    on_table
-        Whether it is about a table instead of a job.
+    subject
+        The form's field for the job or the table.
+    fixed
+        Further values of the form.
     """
 
     name: str
@@ -43,7 +45,13 @@ class Act:
     does: str
     command: str
     fields: tuple[str, ...] = ()
-    on_table: bool = False
+    subject: str = "job"
+    fixed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def on_table(self) -> bool:
+        """Whether it is about a table instead of a job."""
+        return self.subject != "job"
 
     def dag_id(self, job: str) -> str:
         """Return the DAG's id."""
@@ -53,7 +61,7 @@ class Act:
         """Return the values for the DAG's form, as its ``Configuration JSON``."""
         if not self.dag:
             return {}
-        found: dict[str, Any] = {"tables": [subject]} if self.on_table else {"job": subject}
+        found: dict[str, Any] = {self.subject: [subject] if self.subject == "tables" else subject, **dict(self.fixed)}
         for name in self.fields:
             if given.get(name):
                 found[name] = int(given[name]) if given[name].isdigit() and name != "savepoint" else given[name]
@@ -79,7 +87,13 @@ _ALL = (
     Act("verify", "Verify savepoints", "verify_savepoints", "Reads every file and the state of savepoints back.",
         "streamwarden savepoints verify {} all", ("savepoint",)),
     Act("check", "Check the table", "quality", "Checks the whole table against its expectations, with Spark.",
-        "streamwarden check --table {}", on_table=True),
+        "streamwarden check --table {}", subject="tables"),
+    Act("recheck", "Check the held rows again", "gate_decide", "Decides again, after rows or the suite were corrected.",
+        "streamwarden gate check {}", subject="table", fixed=(("decision", "check"),)),
+    Act("accept", "Publish as they are", "gate_decide", "Publishes the held versions; the note stays in the history.",
+        "streamwarden gate accept {}", ("note",), "table", (("decision", "accept"),)),
+    Act("anew", "Check all rows anew", "gate_decide", "Publishes the newest version in place of the old ones.",
+        "streamwarden gate check {} --anew", subject="table", fixed=(("decision", "check anew"),)),
 )  # fmt: skip
 
 ACTS = {act.name: act for act in _ALL}

@@ -79,7 +79,7 @@ def _drivers(documents: JobDocuments, window: Window) -> Iterator[Event]:
             launch = documents.launch(name).read()
             if launch is not None:
                 restart = again.get(before or "")
-                kind = "restart" if restart is not None else "deploy"
+                kind = "restart" if restart is not None else _kind_of(launch.by)
                 why = restart.reason if restart is not None else launch.reason
                 yield Event(launch.at, kind, f"driver started by {launch.by}" + (f": {why}" if why else ""))
             ended = documents.exit(name).read()
@@ -87,6 +87,12 @@ def _drivers(documents: JobDocuments, window: Window) -> Iterator[Event]:
                 words = f"{ended.error.code}: {ended.error.what.splitlines()[0]}" if ended.error else ended.outcome
                 yield Event(ended.at, "end", f"driver ended after batch {ended.batch}: {words}")
         before = name
+
+
+def _kind_of(by: str) -> str:
+    """Return who started a driver as a kind of event: an operation names itself first."""
+    first = by.partition(" ")[0]
+    return first if first in ("rescale", "restore", "rollout") else "deploy"
 
 
 def _savepoints(workspace: Workspace, job: str, window: Window) -> Iterator[Event]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
+from streamwarden.airflow.pages.acts import ACTS
 from streamwarden.airflow.pages.fresh import Fresh
 from streamwarden.airflow.pages.places import Place, Table, Who, seen_tables
 from streamwarden.airflow.pages.quality import SINCE, TableQuality, table_quality, table_run
@@ -40,7 +41,7 @@ def one_table(request: Request, table: Table, place: Place, who: Who) -> Respons
     """Show a table: what is held, its checks, and the gate's decisions."""
     jobs = seen_tables(place, who)[table]
     (one,), problem = _read(request, place, {table: jobs})
-    values: dict[str, Any] = {"range": version_range, "rows": rows, "who": who}
+    values: dict[str, Any] = {"range": version_range, "rows": rows, "who": who, "acts": ACTS}
     return page(request, "table.html.j2", table=table, one=one, problem=problem, **values)
 
 

@@ -24,6 +24,14 @@ _MIN_POINTS = 3
 Values = Sequence[float | None]
 
 
+_REMEDIES = {
+    "reading and computing": "more cores or state partitions; the tab Advice recommends how many.",
+    "commits of the tables": "a longer trigger.interval makes fewer; a slow disk or bucket makes each one slow.",
+    "the checkpoint": "a longer trigger.interval writes it less often; see the disk or bucket of the checkpoints.",
+}
+"""The phases of a batch, each with what to do if it takes most of the time."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """A sentence.
@@ -60,7 +68,7 @@ def read_curves(curves: Curves, spec: JobSpec, events: list[Event]) -> list[Read
         if before:
             text += f" Before, they took {seconds(sum(before) / len(before))}."
         found.append(Reading("bad" if mean > interval else "warn", text, at))
-        found.append(Reading("warn", _phases(curves, start)))
+        found += _phases(curves, start)
         found += _causes(at, events)
     else:
         text = f"Batches take {seconds(mean)}, {percent(mean / interval)} of the interval of {seconds(interval)}."
@@ -87,19 +95,18 @@ def since_when(values: Values, limit: float) -> int | None:
     return start
 
 
-def _phases(curves: Curves, start: int) -> str:
+def _phases(curves: Curves, start: int) -> list[Reading]:
     whole = float(curves.columns["duration_ms"][start:].sum())
     commit = float(curves.columns["commit_ms"][start:].sum())
     checkpoint = float(curves.columns["checkpoint_ms"][start:].sum())
     if not whole:
-        return ""
-    parts = {
-        "reading and computing": (whole - commit) / whole,
-        "commits of the tables": (commit - checkpoint) / whole,
-        "the checkpoint": checkpoint / whole,
-    }
+        return []
+    parts = dict(
+        zip(_REMEDIES, ((whole - commit) / whole, (commit - checkpoint) / whole, checkpoint / whole), strict=True)
+    )
     names = sorted(parts, key=lambda name: parts[name], reverse=True)
-    return f"Of that, {', '.join(f'{name} takes {percent(max(parts[name], 0))}' for name in names)}."
+    shares = ", ".join(f"{name} {percent(max(parts[name], 0))}" for name in names)
+    return [Reading("warn", f"Of that time: {shares}."), Reading("warn", f"What to do: {_REMEDIES[names[0]]}")]
 
 
 def _causes(at: datetime | None, events: list[Event]) -> list[Reading]:

@@ -38,7 +38,7 @@ def seconds(value: float | None) -> str:
     if value is None:
         return "-"
     if value < 60:
-        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+        return f"{value:.1f} s".replace(".0 s", " s") if value < 10 else f"{value:.0f} s"
     whole = round(value)
     for big, name, small, unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= big:
@@ -51,7 +51,7 @@ def percent(value: float | None) -> str:
     """Return a share of 1 in percent."""
     if value is None:
         return "-"
-    return f"{100 * value:.0f} %" if value >= 0.1 or value == 0 else f"{100 * value:.2g} %"
+    return "under 1 %" if 0 < value < 0.01 else f"{100 * value:.0f} %"
 
 
 def clock(at: datetime | None) -> str:

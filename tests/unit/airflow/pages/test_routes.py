@@ -131,6 +131,9 @@ def test_only_who_may_trigger_is_offered_acts(client: Callable[..., TestClient])
     viewer = client("VIEWER")
     assert "/act/" not in get(viewer, "/streams/slow").text
     assert "/act/" not in get(viewer, "/savepoints?job=slow").text
+    assert "/act/" not in get(viewer, "/quality/trips").text
+    assert "/act/accept?table=trips" in get(client(), "/quality/trips").text
+    viewer = client("VIEWER")
     assert "You may not trigger" in get(viewer, "/act/rescale?job=slow").text
 
 
@@ -197,7 +200,7 @@ def test_a_held_table_shows_rows_and_what_can_be_done(client: Callable[..., Test
 
 def test_a_slow_job_is_explained(client: Callable[..., TestClient]) -> None:
     text = get(client(), "/streams/slow").text
-    assert "no room left" in text and "Since" in text and "reading and computing takes" in text
+    assert "no room left" in text and "Since" in text and "reading and computing 75 %" in text and "What to do" in text
 
 
 def test_a_run_leads_to_its_operation(client: Callable[..., TestClient]) -> None:

@@ -51,8 +51,8 @@ def test_since_when(values: list[float | None], start: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.44, "0.4 s"), (12.3, "12 s"), (185, "3 min 5 s"), (7800, "2 h 10 min"), (352800, "4 d 2 h"),
-                        (None, "-"), (59.7, "60 s"), (3600, "1 h")],
+    ("value", "text"), [(0.44, "0.4 s"), (3.0, "3 s"), (12.3, "12 s"), (185, "3 min 5 s"), (7800, "2 h 10 min"),
+                        (352800, "4 d 2 h"), (None, "-"), (59.7, "60 s"), (3600, "1 h")],
 )  # fmt: skip
 def test_durations(value: float | None, text: str) -> None:
     assert seconds(value) == text
@@ -61,7 +61,7 @@ def test_durations(value: float | None, text: str) -> None:
 def test_numbers() -> None:
     assert (size(999), size(1500), size(2.5e9), size(None)) == ("999 B", "1.5 kB", "2.5 GB", "-")
     assert (rate(0), rate(2.34), rate(12345.6)) == ("0", "2.3", "12,346")
-    assert (percent(0.5), percent(0.004), percent(0)) == ("50 %", "0.4 %", "0 %")
+    assert (percent(0.5), percent(0.004), percent(0)) == ("50 %", "under 1 %", "0 %")
     assert str(ago("2026-01-01T00:00:00+00:00")).startswith('<time datetime="2026-01-01T00:00:00+00:00" data-ago>')
 
 
@@ -173,6 +173,7 @@ def test_values_of_an_act_go_into_form_and_command() -> None:
         == "streamwarden rescale lamp --partitions 8 --reason 'it'\"'\"'s slow'"
     )
     assert ACTS["check"].conf("trips", {}) == {"tables": ["trips"]}
+    assert ACTS["accept"].conf("trips", {"note": "x"}) == {"table": "trips", "decision": "accept", "note": "x"}
     assert ACTS["deploy"].conf("lamp", given) == {} and ACTS["deploy"].dag_id("lamp") == "job_lamp"
 
 
