@@ -15,8 +15,8 @@ endif
 # The environments name their folder: in a copied or moved checkout they would run the code of the first one.
 $(shell [ ! -s .venv/.ready ] || [ "$$(cat .venv/.ready)" = "$$(pwd -P)" ] || rm -rf .venv .tools)
 
-.PHONY: help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long check format up down docs docs-site \
-	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet record-load \
+.PHONY: help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long test-browser check format up down docs docs-site \
+	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet bench-pages record-load \
 	clean
 
 help: ## Say what there is
@@ -77,6 +77,10 @@ test-drivers: setup s3-server kafka-server ## Those of the long tests that CI ru
 test-fast: setup ## The tests that take under half a minute each, without JVM, Airflow or S3
 	@$(BIN)/pytest -m "not slow and not integration and not airflow and not spark and not s3 and not packaging"
 
+test-browser: setup ## The pages in a real Airflow and browser, which apt-get install chromium brings (PICTURES=1: write docs/images)
+	@$(UV) pip install --quiet --python $(BIN)/python "playwright>=1.50" "axe-playwright-python>=0.1.7"
+	@$(if $(PICTURES),STREAMWARDEN_PICTURES=docs/images) $(BIN)/pytest -s tests/browser
+
 check: setup ## ruff, mypy, import rules, repository rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -128,6 +132,9 @@ bench-savepoint: setup ## Savepoints against cp, sha256sum and reprocessing
 
 bench-rescale: setup ## A rescale's downtime, beside the bare one's and reprocessing
 	@$(BIN)/python -m benchmarks.rescale
+
+bench-pages: setup ## Server time of the pages: a hundred jobs, a week and thirteen weeks of batches
+	@$(BIN)/python -m benchmarks.pages
 
 bench-fleet: setup ## What supervision costs Airflow, by the number of jobs
 	@$(BIN)/python -m benchmarks.fleet

@@ -59,6 +59,7 @@ def _up(home: Path, port: int, profile: str) -> int:
         airflow.start(progress=lambda what: out.print(f"up: {what}", markup=False))
         airflow.wait_for_dags([f"job_{name}" for name in job_names(workspace.config)])
     out.print(f"Airflow: {airflow.url}   user {airflow.user}   password {airflow.password}", markup=False)
+    out.print(f"Streams, operations, savepoints, quality: {airflow.url}/plugin/streams", markup=False)
     out.print(f"Tables, checkpoints and logs: {workspace.root}", markup=False)
     out.print("Deploy a job: trigger its DAG, job_NAME. Stop everything: make down")
     return 0

@@ -72,6 +72,7 @@ def _run(workspace: Workspace, trips: Path | None, keep: bool, port: int, jobs: 
         if keep:
             kept = True
             out.print(f"Airflow: {airflow.url}   user {airflow.user}   password {airflow.password}", markup=False)
+            out.print(f"Streams, operations, savepoints, quality: {airflow.url}/plugin/streams", markup=False)
             stop = f".venv/bin/python -m streamwarden.devserver down --home {root / 'airflow'}"
             out.print(f"It stays up until the next `make demo`, or: {stop}", markup=False, soft_wrap=True)
     except StreamwardenError as error:

@@ -1,0 +1,209 @@
+"""Server time of the pages: 100 jobs with a week of batches each, and with thirteen weeks.
+
+Run by ``make bench-pages``. The documents and the table of batches are generated: a batch a minute, compacted by day,
+and today's as drivers append them, in files of twenty batches. No result is kept between the requests. CPU is this
+process's; on a machine with other work, the wall time is longer. If Playwright and Chromium are there, the time from
+the address to the first drawn chart is measured, too.
+
+Options: ``--jobs``, ``--weeks`` (two numbers), ``--requests`` (of each page).
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+
+from benchmarks.report import goal_met, print_machine
+from streamwarden.formats.progress_table import ProgressTable
+from streamwarden.model.record import utc_now
+from streamwarden.model.spec import PROGRESS_TABLE
+from streamwarden.store.workspace import Workspace
+from tests.unit.airflow.pages.made import batch, opened, ran
+
+SERVER_S = 0.3
+"""Server time of a page, 95th percentile."""
+
+FIRST_CHART_S = 1.0
+
+GROWTH = 1.25
+"""Server time with thirteen weeks of history, relative to one: flat, except noise."""
+
+_ROWS_A_FILE = 20
+
+PAGES = {
+    "streams, 1 hour": "/streams",
+    "streams, 7 days": "/streams?span=7d",
+    "a stream, 1 hour": "/streams/job000",
+    "a stream, 7 days": "/streams/job000?span=7d",
+    "batches": "/streams/job000/batches",
+    "operations": "/operations",
+    "savepoints": "/savepoints",
+    "quality": "/quality",
+}
+
+
+def main() -> int:
+    """Measure; exit with status 1 if a goal is missed."""
+    parser = argparse.ArgumentParser(description="Server time of the pages.")
+    parser.add_argument("--jobs", type=int, default=100)
+    parser.add_argument("--weeks", type=int, nargs=2, default=[1, 13])
+    parser.add_argument("--requests", type=int, default=10)
+    given = parser.parse_args()
+    print_machine(given.requests)
+    folder = Path("var/bench-pages")
+    found: list[dict[str, tuple[float, float]]] = []
+    chart = None
+    for weeks in given.weeks:
+        shutil.rmtree(folder, ignore_errors=True)
+        workspace = opened(folder)
+        _generate(workspace, given.jobs, weeks)
+        found.append(_measured(workspace, given.requests))
+        if weeks == given.weeks[0]:
+            chart = _first_chart(workspace)
+    print(f"{'page':20} {'wall p95':>10} {'cpu':>8}   " + " then ".join(f"{weeks} weeks" for weeks in given.weeks))
+    for name in PAGES:
+        cells = "   ".join(f"{wall:8.3f} s {cpu:6.3f} s" for wall, cpu in (one[name] for one in found))
+        print(f"{name:20} {cells}")
+    met = [goal_met(f"server_s[{name}]", found[0][name][0], SERVER_S) for name in PAGES]
+    for name in PAGES:
+        met.append(goal_met(f"growth[{name}]", found[1][name][1] / found[0][name][1], GROWTH))
+    if chart is not None:
+        met.append(goal_met("first_chart_s", chart, FIRST_CHART_S))
+    return 0 if all(met) else 1
+
+
+def _generate(workspace: Workspace, jobs: int, weeks: int) -> None:
+    now = utc_now()
+    names = [f"job{number:03d}" for number in range(jobs)]
+    for name in names:
+        recent = [batch(n, now - timedelta(minutes=49 - n)) for n in range(50)]
+        ran(workspace, name, batches=recent)
+    table = ProgressTable(workspace)
+    table.append(names[0], "first", 1, [batch(0, now - timedelta(weeks=weeks))])
+    uri, _ = workspace.delta_rs(PROGRESS_TABLE)
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    for day in range(7 * weeks, 0, -1):
+        _append(uri, table.schema, names, midnight - timedelta(days=day), 24 * 60)
+    minutes = int((now - midnight).total_seconds() // 60)
+    for begin in range(0, minutes, _ROWS_A_FILE):
+        _append(uri, table.schema, names, midnight + timedelta(minutes=begin), min(_ROWS_A_FILE, minutes - begin))
+    written = DeltaTable(uri)
+    written.create_checkpoint()
+    print(f"{jobs} jobs, {weeks} weeks: {len(written.file_uris()):,} files, version {written.version()}", flush=True)
+
+
+def _append(uri: str, schema: pa.Schema, names: list[str], begin: datetime, minutes: int) -> None:
+    """Append a batch a minute of every job, in one file a job."""
+    count = len(names) * minutes
+    at = np.int64(begin.timestamp() * 1e6) + np.tile(np.arange(minutes, dtype=np.int64) * 60_000_000, len(names))
+    noise = np.random.default_rng(minutes).uniform(0.5, 1.5, count)
+    values: dict[str, Any] = {
+        "job": np.repeat(names, minutes),
+        "incarnation": np.full(count, "i0"),
+        "at": pa.array(at, pa.timestamp("us", "UTC")),
+        "watermark": pa.array(at, pa.timestamp("us", "UTC")),
+        "source_unit": np.full(count, "files"),
+    }
+    columns = []
+    for field in schema:
+        if field.name in values:
+            columns.append(pa.array(values[field.name], field.type))
+        elif field.name == "operators":
+            one = [
+                {
+                    "id": 0,
+                    "name": "stateStoreSave",
+                    "rows": 1000,
+                    "bytes": 10**6,
+                    "metrics": [("rocksdbFilesCopied", 3)],
+                }
+            ]
+            columns.append(pa.array([one] * count, field.type))
+        else:
+            columns.append(pa.array(noise * 1000, pa.float64()).cast(field.type, safe=False))
+    write_deltalake(uri, pa.Table.from_arrays(columns, schema=schema), mode="append")
+
+
+def _client(workspace: Workspace) -> Any:
+    from airflow.api_fastapi.app import create_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from airflow.api_fastapi.core_api.security import get_user
+
+    from streamwarden.airflow.pages.app import build_app
+    from streamwarden.airflow.pages.fresh import Fresh
+    from streamwarden.airflow.pages.places import workspace as workspace_of
+
+    create_auth_manager()
+    app = build_app()
+    app.state.fresh = Fresh(0)
+    app.dependency_overrides[workspace_of] = lambda: workspace
+    app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="ann", role="OP")
+    return app
+
+
+def _measured(workspace: Workspace, requests: int) -> dict[str, tuple[float, float]]:
+    """Return by page the 95th percentile of the wall time, and the median of the CPU time, in seconds."""
+    from fastapi.testclient import TestClient
+
+    client = TestClient(_client(workspace))
+    found = {}
+    for name, path in PAGES.items():
+        client.get(path)
+        walls, cpus = [], []
+        for _ in range(requests):
+            wall, cpu = time.perf_counter(), time.process_time()
+            answer = client.get(path)
+            walls.append(time.perf_counter() - wall)
+            cpus.append(time.process_time() - cpu)
+            assert answer.status_code == 200, answer.text
+        found[name] = (sorted(walls)[max(int(0.95 * requests + 0.5) - 1, 0)], statistics.median(cpus))
+    return found
+
+
+def _first_chart(workspace: Workspace) -> float | None:
+    """Return the seconds from the address of a stream to its first drawn chart; None without a browser."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    try:
+        import uvicorn
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        return None
+    if chromium is None:
+        return None
+    server = uvicorn.Server(uvicorn.Config(_client(workspace), port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    _await(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    with sync_playwright() as playwright:
+        page = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"]).new_page()
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            page.goto(f"http://127.0.0.1:{port}/streams/job000?span=7d", wait_until="commit")
+            page.locator(".uplot canvas").first.wait_for()
+            times.append(time.perf_counter() - begin)
+    server.should_exit = True
+    thread.join(5)
+    return statistics.median(times)
+
+
+def _await(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
