@@ -1,7 +1,4 @@
-"""Batches of the table ``job_progress`` over a time, as curves: few points, however many batches there are.
-
-Reads the files of the time and of the jobs in question alone, and of these the columns of the curves.
-"""
+"""Batches of the table ``job_progress`` over a time, as curves: few points, however many batches there are."""
 
 from __future__ import annotations
 
@@ -13,16 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from streamwarden.formats.progress_files import File, KeptResults, files_of, read_file, read_files
 from streamwarden.formats.progress_table import COLUMNS, ProgressTable
 from streamwarden.model.progress import BatchProgress
+from streamwarden.store.workspace import Workspace
 
 __all__ = ["RATES", "Curves", "ProgressHistory", "Window"]
 
 Floats = npt.NDArray[np.float64]
-
-_EPOCH_PER_S = 1_000_000
 
 RATES = ("rows_in", "duration_ms")
 """The columns that input and processed rates need."""
@@ -119,8 +115,39 @@ def _plain(values: Floats) -> list[float | None]:
     return [None if np.isnan(value) else round(float(value), 3) for value in values]
 
 
+@dataclass(frozen=True)
+class _Cells:
+    """The batches of a file, added up by cells of time.
+
+    A cell is a step of the time since the epoch; a window's points are cells. Of a value that is no sum, a cell has
+    that of its last batch.
+    """
+
+    cell: npt.NDArray[np.int64]
+    batches: Floats
+    longest_ms: Floats
+    last_at: Floats
+    columns: dict[str, Floats]
+    newest: dict[str, int]
+    """The newest batch, by incarnation."""
+
+
+_kept: KeptResults[_Cells] = KeptResults(4_000_000, lambda cells: len(cells.cell) * (len(cells.columns) + 4))
+"""4 million numbers are 32 MB: a day's files of a hundred jobs, for each of the times that a reader can choose."""
+
+
 class ProgressHistory(ProgressTable):
-    """Reads curves of the table of one place."""
+    """Reads curves of the table of one place.
+
+    Parameters
+    ----------
+    workspace
+        The workspace of the place.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        super().__init__(workspace)
+        self._workspace = workspace
 
     def curves(
         self,
@@ -148,11 +175,15 @@ class ProgressHistory(ProgressTable):
         StreamwardenError
             ``PROGRESS_TABLE_FAILED``.
         """
-        rows = self._tried(lambda: self._rows(window, sorted(jobs), columns))
-        late = _rows_of(newer or {}, rows, columns, window)
-        if late is not None:
-            rows = pa.concat_tables([rows, late])
-        return _cut(rows, window, columns)
+        names = tuple(columns)
+        found = self._tried(lambda: self._cells(window, jobs, names))
+        for job, (incarnation, batches) in (newer or {}).items():
+            written = max((one.newest.get(incarnation, -1) for own, one in found if own == job), default=-1)
+            rows = [_row(done, incarnation, names) for done in batches if done.batch > written]
+            if rows:
+                schema = pa.schema([(name, COLUMNS[name][0]) for name in rows[0]])
+                found.append((job, _added_up(pa.Table.from_pylist(rows, schema=schema), window.step, names)))
+        return _curves(found, window, names)
 
     def batches(self, job: str, *, since: datetime, last: int) -> list[dict[str, Any]]:
         """Return the newest batches of a job since a time, newest first, without their operators.
@@ -162,80 +193,105 @@ class ProgressHistory(ProgressTable):
         StreamwardenError
             ``PROGRESS_TABLE_FAILED``.
         """
-        columns = ("generation", "tries", "rows_per_second", *_ALL)
-        window = Window(since, since + timedelta(days=36500), 1)
-        found = self._tried(lambda: self._rows(window, [job], columns))
-        rows: list[dict[str, Any]] = found.sort_by([("at", "descending")]).slice(0, last).to_pylist()
-        return rows
+        return self._tried(lambda: self._batches(job, since, last))
 
-    def _rows(self, window: Window, jobs: list[str], columns: Collection[str]) -> pa.Table:
-        wanted = ["job", "incarnation", "batch", "at", *columns]
-        empty = pa.schema([(name, COLUMNS[name][0]) for name in wanted]).empty_table()
+    def _batches(self, job: str, since: datetime, last: int) -> list[dict[str, Any]]:
         table = self._open(make=False)
-        if table is None or not jobs:
-            return empty
-        kind = pa.timestamp("us", "UTC")
-        within = (pc.field("at") >= pa.scalar(window.since, kind)) & (pc.field("at") < pa.scalar(window.until, kind))
-        data = table.to_pyarrow_dataset()
-        there = [name for name in wanted if name in data.schema.names]
-        found = data.to_table(columns=there, filter=within & pc.field("job").isin(jobs))
-        for name in wanted:
-            if name not in there:
-                found = found.append_column(name, pa.nulls(len(found), COLUMNS[name][0]))
-        return found.select(wanted).cast(empty.schema)
+        files = files_of(table, [job], since, _NEVER.replace(tzinfo=since.tzinfo)) if table is not None else []
+        found: list[dict[str, Any]] = []
+        wanted = ("incarnation", "batch", "at", "generation", "tries", "rows_per_second", *_ALL)
+        # The newest first: often two small files have all that is asked for.
+        for file in sorted(files, key=lambda file: file.newest or since, reverse=True):
+            enough = len(found) >= last and file.newest is not None and file.newest < found[last - 1]["at"]
+            if enough:
+                break
+            found += [row for row in read_file(self._workspace, file, wanted).to_pylist() if row["at"] >= since]
+            found.sort(key=lambda row: row["at"], reverse=True)
+        return found[:last]
+
+    def _cells(self, window: Window, jobs: Collection[str], columns: tuple[str, ...]) -> list[tuple[str, _Cells]]:
+        table = self._open(make=False)
+        files = files_of(table, jobs, window.since, window.until) if table is not None else []
+
+        def read(file: File) -> _Cells:
+            def compute() -> _Cells:
+                rows = read_file(self._workspace, file, ("incarnation", "batch", "at", *columns))
+                return _added_up(rows, window.step, columns)
+
+            return _kept.get((self._uri, file.path, window.step, columns), compute)
+
+        return list(zip((file.job for file in files), read_files(files, read), strict=True))
 
 
-def _rows_of(
-    newer: Mapping[str, tuple[str, Iterable[BatchProgress]]], rows: pa.Table, columns: Collection[str], window: Window
-) -> pa.Table | None:
-    """Return batches that are not among the rows, in the same form; None if there are none."""
-    newest: dict[str, int] = {}
-    if newer:
-        wanted = pc.is_in(rows["incarnation"], pa.array([incarnation for incarnation, _ in newer.values()]))
-        own = rows.select(["incarnation", "batch"]).filter(wanted)
-        known = own.group_by("incarnation").aggregate([("batch", "max")])
-        newest = dict(zip(known["incarnation"].to_pylist(), known["batch_max"].to_pylist(), strict=True))
-    found = []
-    for job, (incarnation, batches) in newer.items():
-        for done in batches:
-            if done.batch > newest.get(incarnation, -1) and window.since <= done.at < window.until:
-                source = done.source
-                own = {**done.__dict__, "source_pending": source.pending if source else None}
-                head = {"job": job, "incarnation": incarnation, "batch": done.batch, "at": done.at}
-                found.append({**head, **{name: own[name] for name in columns}})
-    return pa.Table.from_pylist(found, schema=rows.schema) if found else None
+_EPOCH_PER_S = 1_000_000
+
+_NEVER = datetime(9999, 1, 1)
 
 
-def _cut(rows: pa.Table, window: Window, columns: Collection[str]) -> dict[str, Curves]:
-    if not len(rows):
-        return {}
+def _row(done: BatchProgress, incarnation: str, columns: Iterable[str]) -> dict[str, Any]:
+    own = {**done.__dict__, "source_pending": done.source.pending if done.source is not None else None}
+    head = {"incarnation": incarnation, "batch": done.batch, "at": done.at}
+    return {**head, **{name: own[name] for name in columns}}
+
+
+def _added_up(rows: pa.Table, step: float, columns: Iterable[str]) -> _Cells:
+    """Return rows added up by cells."""
     rows = rows.sort_by([("at", "ascending")])
-    names = rows["job"].combine_chunks().dictionary_encode()
-    if isinstance(names, pa.ChunkedArray):
-        names = names.combine_chunks()
-    jobs = names.dictionary.to_pylist()
     at = rows["at"].cast(pa.int64()).to_numpy() / _EPOCH_PER_S
-    point = np.clip(((at - window.since.timestamp()) / window.step).astype(np.int64), 0, window.points - 1)
-    # One number for job and point: the rows of all jobs are added up at once.
-    cell = names.indices.to_numpy().astype(np.int64) * window.points + point
-    cells, shape = len(jobs) * window.points, (len(jobs), window.points)
-    batches = np.bincount(cell, minlength=cells).astype(np.float64).reshape(shape)
+    # Rows are in the order of time, and so are their cells: each cell is a run of rows.
+    cells = np.floor(at / step).astype(np.int64)
+    begins = np.flatnonzero(np.diff(cells, prepend=cells[:1] - 1)) if len(cells) else np.zeros(0, np.int64)
+    ends = np.append(begins[1:], len(cells)) - 1 if len(begins) else begins
     found: dict[str, Floats] = {}
+    longest = np.zeros(len(begins))
     for name in columns:
-        values = rows[name].cast(pa.float64()).to_numpy()
+        values = rows[name].cast(pa.float64()).to_numpy().astype(np.float64)
         if name in _SUMS:
-            sums = np.bincount(cell, weights=np.nan_to_num(values), minlength=cells)
-            found[name] = sums.astype(np.float64).reshape(shape)
+            found[name] = np.add.reduceat(np.nan_to_num(values), begins) if len(begins) else longest
+        else:
+            found[name] = values[ends]
+        if name == "duration_ms" and len(begins):
+            longest = np.maximum.reduceat(np.nan_to_num(values), begins)
+    grouped = rows.select(["incarnation", "batch"]).group_by("incarnation").aggregate([("batch", "max")])
+    newest = dict(zip(grouped["incarnation"].to_pylist(), grouped["batch_max"].to_pylist(), strict=True))
+    counts = (ends - begins + 1).astype(np.float64)
+    return _Cells(cells[begins], counts, longest, at[ends], found, newest)
+
+
+def _curves(found: list[tuple[str, _Cells]], window: Window, columns: Iterable[str]) -> dict[str, Curves]:
+    """Return the curves of the cells of many files. One pass for all jobs: a page may have a hundred of them."""
+    if not found:
+        return {}
+    jobs = sorted({job for job, _ in found})
+    number = {job: place for place, job in enumerate(jobs)}
+    first = round(window.since.timestamp() / window.step)
+    owner = np.concatenate([np.full(len(one.cell), number[job]) for job, one in found])
+    point = np.concatenate([one.cell for _, one in found]) - first
+    inside = (point >= 0) & (point < window.points)
+    last_at = np.concatenate([one.last_at for _, one in found])
+    # Of several files in a point, the latest batch's values count.
+    order = np.flatnonzero(inside)[np.argsort(last_at[inside], kind="stable")]
+    place = (owner[order] * window.points + point[order]).astype(np.int64)
+    cells, shape = len(jobs) * window.points, (len(jobs), window.points)
+
+    def total(parts: list[Floats]) -> Floats:
+        summed = np.bincount(place, weights=np.concatenate(parts)[order], minlength=cells)
+        return summed.astype(np.float64).reshape(shape)
+
+    values: dict[str, Floats] = {}
+    for name in columns:
+        parts = [one.columns[name] for _, one in found]
+        if name in _SUMS:
+            values[name] = total(parts)
         else:
             last = np.full(cells, np.nan)
-            # Rows are in the order of time: of a cell's values, the last one stays.
-            last[cell] = values
-            found[name] = last.reshape(shape)
+            last[place] = np.concatenate(parts)[order]
+            values[name] = last.reshape(shape)
     longest = np.zeros(cells)
-    if "duration_ms" in columns:
-        np.maximum.at(longest, cell, np.nan_to_num(rows["duration_ms"].cast(pa.float64()).to_numpy()))
-    longest = longest.reshape(shape)
+    np.maximum.at(longest, place, np.concatenate([one.longest_ms for _, one in found])[order])
+    batches, longest = total([one.batches for _, one in found]), longest.reshape(shape)
     return {
-        job: Curves(window, batches[number], longest[number], {name: one[number] for name, one in found.items()})
-        for number, job in enumerate(jobs)
+        job: Curves(window, batches[row], longest[row], {name: one[row] for name, one in values.items()})
+        for row, job in enumerate(jobs)
+        if batches[row].any()
     }

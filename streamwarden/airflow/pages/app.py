@@ -36,6 +36,7 @@ def build_app() -> FastAPI:
     app = FastAPI(title="Streamwarden", dependencies=[SEES_PLUGINS], docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(StarletteHTTPException, _refused)
     app.add_exception_handler(StreamwardenError, _failed)
+    app.add_exception_handler(Exception, _broken)
     app.state.fresh = Fresh()
     app.include_router(job_routes.router)
     app.include_router(quality_routes.router)
@@ -147,3 +148,9 @@ def _failed(request: Request, error: Exception) -> Response:
     return page(
         request, "error.html.j2", status=status, title=title, what=error.what, remedy=error.remedy, code=error.code
     )
+
+
+def _broken(request: Request, error: Exception) -> Response:
+    # The error itself goes to the server's log: its text may hold anything.
+    what = f"{type(error).__name__}: the log of the API server has the details"
+    return page(request, "error.html.j2", status=500, title="This did not work", what=what, remedy="", code="")

@@ -25,11 +25,12 @@ class _Pages:
 
     def _built(self) -> _Asgi:
         with self._lock:
-            if self._app is None:
+            app = self._app
+            if app is None:
                 from streamwarden.airflow.pages.app import build_app
 
-                self._app = build_app()
-            return self._app
+                app = self._app = build_app()
+            return app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         # In a thread: the imports take seconds, in which the server answers others.

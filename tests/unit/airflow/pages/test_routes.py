@@ -22,6 +22,7 @@ from fastapi.testclient import TestClient
 
 from streamwarden.airflow.pages.app import build_app
 from streamwarden.airflow.pages.places import workspace as workspace_of
+from streamwarden.errors import StreamwardenError
 from streamwarden.store.workspace import Workspace
 from tests.unit.airflow.pages.made import NASTY, ODD, OPERATION, RUN, populated
 
@@ -213,6 +214,31 @@ def test_an_act_shows_values_and_command(client: Callable[..., TestClient]) -> N
     text = get(client(), "/act/rescale?job=slow&partitions=8&reason=as+advised").text
     assert "streamwarden rescale slow --partitions 8 --reason &#39;as advised&#39;" in text
     assert "/airflow/dags/rescale" in text
+
+
+def test_what_nobody_expected_is_a_page_without_its_text(
+    client: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr("streamwarden.airflow.pages.job_routes.log_ends", broken)
+    one = client()
+    one.raise_server_exceptions = False
+    one._transport.raise_server_exceptions = False  # type: ignore[attr-defined]
+    answer = get(one, "/streams/slow/logs")
+    assert answer.status_code == 500 and "ZeroDivisionError" in answer.text and "secret" not in answer.text
+
+
+def test_a_place_that_does_not_answer_is_named(
+    client: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: Any) -> None:
+        raise StreamwardenError("S3_UNREACHABLE", "the bucket")
+
+    monkeypatch.setattr("streamwarden.airflow.pages.job_routes.list_streams", gone)
+    answer = get(client(), "/streams")
+    assert answer.status_code == 503 and "S3_UNREACHABLE" in answer.text and "What to do" in answer.text
 
 
 def test_the_logs_end_is_shown(client: Callable[..., TestClient]) -> None:
