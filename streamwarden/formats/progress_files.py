@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,7 +28,7 @@ from streamwarden.model.spec import PROGRESS_TABLE
 from streamwarden.store.layout import table_key
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["File", "KeptResults", "files_of", "read_file", "read_files"]
+__all__ = ["File", "KeptResults", "files_of", "read_file"]
 
 T = TypeVar("T")
 
@@ -86,14 +86,6 @@ def read_file(workspace: Workspace, file: File, columns: Iterable[str]) -> pa.Ta
     return pa.table(arrays)
 
 
-def read_files(files: list[File], read: Callable[[File], T]) -> list[T]:
-    """Read files, several at a time if there are many: a bucket answers each request after some milliseconds."""
-    if len(files) < _READERS:
-        return [read(file) for file in files]
-    with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(read, files))
-
-
 class KeptResults(Generic[T]):
     """Results of files, kept while there is room; those that were not used for longest are dropped first.
 
@@ -107,7 +99,7 @@ class KeptResults(Generic[T]):
 
     def __init__(self, room: int, size_of: Callable[[T], int]) -> None:
         self._room, self._size_of = room, size_of
-        self._kept: OrderedDict[object, T] = OrderedDict()
+        self._kept: OrderedDict[Hashable, T] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
 
@@ -116,17 +108,28 @@ class KeptResults(Generic[T]):
         """The size of all kept results."""
         return self._size
 
-    def get(self, key: object, compute: Callable[[], T]) -> T:
-        """Return the result of a key, or compute and keep it. Two callers at once may both compute it."""
+    def get(self, keys: list[Hashable], compute: Callable[[int], T]) -> list[T]:
+        """Return the results of keys. Those that are not kept are computed, several at a time, and kept.
+
+        Parameters
+        ----------
+        compute
+            Called with the place of a key; reads a file: a bucket answers each request after some milliseconds.
+        """
         with self._lock:
-            if key in self._kept:
+            found = {key: self._kept[key] for key in keys if key in self._kept}
+            for key in found:
                 self._kept.move_to_end(key)
-                return self._kept[key]
-        value = compute()
+        missing = [place for place, key in enumerate(keys) if key not in found]
+        if not missing:
+            return [found[key] for key in keys]
+        with ThreadPoolExecutor(min(len(missing), _READERS)) as pool:
+            made = dict(zip((keys[place] for place in missing), pool.map(compute, missing), strict=True))
         with self._lock:
-            if key not in self._kept:
-                self._kept[key] = value
-                self._size += self._size_of(value)
+            for key, value in made.items():
+                if key not in self._kept:
+                    self._kept[key] = value
+                    self._size += self._size_of(value)
             while self._size > self._room and len(self._kept) > 1:
                 self._size -= self._size_of(self._kept.popitem(last=False)[1])
-        return value
+        return [found[key] if key in found else made[key] for key in keys]

@@ -132,8 +132,7 @@ def list_streams(workspace: Workspace, jobs: list[str], length: timedelta, now: 
     length
         The time of the curves, until now.
     """
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda job: overview(workspace, job), jobs))
+    found = _overviews(workspace, jobs)
     window = Window.of(now, length, points=_POINTS)
     curves: dict[str, Curves] = {}
     problem = None
@@ -144,6 +143,14 @@ def list_streams(workspace: Workspace, jobs: list[str], length: timedelta, now: 
         problem = error
     streams = [_stream(one, curves.get(one.job)) for one in found]
     return StreamList(sorted(streams, key=lambda one: (one.of.trouble, one.job)), window, problem)
+
+
+def _overviews(workspace: Workspace, jobs: list[str]) -> list[Overview]:
+    if workspace.s3 is None:
+        # Most of the time is the parsing of documents: threads would take turns, and lose time.
+        return [overview(workspace, job) for job in jobs]
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(lambda job: overview(workspace, job), jobs))
 
 
 def _stream(one: Overview, curves: Curves | None) -> Stream:

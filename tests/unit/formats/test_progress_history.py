@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from streamwarden.formats.progress_files import KeptResults
 from streamwarden.formats.progress_history import ProgressHistory, Window
 from streamwarden.formats.progress_table import ProgressTable
 from streamwarden.model.progress import BatchProgress, SourceProgress
@@ -91,3 +92,22 @@ def test_the_newest_batches(workspace: Workspace) -> None:
     ProgressTable(workspace).append("lamp", "i1", 3, [batch(number, seconds_ago=100 - number) for number in range(9)])
     rows = ProgressHistory(workspace).batches("lamp", since=NOW - timedelta(hours=1), last=4)
     assert [row["batch"] for row in rows] == [8, 7, 6, 5] and rows[0]["generation"] == 3
+
+
+def test_files_are_read_once_and_room_is_bounded(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        ProgressTable(workspace).append("lamp", "i1", 1, [batch(number, seconds_ago=100 - number)])
+    window, history, read = Window.of(NOW, timedelta(hours=1), points=60), ProgressHistory(workspace), []
+    real = workspace.files.read
+    monkeypatch.setattr(type(workspace.files), "read", lambda self, key: read.append(key) or real(key))
+    first = history.curves(window, ["lamp"])["lamp"].batches.sum()
+    assert first == 3 and len(read) == 3
+    ProgressTable(workspace).append("lamp", "i1", 1, [batch(3, seconds_ago=1)])
+    assert history.curves(window, ["lamp"])["lamp"].batches.sum() == 4 and len(read) == 4
+    # What compaction joins is another file, with the same rows.
+    ProgressTable(workspace)._open(make=False).optimize.compact()
+    assert history.curves(window, ["lamp"])["lamp"].batches.sum() == 4 and len(read) == 5
+
+    kept: KeptResults[int] = KeptResults(10, lambda value: value)
+    assert kept.get(["a", "b"], lambda place: 6) == [6, 6] and kept.size == 6
+    assert kept.get(["b", "c"], lambda place: 4) == [6, 4] and kept.size == 10
