@@ -16,9 +16,11 @@ __all__ = ["Bar", "Timeline", "find_operation", "list_operations", "operation_of
 
 _LISTED = 50
 
-_DOWN = frozenset({StepName.STOP, StepName.DIGEST_AT_STOP, StepName.FOLLOW_TO_END, StepName.SWITCH, StepName.CUT_LOG,
-                   StepName.START, StepName.FIRST_BATCH, StepName.START_AGAIN, StepName.ROLL_BACK})  # fmt: skip
-"""Steps during which no driver commits batches of the job."""
+_GOES = frozenset({StepName.STOP, StepName.SWITCH, StepName.ROLL_BACK})
+"""With these a job begins to commit nothing."""
+
+_COMES = frozenset({StepName.FIRST_BATCH, StepName.WAIT_FOR_HEALTH, StepName.START_AGAIN, StepName.VERIFY_ROLLBACK})
+"""After these it commits again."""
 
 TONES = {"done": "good", "failed": "bad", "rolled back": "warn", "running": "busy", "interrupted": "bad"}
 
@@ -131,12 +133,14 @@ def timeline_of(one: Operation, now: datetime) -> Timeline:
     def share(seconds: float) -> float:
         return round(min(max(100 * seconds / length, 0), 100), 3)
 
-    bars = []
+    bars, away = [], False
     for step in one.steps:
+        away = away or step.name in _GOES
         left = (step.started_at - one.started_at).total_seconds()
         took = ((step.ended_at or end) - step.started_at).total_seconds()
         done = (step.ended_at - step.started_at).total_seconds() if step.ended_at is not None else None
-        bars.append(Bar(step.name, step.detail, share(left), max(share(took), 0.3), done, step.name in _DOWN))
+        bars.append(Bar(step.name, step.detail, share(left), max(share(took), 0.3), done, away))
+        away = away and step.name not in _COMES
     return Timeline(one, list(facts_of(one)), bars, length, _down(one, length))
 
 

@@ -34,7 +34,7 @@ class _Pages:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         # In a thread: the imports take seconds, in which the server answers others.
-        app = self._app or await asyncio.to_thread(self._built)
+        app = self._app if self._app is not None else await asyncio.to_thread(self._built)
         await app(scope, receive, send)
 
 

@@ -28,6 +28,8 @@ OTHERS = {
     ("devserver/standalone.py", "logs"),
     # A table in a temporary folder.
     ("formats/delta_checkpoint.py", "_delta_log"),
+    # Addresses of pages.
+    ("airflow/pages/quality_routes.py", "quality"),
     # Texts for people.
     ("errors.py", "logs"),
     *(("model/profile.py", folder) for folder in FOLDERS if folder not in ("arrivals", "savepoints")),
