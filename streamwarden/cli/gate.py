@@ -146,8 +146,8 @@ def history(
         shown.add_column(heading)
     for one in found:
         shown.add_row(
-            moment(one.at), version_range(one.after, one.version), _number(one.rows), one.verdict, one.by, decision_note(one),
-            one.suite, one.run or "",
+            moment(one.at), version_range(one.after, one.version), _number(one.rows), one.verdict, one.by,
+            decision_note(one), one.suite, one.run or "",
         )  # fmt: skip
     out.print(shown)
 

@@ -92,7 +92,9 @@ class TableQuality:
         """The colour of the gate's state."""
         if self.state is None:
             return "bad"
-        if self.state.record.hold is not None:
+        if self.state.error is not None or self.state.record.trouble is not None:
+            return "bad"
+        if self.state.hold is not None:
             return "warn"
         return "off" if self.state.latest is None or self.state.published.content < 0 else "good"
 
@@ -104,11 +106,11 @@ class TableQuality:
     @property
     def rank(self) -> tuple[int, str]:
         """Its place in the list: held and failed ones first, tables that do not exist last."""
-        if self.state is None or self.state.record.hold is not None:
+        if self.tone in ("bad", "warn"):
             return 0, self.table
         if self.checks and not self.checks[-1].passed:
             return 1, self.table
-        return (3 if self.state.latest is None else 2), self.table
+        return (3 if self.state is None or self.state.latest is None else 2), self.table
 
 
 @dataclass(frozen=True)

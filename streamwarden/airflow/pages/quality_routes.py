@@ -13,7 +13,7 @@ from streamwarden.airflow.pages.quality import SINCE, TableQuality, table_qualit
 from streamwarden.airflow.pages.render import page, rows
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
-from streamwarden.quality.gate_words import version_range
+from streamwarden.quality.gate_words import decision_note, version_range
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["router"]
@@ -41,7 +41,7 @@ def one_table(request: Request, table: Table, place: Place, who: Who) -> Respons
     """Show a table: what is held, its checks, and the gate's decisions."""
     jobs = seen_tables(place, who)[table]
     (one,), problem = _read(request, place, {table: jobs})
-    values: dict[str, Any] = {"range": version_range, "rows": rows, "who": who, "acts": ACTS}
+    values: dict[str, Any] = {"range": version_range, "rows": rows, "note": decision_note, "who": who, "acts": ACTS}
     return page(request, "table.html.j2", table=table, one=one, problem=problem, **values)
 
 
