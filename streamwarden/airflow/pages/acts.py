@@ -15,6 +15,10 @@ from streamwarden.airflow.describe import dag_id_of
 __all__ = ["ACTS", "Act", "acts_of"]
 
 
+_NUMBERS = ("partitions", "cores")
+"""Fields of numbers in Airflow's form; all others are texts, also if they look like numbers."""
+
+
 @dataclass(frozen=True)
 class Act:
     """An act.
@@ -37,6 +41,8 @@ class Act:
         The form's field for the job or the table.
     fixed
         Further values of the form.
+    needs
+        Fields that may not be empty.
     """
 
     name: str
@@ -47,6 +53,7 @@ class Act:
     fields: tuple[str, ...] = ()
     subject: str = "job"
     fixed: tuple[tuple[str, str], ...] = ()
+    needs: tuple[str, ...] = ()
 
     @property
     def on_table(self) -> bool:
@@ -64,12 +71,15 @@ class Act:
         found: dict[str, Any] = {self.subject: [subject] if self.subject == "tables" else subject, **dict(self.fixed)}
         for name in self.fields:
             if given.get(name):
-                found[name] = int(given[name]) if given[name].isdigit() and name != "savepoint" else given[name]
+                found[name] = int(given[name]) if name in _NUMBERS and given[name].isdigit() else given[name]
         return found
 
     def as_command(self, subject: str, given: Mapping[str, str]) -> str:
         """Return the same as a command."""
-        options = [f"--{name.replace('_', '-')} {shlex.quote(given[name])}" for name in self.fields if given.get(name)]
+        values = {name: shlex.quote(given[name]) if given.get(name) else "" for name in self.fields}
+        # Without it the command is refused: a person has to write it.
+        values |= {name: "WHY" for name in self.needs if not values[name]}
+        options = [f"--{name.replace('_', '-')} {value}" for name, value in values.items() if value]
         return " ".join([self.command.format(shlex.quote(subject)), *options])
 
 
@@ -88,10 +98,12 @@ _ALL = (
         "streamwarden savepoints verify {} all", ("savepoint",)),
     Act("check", "Check the table", "quality", "Checks the whole table against its expectations, with Spark.",
         "streamwarden check --table {}", subject="tables"),
+    Act("replay", "Replay quarantined rows", "replay", "Sends corrected rows through their job again, each once.",
+        "streamwarden quarantine replay {}", ("rule", "note"), "table", needs=("note",)),
     Act("recheck", "Check the held rows again", "gate_decide", "Decides again, after rows or the suite were corrected.",
         "streamwarden gate check {}", subject="table", fixed=(("decision", "check"),)),
     Act("accept", "Publish as they are", "gate_decide", "Publishes the held versions; the note stays in the history.",
-        "streamwarden gate accept {}", ("note",), "table", (("decision", "accept"),)),
+        "streamwarden gate accept {}", ("note",), "table", (("decision", "accept"),), ("note",)),
     Act("anew", "Check all rows anew", "gate_decide", "Publishes the newest version in place of the old ones.",
         "streamwarden gate check {} --anew", subject="table", fixed=(("decision", "check anew"),)),
 )  # fmt: skip

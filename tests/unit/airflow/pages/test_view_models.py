@@ -172,8 +172,10 @@ def test_values_of_an_act_go_into_form_and_command() -> None:
         ACTS["rescale"].as_command("lamp", given)
         == "streamwarden rescale lamp --partitions 8 --reason 'it'\"'\"'s slow'"
     )
+    assert ACTS["savepoint"].conf("lamp", {"note": "42"}) == {"job": "lamp", "note": "42"}
     assert ACTS["check"].conf("trips", {}) == {"tables": ["trips"]}
     assert ACTS["accept"].conf("trips", {"note": "x"}) == {"table": "trips", "decision": "accept", "note": "x"}
+    assert ACTS["accept"].as_command("trips", {}) == "streamwarden gate accept trips --note WHY"
     assert ACTS["deploy"].conf("lamp", given) == {} and ACTS["deploy"].dag_id("lamp") == "job_lamp"
 
 
