@@ -255,7 +255,7 @@ def test_a_stream_gets_appended_rows_of_ranges_with_changes_and_compactions_once
     # A stream that does not skip them must notice that rows were changed.
     rows = place.spark.readStream.format("delta").option("startingVersion", 2).load(place.published)
     query = rows.writeStream.format("noop").option("checkpointLocation", str(place.folder / "plain"))
-    with pytest.raises(Exception, match="DELTA_SOURCE_(TABLE_IGNORE_CHANGES|IGNORE_DELETE)"):
+    with pytest.raises(Exception, match=r"DELTA_SOURCE_(TABLE_IGNORE_CHANGES|IGNORE_DELETE)"):
         query.trigger(availableNow=True).start().awaitTermination()
 
 
