@@ -78,7 +78,7 @@ test-fast: setup ## The tests that take under half a minute each, without JVM, A
 	@$(BIN)/pytest -m "not slow and not integration and not airflow and not spark and not s3 and not packaging"
 
 test-browser: setup ## The pages in a real Airflow and browser, which apt-get install chromium brings (PICTURES=1: write docs/images)
-	@$(UV) pip install --quiet --python $(BIN)/python "playwright>=1.50" "axe-playwright-python>=0.1.7"
+	@$(UV) sync --quiet --locked --inexact --all-extras --group browser --python $(PYTHON)
 	@$(if $(PICTURES),STREAMWARDEN_PICTURES=docs/images) $(BIN)/pytest -s tests/browser
 
 check: setup ## ruff, mypy, import rules, repository rules

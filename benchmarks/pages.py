@@ -12,6 +12,7 @@ Options: ``--jobs``, ``--weeks`` (two numbers), ``--requests`` (of each page).
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import sys
@@ -140,6 +141,8 @@ def _append(uri: str, schema: pa.Schema, names: list[str], begin: datetime, minu
 
 
 def _client(workspace: Workspace) -> Any:
+    # Airflow writes its configuration there when it is imported.
+    os.environ.setdefault("AIRFLOW_HOME", str(Path("var/bench-pages-airflow").resolve()))
     from airflow.api_fastapi.app import create_auth_manager
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
     from airflow.api_fastapi.core_api.security import get_user

@@ -28,6 +28,7 @@ GOAL = re.compile(r"\S+ -?[0-9.]+ [0-9.]+ (ok|short)")
         "benchmarks.commits --scale 0.02 --runs 1",
         "benchmarks.serving --runs 1 --seconds 1 --keys 1000 --only sqlite",
         "benchmarks.peers.run --share 0.05 --only ours windows",
+        "benchmarks.pages --jobs 3 --weeks 1 2 --requests 2",
         "benchmarks.fleet --jobs 3 4 --seconds 5",
     ],
 )

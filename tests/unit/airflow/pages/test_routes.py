@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
+from streamwarden.airflow import pages
 from streamwarden.airflow.pages.app import build_app
 from streamwarden.airflow.pages.places import workspace as workspace_of
 from streamwarden.errors import StreamwardenError
@@ -246,12 +249,16 @@ def test_the_logs_end_is_shown(client: Callable[..., TestClient]) -> None:
     assert "the last line" in text and "console.log" not in text
 
 
-def test_all_scripts_and_styles_are_small(place: Workspace) -> None:
-    import gzip
+def test_vendored_files_are_those_of_the_package() -> None:
+    folder = Path(pages.__file__).parent / "static"
+    lines = [line.split() for line in (folder / "uplot.sha256").read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) == 3
+    for digest, name in lines:
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
 
-    import streamwarden.airflow.pages as package
 
-    folder = Path(str(package.__file__)).parent / "static"
+def test_all_scripts_and_styles_are_small() -> None:
+    folder = Path(pages.__file__).parent / "static"
     files = [path for path in folder.iterdir() if path.suffix in (".js", ".css")]
     assert sum(len(gzip.compress(path.read_bytes())) for path in files) < 60_000
     assert not any(re.search(r"(?:src|href|url|import|fetch)\W{1,3}https?:", path.read_text()) for path in files)
