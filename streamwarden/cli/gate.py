@@ -54,13 +54,18 @@ def status(
     profile: ProfileOption = None,
     root: RootOption = None,
     expectations: ExpectationsOption = None,
+    files: Annotated[
+        bool, typer.Option("--files", help="Also look for files that readers lost: lists each table's folder.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what is published and what is held, and why."""
+    """Show what is published and what is held, and why. Of a single table, also the files that its readers lost."""
     workspace = open_workspace(profile, root=root)
     names = [table] if table else suite_names(_suites(workspace, expectations))
     found = [gate_state(workspace, name) for name in names]
-    lost = {one.table: _lost_files(workspace, one) for one in found}
+    # Takes a listing of the table's folder, which grows for years.
+    looked = files or table is not None
+    lost = {one.table: _lost_files(workspace, one) if looked else None for one in found}
     if as_json:
         print_json([{**_as_json(one), "lost_files": lost[one.table]} for one in found])
         return
@@ -74,8 +79,8 @@ def status(
     out.print(shown)
     for one in found:
         _explain(one)
-        if lost[one.table]:
-            number, first = len(lost[one.table]), lost[one.table][0]
+        if gone_files := lost[one.table]:
+            number, first = len(gone_files), gone_files[0]
             gone = f"{one.table}: version {one.published.number} has lost {number} files, such as {first}"
             err.print(str(StreamwardenError("PUBLISHED_FILES_GONE", gone)), markup=False, style="red", soft_wrap=True)
 

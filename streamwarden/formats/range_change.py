@@ -68,6 +68,8 @@ class RangeChange:
         self._rearranged: list[_Rearranged] = []
         self._state: dict[str, Action] = {}
         self._appended: set[Name] = set()
+        self.has_mixed = False
+        """Whether a commit wrote rows of appended and of older files into the same new files: streams skip them all."""
 
     def commit(self, actions: Sequence[Action]) -> None:
         """Take the next commit."""
@@ -109,17 +111,24 @@ class RangeChange:
 
     def _change(self, removed: dict[Name, Action], added: dict[Name, Action]) -> None:
         is_append = True
+        from_appended: set[str] = set()
         for name, action in removed.items():
             self._settle(name)
             was = self._added.pop(name, None)
             if was is None or name in self._removed:
                 self._removed[name] = action
-            is_append = is_append and was is not None and was.appended
+            if was is not None and was.appended:
+                from_appended.add(name[0])
+            else:
+                is_append = False
+        # A file that is named again with a deletion vector got no rows of others.
+        rewritten = from_appended - {path for path, _ in added}
         for name, action in added.items():
             if name not in self._added and self._removed.pop(name, None) is not None:
                 # RESTORE put it back.
                 continue
-            appended = is_append or name in self._appended
+            appended = is_append or name in self._appended or name[0] in from_appended
+            self.has_mixed = self.has_mixed or (bool(rewritten) and not appended)
             self._added[name] = _Added(action, appended)
             if appended:
                 self._appended.add(name)

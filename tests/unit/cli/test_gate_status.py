@@ -47,6 +47,14 @@ def test_files_that_vacuum_took_from_readers_are_named(tmp_path: Path) -> None:
     assert "PUBLISHED_FILES_GONE" in shown and "version 1 has lost 1 files, such as day=a%20b/" in shown
     assert "check TABLE" in shown
     assert len(json.loads(status(workspace, "--json"))[0]["lost_files"]) == 1
+    # Of all tables, only if asked: it takes a listing of each folder.
+    suites = tmp_path / "suites"
+    suites.mkdir()
+    (suites / "t.json").write_text("{}")
+    everywhere = ["gate", "status", "--root", str(workspace.root), "--expectations", str(suites)]
+    quick = CliRunner().invoke(app, [*everywhere, "--json"])
+    assert json.loads(quick.output)[0]["lost_files"] is None
+    assert "PUBLISHED_FILES_GONE" in CliRunner().invoke(app, [*everywhere, "--files"]).output
     log.publish(log.at(), 2, changes=True)
     assert "PUBLISHED_FILES_GONE" not in status(workspace)
 

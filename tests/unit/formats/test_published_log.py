@@ -9,13 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats import published_log
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.formats.published_log import NOTHING, PublishedAt, PublishedLog
+from streamwarden.formats.range_change import RangeChange
 from streamwarden.storage import LocalFiles, LocalStorage
 from streamwarden.store.workspace import open_workspace
 
@@ -203,6 +204,7 @@ STEPS = ["append", "append", "delete old", "correct", "compact", "restore", "pub
 
 
 @given(st.lists(st.sampled_from(STEPS), max_size=12))
+@example(["append", "publish", "append", "correct"])
 @settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_readers_get_whole_ranges_and_streams_no_row_twice(tmp_path_factory, steps):
     place = Place(tmp_path_factory.mktemp("log") / "root")
@@ -211,14 +213,18 @@ def test_readers_get_whole_ranges_and_streams_no_row_twice(tmp_path_factory, ste
     place.publish()
     next_row, bad, restored = 10, 10_000, False
     expected, in_range, mixed = set(), set(), False
+    bad_published = bad_in_range = False
     for step in [*steps, "publish"]:
         if step == "append":
             place.write(next_row, bad)
             in_range.add(next_row)
             next_row, bad = next_row + 1, bad + 1
+            bad_in_range = True
         elif step == "correct":
             place.delta().delete("n >= 10000")
-            mixed = mixed or "compact" in steps
+            # One commit that changes an older and an appended file: all that it writes counts as changed.
+            mixed = mixed or "compact" in steps or (bad_published and bad_in_range)
+            bad_published = bad_in_range = False
         elif step == "delete old":
             place.delta().delete("n = 1")
             mixed = mixed or "compact" in steps
@@ -232,6 +238,7 @@ def test_readers_get_whole_ranges_and_streams_no_row_twice(tmp_path_factory, ste
             place.publish()
             expected |= in_range
             in_range = set()
+            bad_published, bad_in_range = bad_published or bad_in_range, False
         assert place.read() == place.rows(place.log.at().content)
     place.check()
     streamed = Counter(row for row in place.streamed() if row < 10_000)
@@ -239,6 +246,38 @@ def test_readers_get_whole_ranges_and_streams_no_row_twice(tmp_path_factory, ste
         assert max(streamed.values(), default=1) == 1
         # Rows that were compacted with older ones and then changed are part of the change.
         assert mixed or set(streamed) == expected
+
+
+def test_new_rows_that_a_change_wrote_beside_older_ones_are_warned_about(place, caplog):
+    place.write(1, 9)
+    place.publish()
+    place.write(3)
+    place.delta().delete("n = 9")
+    place.publish()
+    assert place.streamed() == [3] and "may miss new rows" not in caplog.text
+    place.write(4, 9)
+    place.publish()
+    place.write(5, 9)
+    place.delta().delete("n = 9")
+    place.publish()
+    assert place.read() == [1, 3, 4, 5] and place.streamed() == [3, 4, 9]
+    assert "t: versions 4 to 5: streams of the published table may miss new rows" in caplog.text
+
+
+def test_a_file_that_gets_a_deletion_vector_stays_what_it_was():
+    vector = {"storageType": "u", "pathOrInlineDv": "x", "offset": 1}
+    change = RangeChange()
+    change.commit([{"add": {"path": "f1", "dataChange": True}}])
+    change.commit(
+        [
+            *({"remove": {"path": path, "dataChange": True}} for path in ("f0", "f1")),
+            *({"add": {"path": path, "dataChange": True, "deletionVector": vector}} for path in ("f0", "f1")),
+        ]
+    )
+    rows, changes = change.commits(2)
+    assert [one["add"]["path"] for one in rows if "add" in one and one["add"]["dataChange"]] == ["f1"]
+    assert [one["add"]["path"] for one in changes if "add" in one] == ["f0"]
+    assert not change.has_mixed
 
 
 @pytest.mark.parametrize("kill", range(12))
