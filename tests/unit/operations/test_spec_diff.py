@@ -114,6 +114,7 @@ def test_no_class_is_of_a_field_that_is_gone() -> None:
     assert set(spec_diff._RULES) - known <= {
         "health",
         "sinks.serve",
+        "sinks.reconcile",
         "sinks.row_rules",
         "source.value",
         "source.history",
