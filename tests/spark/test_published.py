@@ -150,6 +150,7 @@ def test_a_table_with_deletion_vectors_is_checked_by_spark(place):
     assert place.read() == list(range(90, 100))
 
 
+@pytest.mark.long
 def test_spark_judges_keys_against_older_rows_and_rules_about_recent_rows(place):
     recent = {"recent": {"column": "start", "days": 3}}
     many = "SELECT zone FROM {batch} GROUP BY zone HAVING count(*) > 5"
@@ -219,6 +220,7 @@ def test_a_job_reads_published_versions_only(place):
     assert sorted(found) == [1, 2]
 
 
+@pytest.mark.long
 def test_a_stream_gets_appended_rows_of_ranges_with_changes_and_compactions_once(place):
     place.write(1, 2)
     place.write(9)
@@ -278,6 +280,7 @@ def test_a_change_feed_of_a_published_table_shows_the_net_change(place):
     assert net == {1: -1, 2: 0, 3: 1, 4: 1, 300: 0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_restore_within_a_range_leaves_the_tables_rows(place, mapped):
     mapping = ", 'delta.columnMapping.mode' = 'name'" if mapped else ""

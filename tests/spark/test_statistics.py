@@ -60,4 +60,5 @@ def test_equal_to_batch_with_trips_in_another_order(
     assert first == again
     difference = compare(expected(trips), table.arrow())
     assert difference.equal, str(difference)
-    assert difference.expected > 20
+    # The made trips are of five zones.
+    assert difference.expected > (20 if real_trips else 4)
