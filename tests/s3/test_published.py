@@ -132,7 +132,8 @@ def test_a_publisher_killed_between_entries_goes_on(
     numbers.write(1, 2, 3)
     numbers.decide()
     change(numbers)
-    real, done = S3Storage.create, []
+    real = S3Storage.create
+    done: list[str] = []
 
     def create(storage: S3Storage, key: str, data: bytes) -> str:
         if key.startswith("published/"):
@@ -190,7 +191,8 @@ def test_a_server_that_goes_away_is_an_error_that_passes(
     numbers.write(1, 2, 3)
     numbers.decide()
     change(numbers)
-    real, done = S3Storage.create, []
+    real = S3Storage.create
+    done: list[str] = []
 
     def create(storage: S3Storage, key: str, data: bytes) -> str:
         if key.startswith("published/"):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
@@ -75,5 +76,6 @@ def test_upkeep_removes_no_file_that_a_held_version_needs(tmp_path: Path) -> Non
 
 def test_a_file_of_any_name_is_quoted_in_the_query_for_failing_rows(tmp_path: Path) -> None:
     path = tmp_path / "it's [1] 50%.parquet"
-    duckdb.sql("SELECT 7 AS n").write_parquet(str(path))
-    assert duckdb.sql(f"SELECT n FROM read_parquet([{file_literal(str(path))}])").fetchall() == [(7,)]
+    pq.write_table(pa.table({"n": [7]}), path)
+    query = f"SELECT n FROM read_parquet([{file_literal(str(path))}])"
+    assert duckdb.connect().execute(query).fetchall() == [(7,)]
