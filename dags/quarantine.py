@@ -8,7 +8,7 @@ from streamwarden.airflow.operators.replay import ReplayOperator
 from streamwarden.airflow.run_conf import known_keys_only
 
 with DAG(
-    dag_id="replay",
+    dag_id="quarantine_replay",
     description="Send corrected quarantined rows through their job again.",
     doc_md=(
         "`streamwarden quarantine show TABLE` prints quarantined rows as JSON lines. Correct `row` in them, and give"

@@ -24,7 +24,7 @@ DAGS = REPOSITORY / "dags"
 
 OTHERS = {
     *("stop", "restore", "rescale", "cancel_rescale", "watch", "advise"),
-    *("quality", "gate", "gate_decide", "replay", "corrections"),
+    *("quality", "gate", "gate_decide", "quarantine_replay", "corrections"),
     *("savepoint", "verify_savepoints", "housekeeping"),
 }
 
