@@ -147,11 +147,13 @@ def _judged_here(
     from streamwarden.quality.arrow_checker import ArrowChecker
 
     checker = ArrowChecker(examples=examples)
-    # An unusable suite fails before any table is read.
-    for suite in suites:
-        engine.build(suite, paths[suite.name])
-    chosen = [suite for suite in suites if suite.name in opened]
-    return {suite.name: opened[suite.name].judge(checker, suite, paths[suite.name]) for suite in chosen}
+    # An unusable suite fails before any table is read, also if Spark is to check its table.
+    built = {suite.name: engine.build(suite, paths[suite.name]) for suite in suites}
+    return {
+        suite.name: opened[suite.name].judge(checker, suite, built[suite.name], suite_digest(paths[suite.name]))
+        for suite in suites
+        if suite.name in opened
+    }
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["NewFile", "NewFiles", "TableVersions", "UnreadableHereError"]
+__all__ = ["NewFile", "NewFiles", "TableVersions", "UnreadableHereError", "check_features"]
 
 
 class UnreadableHereError(Exception):
@@ -188,11 +188,7 @@ class TableVersions:
     def scan(self, files: Iterable[NewFile], version: int) -> pads.Dataset:
         """Return the rows of some files, not read yet; see :meth:`read`."""
         table = self.opened(version)
-        features = set(table.protocol().reader_features or ())
-        if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
-            raise UnreadableHereError("the table's columns are mapped")
-        if "deletionVectors" in features:
-            raise UnreadableHereError("the table may have deletion vectors")
+        check_features(table)
         return self._dataset(
             table, list(files), pa.schema(table.schema().to_arrow()), table.metadata().partition_columns
         )
@@ -233,6 +229,20 @@ def _partition(text: str, kind: pa.DataType) -> pa.Scalar:
         moment = moment if moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)
         return pa.scalar(moment, kind)
     return pa.scalar(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC), kind)
+
+
+def check_features(table: DeltaTable) -> None:
+    """Return if Arrow reads a table's files as Spark does.
+
+    Raises
+    ------
+    UnreadableHereError
+        It does not: the table's columns are mapped, or it may have deletion vectors.
+    """
+    if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        raise UnreadableHereError("the table's columns are mapped")
+    if "deletionVectors" in set(table.protocol().reader_features or ()):
+        raise UnreadableHereError("the table may have deletion vectors")
 
 
 def _file(add: dict[str, Any]) -> NewFile:

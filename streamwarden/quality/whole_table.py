@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,11 +13,11 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from streamwarden.quality.arrow_checker import ArrowChecker
-from streamwarden.quality.engine import build, jsonable
+from streamwarden.quality.engine import jsonable
 from streamwarden.quality.in_memory import check_counts
 from streamwarden.quality.results import TableResult, TableStatus, table_status
-from streamwarden.quality.suites import Suite, suite_digest
-from streamwarden.quality.table_versions import UnreadableHereError
+from streamwarden.quality.suites import Suite
+from streamwarden.quality.table_versions import check_features
 
 if TYPE_CHECKING:
     from streamwarden.spark.s3 import S3Server
@@ -38,23 +37,17 @@ class WholeTable:
     code: str | None = None
     what: str | None = None
 
-    def judge(self, checker: ArrowChecker, suite: Suite, path: Path) -> TableResult:
+    def judge(self, checker: ArrowChecker, suite: Suite, built: Any, digest: str) -> TableResult:
         """Return what a suite finds in the table.
 
         Parameters
         ----------
         checker
             Evaluates the suite.
-        suite, path
-            The suite and its file.
-
-        Raises
-        ------
-        UnreadableHereError
-            Only Spark can read the table.
+        suite, built, digest
+            The suite, the same of Great Expectations, and its file's digest.
         """
-        began, digest = time.monotonic(), suite_digest(path)
-        built = build(suite, path)
+        began = time.monotonic()
 
         def result(status: TableStatus, **fields: Any) -> TableResult:
             return TableResult(
@@ -123,18 +116,11 @@ def open_whole_table(name: str, path: str, version: int | None, s3: S3Server | N
             opened.load_as_version(version)
         except (DeltaError, OSError) as error:
             return missing(f"{name}: no version {version} at {path}: {_first_line(error)}")
-    _check_readable(opened)
-    return WholeTable(seconds(), opened=opened, version=version, version_time=moment)
-
-
-def _check_readable(opened: DeltaTable) -> None:
-    if opened.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
-        raise UnreadableHereError("the table's columns are mapped")
-    if "deletionVectors" in set(opened.protocol().reader_features or ()):
-        raise UnreadableHereError("the table may have deletion vectors")
+    check_features(opened)
     files = pa.table(opened.get_add_actions(flatten=True))
     rows, size = (pc.sum(files[name]).as_py() or 0 for name in ("num_records", "size_bytes"))
     check_counts(rows, size)
+    return WholeTable(seconds(), opened=opened, version=version, version_time=moment)
 
 
 def _committed(opened: DeltaTable) -> str | None:
