@@ -55,7 +55,7 @@ class DecisionTrigger(BaseEventTrigger):
     """Yields an event for each decision of the gate about a table.
 
     Begins with the decisions that are made from its first look on. What was yielded is noted in a document one look
-    later: after a restart of the triggerer, the decisions of its last look may come twice, and none is left out, unless
+    later. So after a restart of the triggerer, the decisions of its last look may come twice. None is left out, unless
     the gate has made more than 50 meanwhile.
 
     Parameters

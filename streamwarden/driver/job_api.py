@@ -24,8 +24,8 @@ A job module turns a DataFrame into a DataFrame. It has
     Needed with ``MIGRATES_FROM``. Returns the new version's initial state. `transform` gets it once, as
     ``settings.initial_state``, and gives it to ``with_keyed_state`` or transformWithState.
 ``SOURCE_ROWS : tuple[str, ...]``
-    Optional. The outputs whose rows are rows of the source: one row of the source gives at most one row of the output,
-    with the same columns and values, and such a row gives itself when it is read again. Only such rows can be replayed
+    Optional. The outputs whose rows are rows of the source. One row of the source gives at most one row of the output,
+    with the same columns and values. Read again, such a row gives itself. Only such rows can be replayed
     if a row rule has quarantined them (docs/quarantine.md). Write literals: a replay reads them without an import.
 ``refused_files(batch) -> DataFrame``
     Optional, for a job that reads ``files``. Returns the files of one batch of `transform`'s rows that were refused

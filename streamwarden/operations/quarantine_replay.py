@@ -1,7 +1,7 @@
 """Send corrected quarantined rows through their job again, each once.
 
-A replay is entered in ``quarantine_edits`` first, and its rows are sent then: as a file for a job that reads files, or
-as one commit for a job that reads a table. Both carry the replay's id. So a repeated call sends what a killed one has
+A replay is entered in ``quarantine_edits`` first. Then its rows are sent: to a job that reads files as a file, to one
+that reads a table as one commit. Both carry the replay's id. So a repeated call sends what a killed one has
 not sent, and nothing twice.
 """
 

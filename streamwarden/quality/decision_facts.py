@@ -1,4 +1,4 @@
-"""What others are told about a decision of the gate: its range, its score, and the rules that failed."""
+"""The facts of a decision of the gate, for events: its range, its score, and the rules that failed."""
 
 from __future__ import annotations
 
