@@ -13,12 +13,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.gate import Decision
 from streamwarden.quality.report import render_index, render_report
 from streamwarden.quality.results import QualityRun
 from streamwarden.storage import Conflict, Storage
 from streamwarden.store.config import describe_validation
 
-__all__ = ["latest_runs", "read_run", "remove_old_runs", "write_run"]
+__all__ = ["latest_runs", "read_run", "remove_old_runs", "write_decision", "write_run"]
 
 RESULTS = "results.json"
 REPORT = "report.html"
@@ -43,6 +44,18 @@ def write_run(storage: Storage, prefix: str, run: QualityRun) -> None:
     storage.write(f"{prefix}/{run.run_id}/{RESULTS}", document.encode())
     storage.write(f"{prefix}/{run.run_id}/{REPORT}", render_report(QualityRun.model_validate_json(document)).encode())
     _list(storage, prefix, lambda listed: [_line(run), *(one for one in listed if one["run_id"] != run.run_id)])
+
+
+def write_decision(storage: Storage, prefix: str, decision: Decision) -> None:
+    """Write a run's report again, with what the gate or a person decided by it. Nothing to do without the run."""
+    if decision.run is None:
+        return
+    try:
+        run = read_run(storage, prefix, decision.run)
+    except StreamwardenError:
+        # It was removed as old, or belongs to another machine; the gate's history has the decision.
+        return
+    storage.write(f"{prefix}/{run.run_id}/{REPORT}", render_report(run, decision).encode())
 
 
 def remove_old_runs(

@@ -19,7 +19,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.published_log import NOTHING, PublishedAt, PublishedLog
 from streamwarden.model.gate import Decision, GateRecord, Hold, Verdict
 from streamwarden.model.record import utc_now
-from streamwarden.quality.documents import write_run
+from streamwarden.quality.documents import write_decision, write_run
 from streamwarden.quality.engine import import_great_expectations
 from streamwarden.quality.gate_state import gate_document
 from streamwarden.quality.holds import hold_of
@@ -255,6 +255,7 @@ class Gate:
             return (now or GateRecord(table=table)).decided(decision, hold)
 
         gate_document(self._workspace, table).update(held)
+        self._tell(decision)
         return decision
 
     def _publish(self, table: str, start: PublishedAt, added: NewFiles, decision: Decision, *, anew: bool) -> Decision:
@@ -274,7 +275,11 @@ class Gate:
             log.publish(start, decision.version, changes=added.changes)
         # A repeated decision after a crash between the two: the log is right, and the document follows.
         document.update(lambda now: (now or GateRecord(table=table)).decided(decision, None))
+        self._tell(decision)
         return decision
+
+    def _tell(self, decision: Decision) -> None:
+        write_decision(LocalStorage(self._workspace.root), QUALITY, decision)
 
     def _result(
         self,

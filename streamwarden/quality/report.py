@@ -9,6 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from streamwarden.model.gate import Decision
 from streamwarden.quality.results import ExpectationResult, QualityRun, TableResult
 
 __all__ = ["render_index", "render_report"]
@@ -26,10 +27,16 @@ _STATUS = {
 _LONGEST = 200
 
 
-def render_report(run: QualityRun) -> str:
-    """Return a run as one HTML page: the verdict first, then the tables, failing ones first."""
+def render_report(run: QualityRun, decision: Decision | None = None) -> str:
+    """Return a run as one HTML page: the verdict first, then the tables, failing ones first.
+
+    Parameters
+    ----------
+    decision
+        What the gate or a person has decided by this run, if it was about the gate's range.
+    """
     tables = sorted(run.tables, key=lambda table: _ORDER[table.status])
-    return _environment().get_template("report.html.j2").render(run=run, tables=tables)
+    return _environment().get_template("report.html.j2").render(run=run, tables=tables, decision=decision)
 
 
 def render_index(runs: Sequence[Mapping[str, Any] | QualityRun]) -> str:
@@ -53,7 +60,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(cell=_cell, moment=_moment, seconds=_seconds)
+    environment.filters.update(cell=_cell, moment=_moment, seconds=_seconds, versions=_versions)
     environment.globals.update(groups=_groups, status_words=_STATUS, tone=_tone, example_columns=_example_columns)
     return environment
 
@@ -91,3 +98,11 @@ def _moment(value: str | None) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:.1f} s"
+
+
+def _versions(checked: Decision | TableResult) -> str:
+    """Return the versions of a range in words. The first decision about a table publishes one version."""
+    after, version = checked.after, checked.version
+    if version is None or after is None or after < 0 or after + 1 >= version:
+        return f"version {version}"
+    return f"versions {after + 1} to {version}"

@@ -140,6 +140,21 @@ def test_an_accepted_range_is_published_with_its_note(place, table, gate):
         gate.accept("windows", by="ann", note="again")
 
 
+def test_the_report_of_a_held_range_says_what_was_decided(place, table, gate):
+    write_deltalake(table, rows(1))
+    gate.decide("windows")
+    for hour in (1, 2):
+        write_deltalake(table, rows(300, hour=hour), mode="append")
+    held = gate.decide("windows")
+    report = place[0].root / "quality" / held.run / "report.html"
+    assert "The gate holds versions 1 to 2: readers do not see that yet." in report.read_text(encoding="utf-8")
+    gate.accept("windows", by="ann <a@b>", note="a new zone & more")
+    text = report.read_text(encoding="utf-8")
+    assert "accepted by ann &lt;a@b&gt;: “a new zone &amp; more”" in text
+    assert "Readers see versions 1 to 2." in text
+    assert "new rows of versions 1 to 2" in text
+
+
 def test_a_key_that_repeats_an_older_row_is_found(place, table, gate):
     write_deltalake(table, rows(1, 2))
     gate.decide("windows")

@@ -114,7 +114,9 @@ class Landed:
     duplicates: int
 
 
-def read_landed(files: Iterable[Path], *, earliest: datetime, latest: datetime) -> Landed:
+def read_landed(
+    files: Iterable[Path], *, earliest: datetime, latest: datetime, rules: Mapping[str, str] | None = None
+) -> Landed:
     """Read landed files and check their rows.
 
     Parameters
@@ -124,6 +126,8 @@ def read_landed(files: Iterable[Path], *, earliest: datetime, latest: datetime) 
         Times without a zone are UTC, the job's default.
     earliest, latest
         Bounds of the pickup, the second exclusive; UTC if they have no zone.
+    rules
+        The suite's row rules: by id, SQL that is true for a trip that fails.
     """
     seen = sorted(path for path in files if not path.name.startswith((".", "_")))
     quarantine: Counter[Reasons] = Counter()
@@ -132,6 +136,9 @@ def read_landed(files: Iterable[Path], *, earliest: datetime, latest: datetime) 
         db.execute(f"CREATE TABLE landed ({columns}, source_file VARCHAR, source_row BIGINT, reasons VARCHAR[])")
         for path in seen:
             quarantine += _load(db, path, _naive(earliest), _naive(latest))
+        if rules:
+            # A trip that is invalid in itself does not get so far.
+            db.execute(f"UPDATE landed SET reasons = {_broken(rules)} WHERE len(reasons) = 0")
         bad = db.execute("SELECT reasons, count(*) FROM landed WHERE len(reasons) > 0 GROUP BY reasons").fetchall()
         quarantine.update({tuple(reasons): count for reasons, count in bad})
         key = ", ".join(f'"{name}"' for name in TRIP_KEY)
@@ -246,10 +253,11 @@ def compare_card_sessions(expected: pa.Table, actual: pa.Table) -> Difference:
 
 
 def compare_quarantine(expected: Mapping[Reasons, int], actual: pa.Table) -> Difference:
-    """Compare numbers of quarantined rows by their reasons."""
+    """Compare numbers of quarantined rows by their reasons; by the rules' ids if row rules kept them out."""
+    rules = actual.column("rules").to_pylist() if "rules" in actual.column_names else [None] * actual.num_rows
     found = Counter(
-        tuple(reason.partition(":")[0] if reason.startswith("FILE_") else reason for reason in reasons)
-        for reasons in actual.column("reasons").to_pylist()
+        tuple(broken or (one.partition(":")[0] if one.startswith("FILE_") else one for one in reasons))
+        for broken, reasons in zip(rules, actual.column("reasons").to_pylist(), strict=True)
     )
     all_reasons = sorted(set(expected) | set(found))
     off = [(reasons, expected.get(reasons, 0), found[reasons]) for reasons in all_reasons]
@@ -382,6 +390,11 @@ def _reasons(earliest: datetime, latest: datetime) -> str:
         "AMOUNT_NOT_FINITE": " OR ".join(f"NOT isfinite({name})" for name in money),
         "AMOUNT_OUT_OF_RANGE": " OR ".join(f"(isfinite({name}) AND abs({name}) > 1e9)" for name in money),
     }
+    return _broken(rules)
+
+
+def _broken(rules: Mapping[str, str]) -> str:
+    """Return SQL for the list of the rules that a row breaks."""
     cases = ", ".join(f"CASE WHEN {rule} THEN {_text(code)} END" for code, rule in rules.items())
     return f"list_filter([{cases}], lambda reason: reason IS NOT NULL)"
 

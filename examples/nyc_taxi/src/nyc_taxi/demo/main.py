@@ -26,12 +26,13 @@ import psutil
 import pyarrow.compute as pc
 from rich.table import Table
 
-from nyc_taxi.demo.trips import land_overcharged, write_week
+from nyc_taxi.demo.trips import CROWDED, land_overcharged, write_week
 from nyc_taxi.demo.verify import read_table, verify_outputs
 from streamwarden.console import out
 from streamwarden.devserver.standalone import Standalone
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.gate import Verdict
+from streamwarden.operations.quarantine import quarantined_rows
 from streamwarden.quality.gate import Gate
 from streamwarden.quality.gate_state import gate_state
 from streamwarden.runtime import spares
@@ -209,6 +210,7 @@ class Demo:
         # The file is a batch of each job, and all of its trips are later than the week's.
         self.until(lambda: self.newest_session() > newest, 120, f"card_sessions to take {name}")
         self.await_caught_up()
+        self.quarantined(name)
         decision = gate.decide("trips")
         hold = gate_state(self.workspace, "trips").record.hold
         if decision is None or decision.verdict is not Verdict.HELD or hold is None:
@@ -220,8 +222,20 @@ class Demo:
         )
         published = gate_state(self.workspace, "trips").published.content
         gate.accept("trips", by="demo", note=f"{name} was planted")
-        self.say(f"gate: accepted, with a note; readers saw version {published} until then")
-        self.figures |= {"held": why.expectation, "held_file": name}
+        report = self.workspace.root / "quality" / str(decision.run) / "report.html"
+        self.say(f"gate: accepted, with a note; readers saw version {published} until then; report: {report}")
+        self.figures |= {"held": why.expectation, "held_file": name, "gate_report": str(report)}
+
+    def quarantined(self, file: str) -> None:
+        """Explain what the row rules kept out of a file."""
+        found = [row for row in quarantined_rows(self.workspace, "trips_quarantine") if row.source_file == file]
+        if len(found) != CROWDED or not all(row.rules for row in found):
+            raise DemoError(f"{len(found)} trips of {file} are quarantined, not {CROWDED}")
+        self.say(
+            f"[yellow]quarantine: {len(found)} trips of {file} are kept out of trips[/yellow]: {found[0].rules[0]}:"
+            f" {found[0].reasons[0]} Look: streamwarden quarantine show trips --root {self.workspace.root}"
+        )
+        self.figures["quarantined_by_rule"] = {found[0].rules[0]: len(found)}
 
     def stop(self, jobs: Sequence[str] = JOBS) -> None:
         """Run the stop DAG; wait until the drivers end and the job DAGs succeed."""

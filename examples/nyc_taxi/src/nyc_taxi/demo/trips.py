@@ -15,7 +15,10 @@ from nyc_taxi.trips.generator import GeneratorOptions, generate
 from nyc_taxi.trips.landing import LandingFolder
 from nyc_taxi.trips.tlc import read_tlc
 
-__all__ = ["densest_week", "land_overcharged", "write_week"]
+__all__ = ["CROWDED", "densest_week", "land_overcharged", "write_week"]
+
+CROWDED = 5
+"""Trips of the overcharged file with 40 passengers."""
 
 _WEEK = timedelta(days=7)
 
@@ -66,7 +69,8 @@ def write_week(source: Path | None, target: Path) -> tuple[int, datetime]:
 def land_overcharged(week: Path, landing: Path) -> tuple[str, int]:
     """Land a file as a broken meter would make it: trips of the day after the week, with tenfold fares.
 
-    Each row is valid by itself, so the job takes it. Only the distribution of fares tells.
+    Five of them also have 40 passengers: the suite's row rule quarantines these. Each other row is valid by itself, so
+    the job takes it. Only the distribution of fares tells.
 
     Returns
     -------
@@ -83,6 +87,9 @@ def land_overcharged(week: Path, landing: Path) -> tuple[str, int]:
         trips = trips.set_column(trips.schema.names.index(name), trips.schema.field(name), later)
     fare = trips.schema.names.index("fare_amount")
     trips = trips.set_column(fare, trips.schema.field(fare), pc.multiply(trips["fare_amount"], 10.0))
+    passengers = trips.schema.get_field_index("passenger_count")
+    counts = pa.array([40] * CROWDED + trips["passenger_count"].to_pylist()[CROWDED:], trips.schema.types[passengers])
+    trips = trips.set_column(passengers, trips.schema.field(passengers), counts)
     name = "overcharged.parquet"
     folder = LandingFolder(landing)
     folder.prepare(name, add_card_ids(trips))

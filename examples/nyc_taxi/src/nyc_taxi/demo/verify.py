@@ -24,7 +24,10 @@ from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.model.durations import parse_duration
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["read_table", "verify_outputs"]
+__all__ = ["ROW_RULES", "read_table", "verify_outputs"]
+
+ROW_RULES = {"trips.passenger_count.plausible": "passenger_count NOT BETWEEN 0 AND 9"}
+"""The row rules of ``expectations/trips.json``, written again as SQL that is true for a trip that fails."""
 
 
 def read_table(workspace: Workspace, name: str) -> pa.Table:
@@ -48,6 +51,7 @@ def verify_outputs(workspace: Workspace, *, finished: bool = True) -> list[Diffe
         [path for path in (workspace.root / "landing").iterdir() if path.is_file()],
         earliest=datetime.fromisoformat(str(bounds["earliest"])),
         latest=datetime.fromisoformat(str(bounds["latest"])),
+        rules=ROW_RULES,
     )
     gap = parse_duration(workspace.job("card_sessions").options.get("gap", "30m"))
     sessions = read_table(workspace, "card_sessions")
