@@ -97,6 +97,7 @@ ErrorCode = Literal[
     "OUT_OF_MEMORY",
     "JVM_DIED",
     "JVM_CRASHED",
+    "SPARK_CONTEXT_LOST",
     "PYTHON_WORKER_DIED",
     "CONCURRENT_WRITER",
     "JOB_CODE_FAILED",
@@ -514,6 +515,13 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "the driver's JVM crashed",
         "The hs_err file beside the driver's logs names the code in which it happened. If it repeats, report it to"
         " that code's project.",
+        retryable=True,
+    ),
+    "SPARK_CONTEXT_LOST": ErrorKind(
+        "the driver's SparkContext was stopped under it",
+        "The cluster has removed the application: a standalone master does so after its executors failed again and"
+        " again, or when somebody kills it. The supervisor starts another driver. If it repeats, read the master's"
+        " log.",
         retryable=True,
     ),
     "PYTHON_WORKER_DIED": ErrorKind(

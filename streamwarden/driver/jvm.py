@@ -17,7 +17,7 @@ from streamwarden.model.process_ref import ProcessRef
 from streamwarden.runtime.postmortem import last_words
 from streamwarden.runtime.processes import process_of
 
-__all__ = ["end_jvm", "is_unanswered", "jvm_end", "jvm_of"]
+__all__ = ["end_jvm", "is_context_stopped", "is_unanswered", "jvm_end", "jvm_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +46,18 @@ def is_unanswered(error: BaseException) -> bool:
     """Return whether an error of a call to the JVM only means that there was no answer."""
     # Py4J has a class for what Java threw; its other errors mean a missing answer, also for an interrupted call.
     return isinstance(error, OSError | Py4JError) and not isinstance(error, Py4JJavaError)
+
+
+def is_context_stopped(session: SparkSession | None) -> bool:
+    """Return whether a session's SparkContext was stopped, though its JVM runs: no query can run in it any more."""
+    if session is None:
+        return False
+    context: Any = session.sparkContext._jsc
+    try:
+        return context is None or bool(context.sc().isStopped())
+    except (OSError, Py4JError):
+        # The JVM is going: its end tells more.
+        return False
 
 
 def jvm_end(session: SparkSession | None, logs: Path, *, gone: bool) -> tuple[ErrorCode, str] | None:

@@ -26,7 +26,7 @@ from streamwarden.driver.heartbeat import Heart
 from streamwarden.driver.history import History
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.job_session import adapt_session, start_session
-from streamwarden.driver.jvm import end_jvm, is_unanswered, jvm_end, jvm_of
+from streamwarden.driver.jvm import end_jvm, is_context_stopped, is_unanswered, jvm_end, jvm_of
 from streamwarden.driver.kafka import TopicIds, check_topics
 from streamwarden.driver.key_counts import KeyCounts
 from streamwarden.driver.logs import RecordContext
@@ -88,8 +88,8 @@ _LAST_METRICS_S = 5.0
 _LAST_ROWS_S = 20.0
 """Maximum seconds that the end waits for a collector, and for the table of batches. The lease is renewed meanwhile."""
 
-_NOT_HERE = ("OUT_OF_MEMORY", "JVM_DIED")
-"""Transient failures that this process can't survive: its JVM is gone, or about to go."""
+_NOT_HERE = ("OUT_OF_MEMORY", "JVM_DIED", "SPARK_CONTEXT_LOST")
+"""Transient failures that this process can't survive: its JVM or its SparkContext is gone, or about to go."""
 
 _READ_AGAIN = ("SOURCE_SCHEMA_CHANGED",)
 """Failures that reading the source's current schema once may fix; a second time can't help."""
@@ -443,7 +443,11 @@ class Driver:
         # After a JVM's death every call raises a different, useless error; its log may contain the cause.
         gone = not failure.text or is_unanswered(failure.error)
         ended = jvm_end(self._session, self._logs, gone=gone)
-        return cause if ended is None else Cause(*ended, cause.trace)
+        if ended is not None:
+            return Cause(*ended, cause.trace)
+        if is_context_stopped(self._session):
+            return Cause("SPARK_CONTEXT_LOST", f"the SparkContext is stopped: {cause.line}", cause.trace)
+        return cause
 
     def _not_to_be_opened(self, spec: JobSpec, error: AnalysisException) -> StreamwardenError:
         failure = Failure.of(error)

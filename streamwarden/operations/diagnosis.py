@@ -265,6 +265,7 @@ _ACTS: dict[str, Callable[[_Case], tuple[str, str]]] = {
     "JVM_DIED": _killed,
     "OUT_OF_MEMORY": _memory,
     "PYTHON_WORKER_DIED": _killed,
+    "SPARK_CONTEXT_LOST": _log,
     "S3_REFUSED": _then_deploy,
     "SOURCE_DATA_GONE": _source_gone,
     "SOURCE_REPLACED": _then_deploy,

@@ -35,10 +35,10 @@ class Workspace:
         Control documents.
     files
         Checkpoints and savepoints, under the same root as the documents.
-    The same root as Spark writes it: a folder, or ``s3a://bucket/prefix``.
-        That root as Spark writes it: a folder, or ``s3a://bucket/prefix``.
-    The location on S3, or None on disk.
-        Where on S3 they are, or None on disk.
+    base
+        The same root as Spark writes it: a folder, or ``s3a://bucket/prefix``.
+    s3
+        The location on S3, or None on disk.
     """
 
     config: Path

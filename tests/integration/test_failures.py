@@ -341,6 +341,13 @@ def test_a_jvm_that_is_killed_in_a_call(again: Place) -> None:
 
 
 @pytest.mark.long
+def test_a_spark_context_that_is_stopped(again: Place) -> None:
+    _configure(again, "context")
+    _, found = _fails(again, "SPARK_CONTEXT_LOST", retryable=True)
+    assert "the SparkContext is stopped" in found.evidence
+
+
+@pytest.mark.long
 def test_a_heap_that_is_too_small(again: Place) -> None:
     _configure(again, "heap", sinks=[{"table": "counted2", "mode": "upsert", "keys": ["key"]}])
     # From its own beginning: the aggregation is another one.

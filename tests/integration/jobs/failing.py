@@ -16,7 +16,7 @@ VERSION = 1
 
 
 class Options(JobOptions):
-    how: Literal["", "state", "outputs", "worker", "gone worker", "heap"] = ""
+    how: Literal["", "state", "outputs", "worker", "gone worker", "heap", "context"] = ""
 
 
 _options = Options()
@@ -42,6 +42,9 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
 def outputs(batch: DataFrame) -> dict[str, DataFrame]:
     if _options.how == "outputs":
         _tariff("night")
+    if _options.how == "context":
+        # As a standalone master does that gives an application up.
+        batch.sparkSession.sparkContext._jsc.sc().stopInNewThread()  # type: ignore[attr-defined]
     return {"main": batch}
 
 
