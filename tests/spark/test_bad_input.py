@@ -121,7 +121,8 @@ TRIPS: dict[str, tuple[ModuleType, JobSettings, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["zone_features", pytest.param("card_velocity", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["zone_features", "card_velocity"])
 def test_trips_without_key_or_time_are_left_out_and_stop_nothing(
     spark: SparkSession, tmp_path: Path, make_trips: TripMaker, name: str
 ) -> None:

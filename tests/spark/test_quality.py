@@ -188,7 +188,9 @@ def test_a_whole_run_over_good_tables(spark, place, good_tables):
     assert spark._jsparkSession.sharedState().cacheManager().isEmpty()
 
 
-@pytest.mark.parametrize("rows_of", [lambda table: GOOD[table], bad_rows], ids=["good", "bad"])
+@pytest.mark.parametrize(
+    "rows_of", [pytest.param(lambda table: GOOD[table], marks=pytest.mark.long), bad_rows], ids=["good", "bad"]
+)
 def test_a_check_in_memory_finds_what_spark_finds(spark, place, rows_of):
     for table in GOOD:
         frame_of(spark, table, rows_of(table)).write.format("delta").save(str(place[0] / table))
