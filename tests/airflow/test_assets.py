@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import textwrap
+import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streamwarden.airflow.assets import DecisionTrigger, published
+from streamwarden.devserver.standalone import Standalone
 from streamwarden.model.gate import Decision, GateRecord, Verdict
 from streamwarden.model.record import utc_now
 from streamwarden.quality.documents import write_run
@@ -138,3 +143,60 @@ def test_a_dag_that_follows_a_table_registers_its_watcher(airflow_database: None
     encoded = encode_trigger(watcher.trigger)
     assert encoded["classpath"] == "streamwarden.airflow.assets.DecisionTrigger"
     assert encoded["kwargs"]["table"] == "trips"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_dag_that_follows_a_table_runs_for_each_decision(place: Place, tmp_path: Path) -> None:
+    dags = tmp_path / "report" / "dags"
+    dags.mkdir(parents=True)
+    (dags / "report.py").write_text(
+        textwrap.dedent(
+            f"""
+            from airflow.sdk import DAG, task
+            from streamwarden.airflow.assets import published
+
+            with DAG("report", schedule=[published("trips", **{place.place()!r}, poll=0.5)]):
+
+                @task
+                def tell(triggering_asset_events=None):
+                    return [e.extra["payload"]["to_version"] for es in triggering_asset_events.values() for e in es]
+
+                tell()
+            """
+        )
+    )
+    workspace = place.workspace
+    with Standalone(home=tmp_path / "airflow", port=0, dags=dags) as airflow:
+        airflow.wait_for_dags(["report"])
+        client = airflow.client
+
+        def told() -> list[int]:
+            runs = client.request("GET", "/dags/report/dagRuns")["dag_runs"]
+            done = [one["dag_run_id"] for one in runs if one["state"] == "success"]
+            return sorted(one for run in done for one in client.xcom("report", run, "tell"))
+
+        def told_of(version: int) -> list[int]:
+            deadline = time.monotonic() + 120
+            while version not in (found := told()) and time.monotonic() < deadline:
+                time.sleep(1)
+            return found
+
+        # The triggerer's first look may come later than the DAG; decisions before it are no events.
+        deadline = time.monotonic() + 120
+        version = 0
+        while not (first := told()) and time.monotonic() < deadline:
+            version += 3
+            decided(workspace, version)
+            time.sleep(5)
+        assert first
+        decided(workspace, version + 3)
+        assert told_of(version + 3)[-1] == version + 3
+        # One that is made while there is no triggerer comes when there is one again.
+        airflow.stop_component("triggerer", how=signal.SIGKILL)
+        decided(workspace, version + 6, failed=1)
+        airflow.start_component("triggerer")
+        found = told_of(version + 6)
+        assert found[-1] == version + 6
+        # The last ones before the kill may come twice; none is left out.
+        assert set(found) >= set(range(first[-1], version + 9, 3))
