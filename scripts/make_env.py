@@ -51,7 +51,8 @@ def _value(name: str) -> str:
     if name == "AIRFLOW_FERNET_KEY":
         # Fernet's own form: 32 bytes in URL-safe base64.
         return base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
-    return secrets.token_hex(10 if name == "S3_ACCESS_KEY" else 24)
+    # 64 characters: what HMAC with SHA-512 wants of a key, by which Airflow signs its tokens.
+    return secrets.token_hex(10 if name == "S3_ACCESS_KEY" else 32)
 
 
 def main(arguments: list[str] | None = None) -> int:

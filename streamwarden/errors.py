@@ -56,6 +56,7 @@ ErrorCode = Literal[
     "DRIVER_SILENT",
     "DRIVER_STUCK",
     "DRIVER_KILLED",
+    "HOST_NAME_TAKEN",
     "LOG_NOT_FOUND",
     "NOT_DEPLOYED",
     "STOP_TIMED_OUT",
@@ -296,6 +297,11 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "Nothing is lost: the next start finishes the batch that was in flight (`streamwarden deploy JOB`). To find"
         " why it hung: `streamwarden logs JOB --source spark`.",
         retryable=True,
+    ),
+    "HOST_NAME_TAKEN": ErrorKind(
+        "a driver host with this name is running",
+        "Stop it, or start this one with another --name. After a host was killed on another machine, its name is free"
+        " again in 15 seconds.",
     ),
     "LOG_NOT_FOUND": ErrorKind(
         "the log file does not exist",

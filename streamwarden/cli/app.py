@@ -21,6 +21,7 @@ from streamwarden.cli import (
     diff,
     features,
     gate,
+    hosts,
     jobs,
     landing,
     observability,
@@ -42,7 +43,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for part in (jobs, diff, observability, savepoints, rescale, advise, quality, gate, repair, state):
+for part in (jobs, diff, observability, savepoints, rescale, advise, quality, gate, repair, state, hosts):
     app.add_typer(part.app)
 app.add_typer(savepoints.catalogue_app, name="savepoints")
 app.add_typer(features.features_app, name="features")

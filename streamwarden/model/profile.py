@@ -223,6 +223,11 @@ class Profile(BaseModel):
     )
     s3: S3Spec | None = Field(default=None, description="A bucket for everything that `root` does not hold.")
     master: str = Field(default="local[{cores}]", description="Spark master; {cores} is the job's resources.cores.")
+    launcher: Literal["local", "host"] = Field(
+        default="local",
+        description="Who starts drivers. local: the process that deploys or restarts the job, on its own machine. host:"
+        " a driver host, which is `streamwarden host` on any machine that shares the place.",
+    )
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings for every job in this place.")
     heartbeat: Duration = Field(
         default=timedelta(seconds=2), description="How often a driver writes its heartbeat and renews its lease. 2s."

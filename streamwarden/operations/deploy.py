@@ -171,7 +171,7 @@ def _start_anew(
         )
         if seen.phase.alive and seen.incarnation is not None and seen.launch and seen.launch.digest == desired.digest:
             return seen.incarnation
-    kill_silent(seen)
+    kill_silent(workspace, seen)
     return launch_driver(workspace, desired, by=by, reason=note or "deploy")
 
 

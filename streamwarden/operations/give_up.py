@@ -49,7 +49,7 @@ def put_down(workspace: Workspace, seen: Observation, verdict: Verdict, *, by: s
     if verdict.action is Action.FAIL:
         if seen.phase.alive:
             end_stuck(workspace, seen, by=by, why=verdict.why)
-        elif seen.phase is Phase.SILENT and not kill_silent(seen):
+        elif seen.phase is Phase.SILENT and not kill_silent(workspace, seen):
             # The driver is on another machine. Its lease was not acquired by another driver: it would renew and go on.
             ask_to_stop(workspace, seen, by=by, why=verdict.why)
         record_ending(workspace, seen, verdict, error)

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from streamwarden.model.process_ref import ProcessRef
@@ -14,6 +13,7 @@ from streamwarden.model.record import utc_now
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Desired, Launch
 from streamwarden.runtime import spares
+from streamwarden.runtime.driver_hosts import ask_for_driver
 from streamwarden.runtime.processes import is_alive, kill, process_of
 from streamwarden.runtime.spares import SPEC, STARTING, Assignment, Spare
 from streamwarden.store.documents import JobDocuments
@@ -21,7 +21,7 @@ from streamwarden.store.ids import new_id
 from streamwarden.store.layout import CONSOLE_LOG, SPARES
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["driver_process", "end_orphan", "launch_driver", "order_spare"]
+__all__ = ["driver_process", "end_orphan", "launch_driver", "order_spare", "start_here"]
 
 _SPARE_S = 60.0
 """Seconds until a spare's process must be there: it only starts Python and forks."""
@@ -34,7 +34,8 @@ def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: st
     """Start a driver process for a job, detached from this process, and return its incarnation.
 
     Does not check for another driver: the lease decides, and the loser exits with ``LEASE_HELD``. Does not wait. Kills
-    the remaining JVM of a driver that was killed; see :func:`end_orphan`.
+    the remaining JVM of a driver that was killed; see :func:`end_orphan`. With ``launcher: host`` in the profile, only
+    asks the driver hosts for a driver.
 
     Parameters
     ----------
@@ -46,21 +47,30 @@ def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: st
         Actor and reason of the start; written to the launch document.
     """
     incarnation = new_id()
-    documents = JobDocuments(workspace.storage, desired.job)
-    end_orphan(documents)
-    logs = workspace.log_dir(desired.job, incarnation)
     launch = Launch(
         incarnation=incarnation, at=utc_now(), by=by, reason=reason, digest=desired.digest, spec=desired.spec
     )
     # Written before the process starts: a driver that dies at once must have a record.
-    documents.launch(incarnation).write(launch)
-    taken = spares.take(workspace, desired.spec, Assignment(job=desired.job, incarnation=incarnation))
-    process = taken.process if taken else _started(workspace, desired.job, incarnation, logs)
-    documents.launch(incarnation).write(launch.model_copy(update={"process": process}))
+    JobDocuments(workspace.storage, desired.job).launch(incarnation).write(launch)
+    if workspace.profile.launcher == "host":
+        ask_for_driver(workspace, desired.job, incarnation)
+    else:
+        start_here(workspace, desired.job, launch)
     return incarnation
 
 
-def _started(workspace: Workspace, job: str, incarnation: str, logs: Path) -> ProcessRef:
+def start_here(workspace: Workspace, job: str, launch: Launch) -> ProcessRef:
+    """Start a launched driver on this machine, and write its process to the launch document."""
+    documents = JobDocuments(workspace.storage, job)
+    end_orphan(documents)
+    taken = launch.spec and spares.take(workspace, launch.spec, Assignment(job=job, incarnation=launch.incarnation))
+    process = taken.process if taken else _started(workspace, job, launch.incarnation)
+    documents.launch(launch.incarnation).write(launch.model_copy(update={"process": process}))
+    return process
+
+
+def _started(workspace: Workspace, job: str, incarnation: str) -> ProcessRef:
+    logs = workspace.log_dir(job, incarnation)
     logs.mkdir(parents=True, exist_ok=True)
     with (logs / CONSOLE_LOG).open("ab") as console:
         process = driver_process(workspace, job, incarnation, stdin=subprocess.DEVNULL, stdout=console, stderr=console)

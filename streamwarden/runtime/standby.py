@@ -126,7 +126,8 @@ class Standby:
         """Make the standby the job's driver; return its incarnation, or None if that is impossible.
 
         Returns None if the process has died, has another spec, or is older than another launched driver: the latest
-        incarnation counts. Then the process is ended, with the query that it may have started.
+        incarnation counts. Also if driver hosts start the drivers. Then the process is ended, with the query that it
+        may have started.
 
         Parameters
         ----------
@@ -137,7 +138,9 @@ class Standby:
         """
         documents = JobDocuments(self._workspace.storage, desired.job)
         later = any(one > self._incarnation for one in documents.incarnations())
-        if later or desired.spec != self._spec or self._process.poll() is not None:
+        # With driver hosts, this machine may not be one: it has worked on the state, and a host starts the driver.
+        elsewhere = self._workspace.profile.launcher == "host"
+        if elsewhere or later or desired.spec != self._spec or self._process.poll() is not None:
             self.end()
             return None
         end_orphan(documents)

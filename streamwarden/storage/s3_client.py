@@ -97,8 +97,8 @@ class Bucket:
 
         Parameters
         ----------
-        If given, only keys that sort after ``prefix/after``; other keys are not listed.
-            If given, only keys that sort behind ``prefix/after``; the others are not listed.
+        after
+            If given, only keys that sort after ``prefix/after`` are listed.
         """
         start = len(self.location.prefix) + 1 if self.location.prefix else 0
         below = self.key(prefix) if prefix else self.location.prefix

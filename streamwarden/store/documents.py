@@ -152,7 +152,7 @@ class JobDocuments:
 
     Parameters
     ----------
-    Where the documents are kept.
+    storage
         Where they are kept.
     job
         The job's name.

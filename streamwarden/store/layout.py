@@ -13,6 +13,8 @@ folder of plans are in :mod:`streamwarden.formats` and :mod:`streamwarden.landin
         rereads/ID.json              requests to read landed files again
         savepoints/ID.json           the records of savepoints, which change
         totals/gNNNNNN.json          sums over a generation
+    hosts/NAME.json                  a driver host's sign of life
+    hosts/starts/INCARNATION.json    asks the driver hosts for a driver
     gate/TABLE.json                  what the gate decided about a table's versions
     landing/                         where jobs usually read files; their YAML names the folder
     logs/JOB/INCARNATION/            driver.log, spark.log, console.log; hs_err_PID.log if the JVM died
@@ -31,6 +33,8 @@ import re
 
 ARRIVALS, CHECKPOINTS, CONTROL, SAVEPOINTS, TABLES = "arrivals", "checkpoints", "control", "savepoints", "tables"
 GATE, PUBLISHED = "gate", "published"
+HOSTS = "hosts"
+STARTS = f"{HOSTS}/starts"
 LOGS, QUALITY, SCRATCH, SERVING = "logs", "quality", "scratch", "serving"
 SPARES = "_spares"
 """In place of a job: no job has such a name."""
@@ -70,6 +74,16 @@ def gate_key(table: str) -> str:
 def gate_events_key(table: str) -> str:
     """Return the key of the document with the last decision that became an asset event."""
     return f"{GATE}/{table}.events.json"
+
+
+def host_key(name: str) -> str:
+    """Return the key of a driver host's sign of life."""
+    return f"{HOSTS}/{name}.json"
+
+
+def start_key(incarnation: str) -> str:
+    """Return the key of the request for an incarnation's driver."""
+    return f"{STARTS}/{incarnation}.json"
 
 
 def job_key(folder: str, job: str, *names: str) -> str:

@@ -10,6 +10,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.status import Exit
 from streamwarden.model.supervision import Decision, Ending, Restart, Supervision
+from streamwarden.runtime.driver_hosts import kill_by_host
 from streamwarden.runtime.launcher import launch_driver
 from streamwarden.runtime.processes import kill
 from streamwarden.storage import Conflict
@@ -118,7 +119,7 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
 
     if ours not in documents.supervision.update(record).restarts:
         return None
-    kill_silent(seen)
+    kill_silent(workspace, seen)
     # The job may have been stopped or deployed again since the observation.
     desired = documents.desired.read() or seen.desired
     if desired.state == "suspended" or current_incarnation(documents) != after:
@@ -137,7 +138,7 @@ def end_stuck(workspace: Workspace, seen: Observation, *, by: str, why: str) -> 
 
     A driver on another machine cannot be killed from here: it is asked to stop, once.
     """
-    if kill_driver(seen):
+    if kill_driver(workspace, seen):
         _say_for_it(JobDocuments(workspace.storage, seen.job), seen, stuck_error(seen, why))
         return True
     ask_to_stop(workspace, seen, by=by, why=why)
@@ -146,7 +147,7 @@ def end_stuck(workspace: Workspace, seen: Observation, *, by: str, why: str) -> 
 
 def kill_by_hand(workspace: Workspace, seen: Observation, *, by: str) -> bool:
     """Kill a driver that does not stop, and write its exit; return whether it was killed."""
-    if not kill_driver(seen):
+    if not kill_driver(workspace, seen):
         return False
     killed = StreamwardenError("DRIVER_KILLED", f"incarnation {seen.incarnation}: by {by}, while it was {seen.phase}")
     _say_for_it(JobDocuments(workspace.storage, seen.job), seen, ErrorInfo.of(killed))
@@ -163,15 +164,17 @@ def _say_for_it(documents: JobDocuments, seen: Observation, error: ErrorInfo) ->
         documents.exit(seen.incarnation).create(ended)
 
 
-def kill_silent(seen: Observation) -> bool:
-    """Kill a driver on this machine that was silent for longer than its lease; return whether there was a process.
+def kill_silent(workspace: Workspace, seen: Observation) -> bool:
+    """Kill a driver that was silent for longer than its lease, as :func:`kill_driver`; return whether it was killed.
 
     The process may hang or be paused, and would continue its batch when it wakes.
     """
-    return seen.phase is Phase.SILENT and kill_driver(seen)
+    return seen.phase is Phase.SILENT and kill_driver(workspace, seen)
 
 
-def kill_driver(seen: Observation) -> bool:
-    """Kill the observed driver, if it runs on this machine; return whether there was a process."""
+def kill_driver(workspace: Workspace, seen: Observation) -> bool:
+    """Kill the observed driver on this machine, or through its driver host; return whether it was killed."""
     process = process_of_driver(seen)
-    return process is not None and kill(process)
+    if process is not None and kill(process):
+        return True
+    return seen.incarnation is not None and kill_by_host(workspace, seen.incarnation)

@@ -17,7 +17,7 @@ from streamwarden.runtime.standby import Standby
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import CONTROL
 from streamwarden.store.workspace import Workspace
-from streamwarden.supervision.act import kill_by_hand, kill_silent
+from streamwarden.supervision.act import kill_by_hand, kill_driver, kill_silent
 from streamwarden.supervision.observe import POLL_S, Observation, Phase, observe, process_of_driver
 from streamwarden.supervision.silence import Silence, observe_for_sure
 
@@ -61,7 +61,7 @@ def start(workspace: Workspace, job: str, *, by: str, reason: str = "", spare: S
             update={"state": "running", "updated_at": utc_now(), "updated_by": by, "note": reason}
         )
     )
-    kill_silent(seen)
+    kill_silent(workspace, seen)
     taken = spare.run(desired, by=by, reason=reason or "start") if spare is not None else None
     return taken or launch_driver(workspace, desired, by=by, reason=reason or "start")
 
@@ -119,7 +119,7 @@ def stop(
             # A silent driver cannot finish its batch. If its heartbeat returns, it can, and it finds the request.
             now = observe_for_sure(workspace, job)
             if now.incarnation == seen.incarnation:
-                kill_silent(now)
+                kill_silent(workspace, now)
         return observe(workspace, job)
     # Also without a driver to ask: a driver that a supervisor launched meanwhile finds the job suspended, and ends.
     return _stopped(workspace, job, timeout, by=by, kill=kill)
@@ -185,7 +185,7 @@ def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout:
     while not ended(seen := observe(workspace, job)):
         process = process_of_driver(seen)
         if deadline.passed and process is not None:
-            if processes.kill(process):
+            if kill_driver(workspace, seen):
                 return
             if processes.is_alive(process) is None:
                 what = f"{job}: its driver on {process.host} was asked to stop {timeout:.0f} s ago, and is still alive"
@@ -286,7 +286,7 @@ def _ended(workspace: Workspace) -> Callable[[Observation], bool]:
     silence = Silence()
 
     def ended(seen: Observation) -> bool:
-        return not (seen.phase.alive or silence.is_doubtful(workspace, seen) or kill_silent(seen))
+        return not (seen.phase.alive or silence.is_doubtful(workspace, seen) or kill_silent(workspace, seen))
 
     return ended
 

@@ -7,11 +7,13 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from streamwarden.errors import ErrorCode, StreamwardenError
+from streamwarden.model.hosting import DriverStart
 from streamwarden.model.operation import Operation
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.progress import Progress
 from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.status import Desired, Exit, Heartbeat, Launch
+from streamwarden.runtime.driver_hosts import driver_start
 from streamwarden.runtime.lease import lease_is_live
 from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.runtime.processes import is_alive
@@ -117,7 +119,9 @@ def observe(workspace: Workspace, job: str) -> Observation:
     heartbeat = documents.heartbeat(incarnation).read()
     progress = documents.progress(incarnation).read()
     ended = documents.exit(incarnation).read()
-    phase, reason, since, error = _conclude(workspace, incarnation, launch, heartbeat, ended, now)
+    # Only before the first heartbeat: later it says nothing that the heartbeat does not.
+    start = driver_start(workspace, incarnation) if heartbeat is None and ended is None else None
+    phase, reason, since, error = _conclude(workspace, incarnation, launch, heartbeat, ended, now, start)
     if phase is Phase.DEAD:
         # The driver may have written its exit between the two reads; its last error then says more.
         ended = documents.exit(incarnation).read()
@@ -179,14 +183,22 @@ def _conclude(
     heartbeat: Heartbeat | None,
     ended: Exit | None,
     now: datetime,
+    start: DriverStart | None = None,
 ) -> tuple[Phase, str, datetime, ErrorInfo | None]:
     if ended is not None:
         if ended.outcome == "stopped":
             return Phase.STOPPED, f"stopped after batch {ended.batch}", ended.at, None
         what = f"{ended.error.code}: {ended.error.what.splitlines()[0]}" if ended.error else "failed"
         return Phase.FAILED, what, ended.at, ended.error
+    if start is not None and start.ended is None and start.host is None:
+        waits = (
+            f"no driver host has taken it for {(now - start.at).total_seconds():.0f} s: is `streamwarden host` running?"
+        )
+        return Phase.STARTING, waits, start.at, None
     process = heartbeat.process if heartbeat else launch.process if launch else None
     last_sign = heartbeat.at if heartbeat else launch.at if launch else now
+    if start is not None and start.taken is not None:
+        last_sign = start.taken
     if process is not None and is_alive(process) is False:
         code: ErrorCode = "DRIVER_DIED" if heartbeat else "DRIVER_DID_NOT_START"
         died = StreamwardenError(code, f"incarnation {incarnation}, pid {process.pid}")

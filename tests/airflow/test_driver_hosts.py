@@ -1,0 +1,203 @@
+"""Driver hosts as processes of their own, with drivers that are stand-ins."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from streamwarden.cli.app import app
+from streamwarden.errors import StreamwardenError
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.runtime.driver_hosts import driver_hosts, driver_start, start_document
+from streamwarden.runtime.host_agent import HostAgent
+from streamwarden.runtime.processes import is_alive
+from streamwarden.runtime.standby import standby
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.act import restart
+from streamwarden.supervision.observe import Observation, Phase, observe
+from tests.airflow.conftest import Place
+
+pytestmark = pytest.mark.integration
+
+
+class Hosts:
+    """Starts driver hosts, and ends them with the test."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str, *, before: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+        command = [*before, sys.executable, "-m", "streamwarden.cli", "host", "--name", name]
+        process = subprocess.Popen([*command, "--root", str(self.place.workspace.root)])
+        self.started.append(process)
+        self.until(lambda: any(one.name == name for one in driver_hosts(self.place.workspace)))
+        return process
+
+    def until(self, condition: Callable[[], Any], *, timeout: float = 60) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def end(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def hosts(place: Place) -> Iterator[Hosts]:
+    place.profile(launcher="host")
+    made = Hosts(place)
+    yield made
+    made.end()
+
+
+def pid_of(seen: Observation) -> int:
+    assert seen.heartbeat is not None
+    return seen.heartbeat.process.pid
+
+
+def test_a_driver_belongs_to_its_host_and_outlives_it(place: Place, hosts: Hosts) -> None:
+    deploy_job(place.workspace, place.job, by="test")
+    time.sleep(0.5)
+    seen = place.seen()
+    assert seen.phase is Phase.STARTING and "no driver host has taken it" in seen.reason
+    first = hosts.start("h1")
+    seen = place.until(lambda seen: seen.phase is Phase.RUNNING)
+    assert psutil.Process(pid_of(seen)).ppid() == first.pid
+    assert seen.launch is not None and seen.launch.process == seen.heartbeat.process  # type: ignore[union-attr]
+    hosts.until(lambda: driver_hosts(place.workspace)[0].drivers == ["lamp"])
+
+    # Killed, and started again: the driver went on, and is found.
+    first.kill()
+    first.wait()
+    place.batch((seen.heartbeat.batch or 0) + 3)  # type: ignore[union-attr]
+    hosts.start("h1")
+    assert pid_of(place.seen()) == pid_of(seen)
+
+    # A driver that dies is told at once, and is restarted by the host, not by the process that decides it.
+    os.kill(pid_of(seen), signal.SIGKILL)
+    dead = place.until(lambda seen: not seen.phase.alive, timeout=10)
+    assert dead.error is not None and dead.error.code == "DRIVER_DIED"
+    hosts.until(lambda: observe(place.workspace, place.job).phase is Phase.FAILED, timeout=10)
+    assert restart(place.workspace, place.seen(), by="test") is not None
+    again = place.until(lambda seen: seen.phase is Phase.RUNNING and pid_of(seen) != pid_of(dead))
+    assert psutil.Process(pid_of(again)).ppid() == hosts.started[-1].pid
+    stopped = driver_control.stop(place.workspace, place.job, by="test")
+    assert stopped.phase is Phase.STOPPED
+    hosts.until(lambda: driver_start(place.workspace, str(stopped.incarnation)).ended is not None)  # type: ignore[union-attr]
+
+
+def test_of_two_hosts_one_starts_a_driver_and_the_less_loaded_the_next(place: Place, hosts: Hosts) -> None:
+    jobs = [f"lamp{number}" for number in range(6)]
+    for job in jobs:
+        place.write_job(job)
+    hosts.start("h1")
+    hosts.start("h2")
+    for job in jobs:
+        deploy_job(place.workspace, job, by="test")
+    hosts.until(lambda: all(observe(place.workspace, job).phase is Phase.RUNNING for job in jobs))
+    hosts.until(lambda: sum(len(one.drivers) for one in driver_hosts(place.workspace)) == 6)
+    assert all(one.drivers for one in driver_hosts(place.workspace))
+    shown = CliRunner().invoke(app, ["hosts", "--root", str(place.workspace.root)])
+    assert shown.exit_code == 0 and shown.output.count("lives") == 2, shown.output
+    found = [process for process in psutil.process_iter(["cmdline"]) if str(place.workspace.root) in _line(process)]
+    drivers = [process for process in found if "--incarnation" in _line(process)]
+    assert len(drivers) == 6
+
+
+def _line(process: psutil.Process) -> str:
+    return " ".join(process.info["cmdline"] or [])
+
+
+def looking(*agents: HostAgent, until: Callable[[], Any]) -> None:
+    """Let hosts of this process look at the requests until a condition holds."""
+    deadline = time.monotonic() + 60
+    while not until():
+        assert time.monotonic() < deadline
+        for agent in agents:
+            agent.look()
+        time.sleep(0.1)
+
+
+def test_a_full_host_leaves_a_driver_to_another(place: Place, hosts: Hosts) -> None:
+    workspace = place.workspace
+    place.write_job("second")
+    for job in (place.job, "second"):
+        deploy_job(workspace, job, by="test")
+    full, free = HostAgent(workspace, name="h1", most=1), HostAgent(workspace, name="h2")
+    looking(full, until=lambda: place.seen().phase is Phase.RUNNING)
+    assert observe(workspace, "second").phase is Phase.STARTING
+    looking(full, free, until=lambda: observe(workspace, "second").phase is Phase.RUNNING)
+    looking(full, free, until=lambda: [one.drivers for one in driver_hosts(workspace)] == [["lamp"], ["second"]])
+
+
+def test_a_name_is_for_one_host(place: Place, hosts: Hosts) -> None:
+    HostAgent(place.workspace, name="h1").look()
+    with pytest.raises(StreamwardenError, match="HOST_NAME_TAKEN"):
+        HostAgent(place.workspace, name="h1").run(threading.Event())
+    with pytest.raises(StreamwardenError, match="CONFIG_INVALID"):
+        HostAgent(place.workspace, name="../../etc")
+
+
+def test_a_start_that_a_killed_host_had_taken_is_done_by_the_next(place: Place, hosts: Hosts) -> None:
+    deploy_job(place.workspace, place.job, by="test")
+    incarnation = str(place.seen().incarnation)
+    document = start_document(place.workspace, incarnation)
+    # As if the host had been killed between its compare-and-swap and the start.
+    document.update(lambda now: now.model_copy(update={"host": "h1", "taken": now.at}))  # type: ignore[union-attr]
+    looking(HostAgent(place.workspace, name="h1"), until=lambda: place.seen().phase is Phase.RUNNING)
+    assert place.seen().incarnation == incarnation
+
+
+def test_a_request_that_a_later_one_has_replaced_starts_nothing(place: Place, hosts: Hosts) -> None:
+    deploy_job(place.workspace, place.job, by="test")
+    old = str(place.seen().incarnation)
+    driver_control.start(place.workspace, place.job, by="test")
+    looking(HostAgent(place.workspace, name="h1"), until=lambda: place.seen().phase is Phase.RUNNING)
+    assert place.seen().incarnation != old
+    start = driver_start(place.workspace, old)
+    assert start is not None and start.ended is not None and start.process is None
+
+
+def test_a_standby_leaves_the_start_to_a_host(place: Place, hosts: Hosts) -> None:
+    agent = HostAgent(place.workspace, name="h1")
+    deploy_job(place.workspace, place.job, by="test")
+    looking(agent, until=lambda: place.seen().phase is Phase.RUNNING)
+    desired = place.seen().desired
+    assert desired is not None
+    driver_control.stop(place.workspace, place.job, by="test")
+    with standby(place.workspace, desired.spec, state=False) as spare:
+        spare.await_ready()
+        incarnation = driver_control.start(place.workspace, place.job, by="test", spare=spare)
+    looking(agent, until=lambda: place.seen().phase is Phase.RUNNING)
+    start = driver_start(place.workspace, incarnation)
+    assert start is not None and start.host == "h1"
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="a PID namespace of its own needs root and unshare"
+)
+def test_a_driver_elsewhere_is_killed_through_its_host(place: Place, hosts: Hosts) -> None:
+    # As in another container: this process cannot see the driver's.
+    hosts.start("h1", before=("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"))
+    place.write_job(standin_stop_gate=str(place.gate("never")))
+    seen = place.deploy()
+    assert seen.heartbeat is not None and is_alive(seen.heartbeat.process) is None
+    ended = driver_control.stop(place.workspace, place.job, by="test", timeout=2, kill=True)
+    assert ended.error is not None and ended.error.code in ("DRIVER_KILLED", "DRIVER_DIED")
+    start = driver_start(place.workspace, str(ended.incarnation))
+    assert start is not None and start.kill and start.ended is not None
