@@ -2,56 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from tests.http_receiver import HttpReceiver, wait_until
 
-class Collector:
-    """Listens on a free port while used as a context.
 
-    Parameters
-    ----------
-    delay
-        Seconds to wait before each answer.
-    status
-        The answer's.
-    """
+class Collector(HttpReceiver):
+    """Listens on a free port while used as a context."""
 
-    def __init__(self, *, delay: float = 0, status: int = 200) -> None:
-        self.requests: list[ExportMetricsServiceRequest] = []
-        self.paths: list[str] = []
-        self.released = threading.Event()
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                collector.paths.append(self.path)
-                collector.requests.append(ExportMetricsServiceRequest.FromString(body))
-                collector.released.wait(delay)
-                self.send_response(status)
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.released.set()
-        self._server.shutdown()
-        self._server.server_close()
+    @property
+    def requests(self) -> list[ExportMetricsServiceRequest]:
+        return [ExportMetricsServiceRequest.FromString(body) for body in self.bodies]
 
     def newest(self) -> tuple[dict[str, str], dict[str, Any]]:
         """Return the newest request's resource attributes, and its metrics by name."""
@@ -68,10 +31,3 @@ class Collector:
 
         wait_until(there, timeout)
         return self.newest()
-
-
-def wait_until(condition: Callable[[], object], timeout: float = 30) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)

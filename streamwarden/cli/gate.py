@@ -99,10 +99,11 @@ def check(
 ) -> None:
     """Decide now about the versions that are not published, also if they are held. Exits with status 1 if held."""
     from streamwarden.quality.gate import Gate
+    from streamwarden.quality.lineage import open_lineage
 
     workspace = open_workspace(profile, root=root)
-    with err.status("checking"):
-        gate = Gate(workspace, expectations)
+    with err.status("checking"), open_lineage(workspace) as lineage:
+        gate = Gate(workspace, expectations, lineage)
         decision = gate.decide(table, again=True, anew=anew)
         gate.keep_results()
     state = gate_state(workspace, table)
@@ -127,9 +128,11 @@ def accept(
 ) -> None:
     """Publish the held versions of a table as they are."""
     from streamwarden.quality.gate import Gate
+    from streamwarden.quality.lineage import open_lineage
 
     workspace = open_workspace(profile, root=root)
-    decision = Gate(workspace, expectations).accept(table, by=who(), note=note)
+    with open_lineage(workspace) as lineage:
+        decision = Gate(workspace, expectations, lineage).accept(table, by=who(), note=note)
     if as_json:
         print_json(decision.model_dump(mode="json"))
     else:
@@ -235,6 +238,7 @@ def watch(profile: ProfileOption = None, root: RootOption = None, expectations: 
     """Decide about each new version of all tables that have a suite, until a signal. The `gate` DAG runs this."""
     from streamwarden.quality.gate import Gate
     from streamwarden.quality.gate_watch import watch as watch_tables
+    from streamwarden.quality.lineage import open_lineage
 
     workspace = open_workspace(profile, root=root)
     stop = threading.Event()
@@ -253,7 +257,8 @@ def watch(profile: ProfileOption = None, root: RootOption = None, expectations: 
                 err.print(line, markup=False, soft_wrap=True)
 
     err.print("the gate watches the tables that have a suite", markup=False)
-    watch_tables(workspace, Gate(workspace, expectations), told, stop)
+    with open_lineage(workspace) as lineage:
+        watch_tables(workspace, Gate(workspace, expectations, lineage), told, stop)
 
 
 @app.command()

@@ -24,6 +24,7 @@ from streamwarden.quality.engine import import_great_expectations
 from streamwarden.quality.gate_state import gate_document
 from streamwarden.quality.holds import hold_of
 from streamwarden.quality.kept_results import KeptResults
+from streamwarden.quality.lineage import DecisionRun, Lineage
 from streamwarden.quality.range_judge import Judged, RangeJudge
 from streamwarden.quality.results import ExpectationResult, QualityRun, TableResult, table_status
 from streamwarden.quality.suites import Suite, load_suite, suite_digest, suite_names
@@ -46,6 +47,7 @@ class _Check:
     suite: Suite
     path: Path
     digest: str
+    lineage: DecisionRun
     began: float = field(default_factory=time.monotonic)
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -71,10 +73,13 @@ class Gate:
         Where the tables are.
     expectations
         The folder of suites; a suite is read anew for each decision. Default: beside ``config/``.
+    lineage
+        Sends an event of each decision. Default: nothing is sent.
     """
 
-    def __init__(self, workspace: Workspace, expectations: Path | None = None) -> None:
+    def __init__(self, workspace: Workspace, expectations: Path | None = None, lineage: Lineage | None = None) -> None:
         self._workspace = workspace
+        self.lineage = lineage or Lineage(workspace)
         self._expectations = expectations or workspace.config.parent / "expectations"
         self._judge = RangeJudge(workspace, self._expectations)
         self._kept = KeptResults(workspace)
@@ -129,7 +134,10 @@ class Gate:
             ``TABLE_NOT_FOUND``, ``TABLE_DAMAGED``, ``SUITE_INVALID``, ``GATE_LOG_GONE``, ``PUBLISHED_LOG_DAMAGED`` or
             ``PUBLISHED_TABLE_REPLACED``.
         """
-        return self._raced(lambda: self._decide(table, again=again, anew=anew, idle=idle))
+        with self.lineage.deciding(table, has_suite=self._suite_path(table).is_file()) as run:
+            decision = self._raced(lambda: self._decide(run, table, again=again, anew=anew, idle=idle))
+            run.ended(decision)
+            return decision
 
     def accept(self, table: str, *, by: str, note: str) -> Decision:
         """Publish the held versions of a table as they are, and only these.
@@ -156,6 +164,7 @@ class Gate:
             versions, start = self._opened(table, anew=held.anew)
             if held.is_over(start.content):
                 raise StreamwardenError("GATE_NOTHING_HELD", f"{table}: version {held.version} is published")
+            run.start()
             added = versions.whole(held.version) if start == NOTHING else versions.added(start.content, held.version)
             document.update(lambda now: (now or GateRecord(table=table)).accepting(held))
             decision = Decision(
@@ -172,7 +181,13 @@ class Gate:
             )
             return self._publish(table, start, added, decision, anew=held.anew)
 
-        return self._raced(accept)
+        with self.lineage.deciding(table, has_suite=False) as run:
+            decision = self._raced(accept)
+            run.ended(decision)
+            return decision
+
+    def _suite_path(self, table: str) -> Path:
+        return self._expectations / f"{table}.json"
 
     def _raced(self, work: Callable[[], T]) -> T:
         for number in range(_RACES):
@@ -195,10 +210,10 @@ class Gate:
             raise StreamwardenError("PUBLISHED_TABLE_REPLACED", table)
         return versions, log.finish(start)
 
-    def _decide(self, table: str, *, again: bool, anew: bool, idle: bool) -> Decision | None:
-        path = self._expectations / f"{table}.json"
+    def _decide(self, lineage: DecisionRun, table: str, *, again: bool, anew: bool, idle: bool) -> Decision | None:
+        path = self._suite_path(table)
         digest = suite_digest(path)
-        check = _Check(load_suite(path), path, digest)
+        check = _Check(load_suite(path), path, digest, lineage)
         record = gate_document(self._workspace, table).read() or GateRecord(table=table)
         versions, start = self._opened(table, anew=anew)
         latest = versions.log.latest
@@ -211,6 +226,7 @@ class Gate:
             return self._decide_idle(check, versions, record, latest) if idle or again else None
         if hold is not None and not hold.is_empty and not hold.is_over(start.content) and not again:
             return None
+        check.lineage.start()
         added = versions.whole(latest) if start == NOTHING else versions.added(start.content, latest)
         judged = self._judge.judge(check.suite, versions, added, latest) if added.files else Judged(0)
         run = self._result(check, versions, added, judged, start, latest)
@@ -230,6 +246,8 @@ class Gate:
             return None
         if record.hold is not None:
             return None
+        # Not before: these rules are judged again and again, and mostly there is nothing to tell.
+        check.lineage.start()
         fields = {"status": "failed", "after": latest, "seconds": check.seconds}
         run = self._write(check, latest, judged.of(check.suite), **fields)
         hold = hold_of(check.suite, run, judged, NewFiles((), changes=False), versions, latest)

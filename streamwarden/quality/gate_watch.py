@@ -75,6 +75,11 @@ def watch(workspace: Workspace, gate: Gate, told: Told, stop: threading.Event, *
     StreamwardenError
         ``SUITE_INVALID``: there is no suite at the beginning.
     """
+    with gate.lineage.watching():
+        _watch(workspace, gate, told, stop, poll)
+
+
+def _watch(workspace: Workspace, gate: Gate, told: Told, stop: threading.Event, poll: float) -> None:
     names, tables = gate.tables, dict[str, _Table]()
     kept = time.monotonic()
     while not stop.is_set():
@@ -85,6 +90,7 @@ def watch(workspace: Workspace, gate: Gate, told: Told, stop: threading.Event, *
         if time.monotonic() > kept + KEEP_S:
             _keep(gate, told)
             kept = time.monotonic()
+        gate.lineage.still_watching()
         stop.wait(poll)
         with suppress(StreamwardenError):
             names = gate.tables

@@ -20,8 +20,9 @@ from streamwarden.operations.status import job_status
 from streamwarden.runtime.processes import kill
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import Observation, Phase
+from tests.http_receiver import wait_until
 from tests.integration.conftest import BY, Place, log_of
-from tests.otlp_collector import Collector, wait_until
+from tests.otlp_collector import Collector
 
 pytestmark = pytest.mark.integration
 

@@ -17,8 +17,8 @@ from streamwarden.formats.progress_table import ProgressTable
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 from tests.batches import make_place
+from tests.http_receiver import wait_until
 from tests.integration.conftest import REPOSITORY
-from tests.otlp_collector import wait_until
 
 pytestmark = pytest.mark.integration
 

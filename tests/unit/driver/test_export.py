@@ -23,7 +23,7 @@ from streamwarden.model.status import DriverState
 from streamwarden.supervision.health_rules import Health
 from tests import otlp_collector
 from tests.batches import made_batch
-from tests.otlp_collector import wait_until
+from tests.http_receiver import wait_until
 
 pytestmark = pytest.mark.unit
 

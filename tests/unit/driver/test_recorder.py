@@ -22,7 +22,7 @@ from streamwarden.runtime.processes import current_process
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 from tests.batches import made_batch, make_place
-from tests.otlp_collector import wait_until
+from tests.http_receiver import wait_until
 
 pytestmark = pytest.mark.unit
 
