@@ -16,13 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 # The set-up's own, which reaches the package index as the set-up did.
 UV = ROOT / ".tools" / "bin" / "uv"
 
-EXTRAS = ("airflow", "boto3", "asyncpg", "psycopg2", "confluent_kafka")
+EXTRAS = ("airflow", "boto3", "asyncpg", "psycopg2", "confluent_kafka", "openlineage")
 
 # Everything but what an extra is for, in one process.
 IMPORT_ALL = """
 import importlib, pkgutil, streamwarden
 named = [one.name for one in pkgutil.walk_packages(streamwarden.__path__, "streamwarden.", onerror=lambda _: None)]
-skipped = ("streamwarden.airflow", "streamwarden.storage.s3", "streamwarden.storage.s3_client")
+skipped = ("streamwarden.airflow", "streamwarden.storage.s3", "streamwarden.storage.s3_client",
+           "streamwarden.quality.lineage_events")
 for name in named:
     if not name.startswith("streamwarden.airflow") and name not in skipped and not name.endswith("__main__"):
         importlib.import_module(name)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from typing import IO
 
 from streamwarden.airflow.operators.base import PlaceOperator
@@ -27,8 +28,16 @@ class CommandOperator(PlaceOperator):
         if self._process is not None and self._process.poll() is None:
             kill(process_of(self._process.pid))
 
-    def run_command(self, arguments: list[str]) -> tuple[int, str, str]:
-        """Run a command of Streamwarden; return its exit code, its output, and the end of its log."""
+    def run_command(self, arguments: list[str], environment: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+        """Run a command of Streamwarden; return its exit code, its output, and the end of its log.
+
+        Parameters
+        ----------
+        arguments
+            The command's.
+        environment
+            Variables of the process beside the worker's.
+        """
         workspace = self.open()
         command = [sys.executable, "-m", "streamwarden.cli", *arguments]
         place = {
@@ -45,7 +54,7 @@ class CommandOperator(PlaceOperator):
             text=True,
             errors="replace",
             cwd=workspace.config.parent,
-            env={**os.environ, **place, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, **(environment or {}), **place, "PYTHONUNBUFFERED": "1"},
         )
         try:
             assert self._process.stdout is not None and self._process.stderr is not None
