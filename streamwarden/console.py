@@ -15,7 +15,10 @@ from rich.console import Console
 
 __all__ = ["err", "out", "use_place"]
 
-_COMMAND = re.compile(r"(?<![/\w])streamwarden (?:(?:landing|operations|savepoints) )?[a-z-]+\b")
+_GROUPS = "corrections|features|gate|landing|operations|quarantine|savepoints"
+"""Commands that have commands of their own, which take the options."""
+
+_COMMAND = re.compile(rf"(?<![/\w])streamwarden (?:(?:{_GROUPS}) )?[a-z-]+\b")
 
 _WIDTH = 200
 
