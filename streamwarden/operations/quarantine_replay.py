@@ -289,9 +289,8 @@ def _append(workspace: Workspace, table: str, rows: pa.Table, replay: str) -> bo
             opened = DeltaTable(address, storage_options=options)
             if opened.transaction_version(application) is not None:
                 return False
-            properties = CommitProperties(
-                app_transactions=[Transaction(application, 1, round(time.time() * 1000))], max_commit_retries=0
-            )
+            # delta-rs commits on top of others' versions, but not of one with the same transaction.
+            properties = CommitProperties(app_transactions=[Transaction(application, 1, round(time.time() * 1000))])
             write_deltalake(opened, rows, mode="append", commit_properties=properties)
         except CommitFailedError as error:
             if number == _TRIES:

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 from streamwarden.cli.app import app
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.quarantine_edits import EditsTable
+from streamwarden.landing.file import LandedFile
+from streamwarden.landing.plans import plans_of
 from streamwarden.operations import quarantine_replay
 from streamwarden.operations.quarantine import Quarantined, RowState, quarantined_rows
 from streamwarden.operations.quarantine_replay import Replayed, replay_rows
@@ -167,6 +169,19 @@ def test_a_killed_call_is_completed(files: Place, monkeypatch: pytest.MonkeyPatc
     assert len(done) == (1 if same_call else 2)
 
 
+def test_a_file_that_was_read_and_archived_does_not_land_again(files: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.by_rule("r1", {"n": -1}, "a.jsonl", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(EditsTable, "mark_sent", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            files.replay({"r1": {"n": 1}})
+    (file,) = files.landing.iterdir()
+    plans_of(files.workspace, "job").create(0, [LandedFile(file.name, str(files.landing), 9, 1)])
+    file.unlink()
+    assert [one.sent for one in files.replay({"r1": {"n": 1}})] == [False]
+    assert not files.landed() and files.edits()[0]["sent"]
+
+
 def test_of_many_replays_of_a_row_at_once_one_happens(files: Place) -> None:
     files.by_rule("r1", {"n": -1}, "a.jsonl", 0)
 
@@ -206,6 +221,25 @@ def test_bad_input_of_a_table_is_appended_once(table: Place) -> None:
     # Unchanged, it fails once more.
     table.refused('{"k":"b","n":2.0,"at":"2024-05-01T12:30:00.250000Z"}')
     assert (table.rows()[first].state, table.rows()[first].attempts) == (RowState.FAILED_AGAIN, 2)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_an_append_that_another_writer_overtakes(table: Place, monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
+    table.refused(json.dumps({"k": "b", "n": -1.0}))
+    (name,) = table.rows()
+    real, calls = write_deltalake, []
+
+    def overtaken(opened: DeltaTable, rows: pa.Table, **given: Any) -> None:
+        calls.append(opened.version())
+        if len(calls) == 1:
+            # Another call for the same replay, or the writer of the table.
+            real(opened.table_uri, rows, **(given if same else {"mode": "append"}))
+        real(opened, rows, **given)
+
+    monkeypatch.setattr(quarantine_replay, "write_deltalake", overtaken)
+    (done,) = table.replay({name: {"k": "b", "n": 2.0}})
+    assert (done.sent, calls) == (not same, [0])
+    assert [row["k"] for row in table.events()].count("b") == (1 if same else 2)
 
 
 @pytest.mark.parametrize(
