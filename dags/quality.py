@@ -17,8 +17,9 @@ with DAG(
     description="Check the output tables against their expectations.",
     doc_md=(
         "Runs the Great Expectations suites in `expectations/` on the Delta tables, in a process outside Airflow's:"
-        " in memory, or by Spark for tables that do not fit. Writes JSON results and an HTML report to `quality/` in"
-        " the root folder. A failed suite fails the task, which names the table and the expectations.\n\nHas no"
+        " in memory, or by Spark for tables that do not fit. Writes JSON results, an HTML report and Great"
+        " Expectations' Data Docs to `quality/` in the root folder. A failed suite fails the task, which"
+        " names the table and the expectations.\n\nHas no"
         " schedule unless `STREAMWARDEN_QUALITY_SCHEDULE` sets one, such as `@hourly` or `*/15 * * * *`: a check reads"
         " whole tables."
     ),
@@ -42,5 +43,9 @@ with DAG(
     },
 ):
     CheckOperator(
-        task_id="check", pre_execute=known_keys_only(), tables_param="tables", execution_timeout=timedelta(hours=1)
+        task_id="check",
+        pre_execute=known_keys_only(),
+        tables_param="tables",
+        data_docs=True,
+        execution_timeout=timedelta(hours=1),
     )

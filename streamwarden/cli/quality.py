@@ -1,9 +1,9 @@
-"""Commands for data quality: check."""
+"""Commands for data quality: check, and Great Expectations' Data Docs of a check."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,12 +16,19 @@ from streamwarden.cli.terminal import (
     print_json,
     reported,
 )
+from streamwarden.errors import StreamwardenError
+from streamwarden.storage import LocalStorage
 from streamwarden.store.layout import QUALITY
-from streamwarden.store.workspace import open_workspace
+from streamwarden.store.workspace import Workspace, open_workspace
+
+if TYPE_CHECKING:
+    from streamwarden.quality.results import QualityRun
 
 __all__ = ["app"]
 
 app = typer.Typer()
+
+_CHECK_FIRST = "Run `streamwarden check`."
 
 
 @app.command()
@@ -35,6 +42,9 @@ def check(
     expectations: Annotated[
         Path | None, typer.Option(help="Folder of suites; default: expectations/ beside config/.")
     ] = None,
+    data_docs: Annotated[
+        bool, typer.Option("--data-docs", help="Also write Great Expectations' Data Docs of the check.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check output tables against their expectations. Exits with status 1 if any fails."""
@@ -55,6 +65,8 @@ def check(
         )
     report = workspace.root / QUALITY / run.run_id / REPORT
     found = {**run.brief(), "report": str(report)}
+    if data_docs:
+        found["data_docs"] = str(_write_docs(workspace, run))
     if as_json:
         print_json(found)
     else:
@@ -64,5 +76,45 @@ def check(
                 words = f"{failure['expectation']} ({failure['column'] or 'table'}): {failure['detail']}"
                 out.print(f"  {failure['severity']}: {words}", markup=False)
         out.print(f"report: {report}", markup=False, soft_wrap=True)
+        if data_docs:
+            out.print(f"data docs: {found['data_docs']}", markup=False, soft_wrap=True)
     if not run.success:
         raise typer.Exit(1)
+
+
+@app.command("data-docs")
+@reported
+def data_docs(
+    run: Annotated[
+        str | None, typer.Argument(help="The id of a check, or of a decision of the gate; default: the newest.")
+    ] = None,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write Great Expectations' Data Docs of a check: pages that load nothing from elsewhere, and its JSON objects."""
+    from streamwarden.quality.documents import latest_runs, read_run
+
+    workspace = open_workspace(profile, root=root)
+    storage = LocalStorage(workspace.root)
+    if run is not None:
+        found = read_run(storage, QUALITY, run)
+    else:
+        newest = latest_runs(storage, QUALITY, 1)
+        if not newest:
+            raise StreamwardenError(
+                "DOCUMENT_INVALID", f"{workspace.root / QUALITY}: no check yet", remedy=_CHECK_FIRST
+            )
+        found = newest[0]
+    with err.status("rendering"):
+        page = _write_docs(workspace, found)
+    if as_json:
+        print_json({"run": found.run_id, "data_docs": str(page)})
+    else:
+        out.print(str(page), markup=False, soft_wrap=True)
+
+
+def _write_docs(workspace: Workspace, run: QualityRun) -> Path:
+    from streamwarden.quality.data_docs.site import write_data_docs
+
+    return workspace.root / write_data_docs(LocalStorage(workspace.root), run)

@@ -50,7 +50,7 @@ def check(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script:
         return real([sys.executable, str(tmp_path / "fake")], **kwargs)
 
     monkeypatch.setattr(command, "subprocess", SimpleNamespace(**{**vars(command.subprocess), "Popen": popen}))
-    operator = CheckOperator(task_id="check", tables_param="tables", **place.place())
+    operator = CheckOperator(task_id="check", tables_param="tables", data_docs=True, **place.place())
     result = operator.execute({"params": params})  # type: ignore[typeddict-item]
     return result, asked[0]
 
@@ -61,7 +61,7 @@ def test_passes_tables_and_returns_the_report(place: Place, monkeypatch: pytest.
     result, asked = check(place, monkeypatch, tmp_path, script, tables=["trips", "card_sessions"])
     assert result == {"run": "7", "success": True, "report": "r.html"}
     assert asked == [
-        "-m", "streamwarden.cli", "check", "--json", "--table", "trips", "--table", "card_sessions"
+        "-m", "streamwarden.cli", "check", "--json", "--data-docs", "--table", "trips", "--table", "card_sessions"
     ]  # fmt: skip
 
 

@@ -26,6 +26,8 @@ class CheckOperator(CommandOperator):
         Table names; if empty, all tables that have a suite. (templated, or set by `tables_param`)
     tables_param
         A DAG param that holds the list of names, and replaces `tables`.
+    data_docs
+        Whether to write Great Expectations' Data Docs of the check, too.
     profile, config, root
         The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
     """
@@ -33,15 +35,18 @@ class CheckOperator(CommandOperator):
     template_fields: Sequence[str] = ("tables",)
     ui_color = "#efe4f2"
 
-    def __init__(self, *, tables: Sequence[str] = (), tables_param: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *, tables: Sequence[str] = (), tables_param: str | None = None, data_docs: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
+        self.data_docs = data_docs
         self.tables = tables
         self.tables_param = tables_param
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the check and evaluate its result."""
         tables = context["params"][self.tables_param] if self.tables_param else self.tables
-        command = ["check", "--json"]
+        command = ["check", "--json", *(["--data-docs"] if self.data_docs else [])]
         for table in tables or ():
             command += ["--table", str(table)]
         code, output, errors = self.run_command(command)

@@ -16,7 +16,7 @@ from streamwarden.airflow.pages.acts import ACTS
 from streamwarden.airflow.pages.fresh import Fresh
 from streamwarden.airflow.pages.operations import find_operation, list_operations, operation_of_run, timeline_of
 from streamwarden.airflow.pages.places import Place, Who, all_jobs, known_job, known_table
-from streamwarden.airflow.pages.render import HEADERS, links_of, page
+from streamwarden.airflow.pages.render import HEADERS, KEPT, links_of, page
 from streamwarden.airflow.pages.savepoints import TONES as PROOF_TONES
 from streamwarden.airflow.pages.savepoints import JobSavepoints, savepoints_of
 from streamwarden.errors import StreamwardenError
@@ -52,8 +52,7 @@ def build_app() -> FastAPI:
         if found is None or not file.is_file():
             raise HTTPException(404, f"No file {name}")
         # The address names the version: a browser may keep it.
-        kept = {"Cache-Control": "private, max-age=86400"}
-        return Response(file.read_bytes(), headers={**HEADERS, **kept}, media_type=_TYPES[found[1]])
+        return Response(file.read_bytes(), headers={**HEADERS, **KEPT}, media_type=_TYPES[found[1]])
 
     @app.get("/operations")
     def operations(request: Request, place: Place, who: Who, job: str = "") -> Response:

@@ -11,6 +11,7 @@ from typing import Any
 from streamwarden.airflow.pages.charts import sparkline
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.quality_table import QualityTable
+from streamwarden.quality.data_docs.files import KINDS, docs_key
 from streamwarden.quality.documents import read_run
 from streamwarden.quality.gate_state import GateState, gate_state
 from streamwarden.quality.gate_words import state_words
@@ -20,14 +21,24 @@ from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import CONTROL, QUALITY
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["Check", "TableQuality", "TableRun", "Trend", "checks_of", "jobs_by_table", "table_quality", "table_run"]
+__all__ = [
+    "Check",
+    "TableQuality",
+    "TableRun",
+    "Trend",
+    "checks_of",
+    "data_docs_page",
+    "jobs_by_table",
+    "table_quality",
+    "table_run",
+]
 
 _COLUMNS = ("table", "at", "run", "passed", "rows", "success", "expectation")
 
 _SHOWN = 12
 """Checks of a table in the list."""
 
-_RUN = re.compile(r"[\w.-]+")
+_RUN = re.compile(r"\w[\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -144,12 +155,15 @@ class TableRun:
         Its result.
     trends
         By expectation.
+    has_docs
+        Whether its Data Docs were written.
     """
 
     run: str
     started: str
     result: TableResult
     trends: dict[str, Trend]
+    has_docs: bool
 
     def groups(self) -> list[tuple[str, str, list[ExpectationResult]]]:
         """Return tone, title and expectations, failed ones first."""
@@ -247,7 +261,21 @@ def table_run(workspace: Workspace, table: str, run: str, since: datetime) -> Ta
     except StreamwardenError:
         # The check is shown without trends.
         rows = []
-    return TableRun(run, document.started, result, _trends(rows))
+    return TableRun(run, document.started, result, _trends(rows), (workspace.root / docs_key(run)).exists())
+
+
+def data_docs_page(workspace: Workspace, kind: str, table: str, run: str) -> bytes | None:
+    """Return a page of the Data Docs of a check; None if there is none.
+
+    Parameters
+    ----------
+    kind
+        ``validations`` or ``expectations``.
+    """
+    if kind not in KINDS or _RUN.fullmatch(run) is None:
+        return None
+    entry = LocalStorage(workspace.root).read(docs_key(run, f"{kind}/{table}.html"))
+    return entry.data if entry is not None else None
 
 
 def _trends(rows: list[dict[str, Any]]) -> dict[str, Trend]:

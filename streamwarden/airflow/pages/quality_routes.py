@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import RedirectResponse
 
 from streamwarden.airflow.pages.acts import ACTS
 from streamwarden.airflow.pages.fresh import Fresh
 from streamwarden.airflow.pages.places import Place, Table, Who, seen_tables
-from streamwarden.airflow.pages.quality import SINCE, TableQuality, table_quality, table_run
-from streamwarden.airflow.pages.render import page, rows
+from streamwarden.airflow.pages.quality import SINCE, TableQuality, data_docs_page, table_quality, table_run
+from streamwarden.airflow.pages.render import DOCS_HEADERS, KEPT, links_of, page, rows
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
+from streamwarden.quality.data_docs.files import ASSETS, asset
 from streamwarden.quality.gate_words import decision_note, version_range
 from streamwarden.store.workspace import Workspace
 
@@ -52,3 +54,26 @@ def one_run(request: Request, table: Table, run: str, place: Place) -> Response:
     if found is None:
         raise HTTPException(404, f"No check {run} of {table}")
     return page(request, "run.html.j2", table=table, one=found, range=version_range, rows=rows)
+
+
+@router.get("/docs/{run}/index.html")
+def docs_index(request: Request) -> Response:
+    """Lead from Data Docs back to the list: their own first page names tables that the reader may not see."""
+    return RedirectResponse(links_of(request).page("quality"))
+
+
+@router.get("/docs/{run}/static/{name}")
+def docs_static(name: str) -> Response:
+    """Return a style sheet of the Data Docs."""
+    if name not in ASSETS:
+        raise HTTPException(404, f"No file {name}")
+    return Response(asset(name), headers={**DOCS_HEADERS, **KEPT}, media_type="text/css")
+
+
+@router.get("/docs/{run}/{kind}/{table}.html")
+def docs_page(run: str, kind: str, table: Table, place: Place) -> Response:
+    """Show Great Expectations' page of a check of a table, or of its suite."""
+    text = data_docs_page(place, kind, table, run)
+    if text is None:
+        raise HTTPException(404, f"No Data Docs of the check {run}: streamwarden data-docs {run} writes them")
+    return Response(text, headers=DOCS_HEADERS, media_type="text/html; charset=utf-8")

@@ -19,7 +19,7 @@ from streamwarden.airflow.pages.events import Event
 from streamwarden.airflow.pages.links import Links
 from streamwarden.airflow.pages.streams import TONES
 
-__all__ = ["HEADERS", "links_of", "page", "rows"]
+__all__ = ["DOCS_HEADERS", "HEADERS", "KEPT", "links_of", "page", "rows"]
 
 HEADERS = {
     # The page's own files alone; nothing inline. Airflow's UI frames it.
@@ -30,6 +30,18 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
+
+DOCS_HEADERS = {
+    **HEADERS,
+    # Great Expectations' pages have styles in their elements. They need no script.
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none';"
+        " frame-ancestors 'self'"
+    ),
+}
+
+KEPT = {"Cache-Control": "private, max-age=86400"}
+"""For files that a browser may keep."""
 
 
 def links_of(request: Request) -> Links:

@@ -49,6 +49,9 @@ ADDRESSES = {
     "/quality": "/quality",
     "/quality/{table}": "/quality/trips",
     "/quality/{table}/{run}": f"/quality/trips/{RUN}",
+    "/docs/{run}/index.html": f"/docs/{RUN}/index.html",
+    "/docs/{run}/static/{name}": f"/docs/{RUN}/static/bootstrap.min.css",
+    "/docs/{run}/{kind}/{table}.html": f"/docs/{RUN}/validations/trips.html",
     "/act/{name}": "/act/rescale?job=slow",
     "/dag/{dag_id}": "/dag/job_slow",
     "/dag/{dag_id}/run/{run_id:path}": "/dag/rescale/run/manual__2026",
@@ -200,6 +203,41 @@ def test_a_held_table_shows_rows_and_what_can_be_done(client: Callable[..., Test
     text = get(client(), "/quality/trips").text
     assert "versions 4 to 5" in text and "Fares are positive." in text and "gate accept trips" in text
     assert "&lt;script&gt;" in text
+
+
+def test_a_check_leads_to_its_data_docs(client: Callable[..., TestClient]) -> None:
+    one = client()
+    text = get(one, f"/quality/trips/{RUN}").text
+    for kind in ("validations", "expectations"):
+        assert f"{PREFIX}/docs/{RUN}/{kind}/trips.html" in text
+        answer = get(one, f"/docs/{RUN}/{kind}/trips.html")
+        assert answer.text == f"the page {kind}/trips.html"
+        policy = answer.headers["content-security-policy"]
+        assert "script-src" not in policy and "frame-ancestors 'self'" in policy
+    # The first page of the site has all tables, also those that the reader may not see.
+    assert get(one, f"/docs/{RUN}/index.html").headers["location"] == f"{PREFIX}/quality"
+    assert get(client(manager=_NoDags), f"/docs/{RUN}/validations/trips.html").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/docs/../validations/trips.html",
+        "/docs/%2e%2e/validations/trips.html",
+        "/docs/..%2f..%2fx/validations/trips.html",
+        f"/docs/{RUN}/%2e%2e/trips.html",
+        f"/docs/{RUN}/static/trips.html",
+        f"/docs/{RUN}/validations/..%2ftrips.html",
+        f"/docs/{RUN}/validations/%2e%2e%2f%2e%2e%2fresults.html",
+        f"/docs/{RUN}/static/bootstrap.LICENSE",
+        f"/docs/{RUN}/static/..%2f__init__.py",
+        f"/docs/{RUN}/validations/nobody.html",
+        "/docs/x/validations/trips.html",
+        "/quality/trips/%2e%2e",
+    ],
+)
+def test_no_other_file_is_served(client: Callable[..., TestClient], address: str) -> None:
+    assert get(client(), address).status_code == 404
 
 
 def test_a_slow_job_is_explained(client: Callable[..., TestClient]) -> None:
