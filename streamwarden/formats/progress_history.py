@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamwarden.formats.progress_files import KeptResults, files_of, read_file
-from streamwarden.formats.progress_table import COLUMNS, ProgressTable
+from streamwarden.formats.progress_table import ProgressTable
 from streamwarden.model.progress import BatchProgress
 from streamwarden.store.workspace import Workspace
 
@@ -177,12 +177,14 @@ class ProgressHistory(ProgressTable):
         """
         names = tuple(columns)
         found = self._tried(lambda: self._cells(window, jobs, names))
+        written: dict[tuple[str, str], int] = {}
+        for job, one in found:
+            for incarnation, batch in one.newest.items():
+                written[job, incarnation] = max(written.get((job, incarnation), -1), batch)
         for job, (incarnation, batches) in (newer or {}).items():
-            written = max((one.newest.get(incarnation, -1) for own, one in found if own == job), default=-1)
-            rows = [_row(done, incarnation, names) for done in batches if done.batch > written]
-            if rows:
-                schema = pa.schema([(name, COLUMNS[name][0]) for name in rows[0]])
-                found.append((job, _added_up(pa.Table.from_pylist(rows, schema=schema), window.step, names)))
+            new = [done for done in batches if done.batch > written.get((job, incarnation), -1)]
+            if new:
+                found.append((job, _added_up(_of_batches(new, names), {incarnation: new[-1].batch}, window.step)))
         return _curves(found, window, names)
 
     def batches(self, job: str, *, since: datetime, last: int) -> list[dict[str, Any]]:
@@ -215,7 +217,7 @@ class ProgressHistory(ProgressTable):
 
         def read(place: int) -> _Cells:
             rows = read_file(self._workspace, files[place], ("incarnation", "batch", "at", *columns))
-            return _added_up(rows, window.step, columns)
+            return _added_up(_of_rows(rows, columns), _newest(rows), window.step)
 
         keys: list[Hashable] = [(self._uri, file.path, window.step, columns) for file in files]
         return list(zip((file.job for file in files), _kept.get(keys, read), strict=True))
@@ -226,31 +228,45 @@ _EPOCH_PER_S = 1_000_000
 _NEVER = datetime(9999, 1, 1)
 
 
-def _row(done: BatchProgress, incarnation: str, columns: Iterable[str]) -> dict[str, Any]:
-    own = {**done.__dict__, "source_pending": done.source.pending if done.source is not None else None}
-    head = {"incarnation": incarnation, "batch": done.batch, "at": done.at}
-    return {**head, **{name: own[name] for name in columns}}
+def _of_rows(rows: pa.Table, columns: Iterable[str]) -> dict[str, Floats]:
+    """Return columns of rows, and their times in seconds as ``at``; NaN for null."""
+    found = {name: rows[name].cast(pa.float64()).to_numpy().astype(np.float64) for name in columns}
+    return {**found, "at": rows["at"].cast(pa.int64()).to_numpy() / _EPOCH_PER_S}
 
 
-def _added_up(rows: pa.Table, step: float, columns: Iterable[str]) -> _Cells:
-    """Return rows added up by cells."""
-    rows = rows.sort_by([("at", "ascending")])
-    at = rows["at"].cast(pa.int64()).to_numpy() / _EPOCH_PER_S
-    # Rows are in the order of time, and so are their cells: each cell is a run of rows.
+def _of_batches(batches: Sequence[BatchProgress], columns: Iterable[str]) -> dict[str, Floats]:
+    """Return the same of batches. A table made of them would take as long as all else, for a page of many jobs."""
+    found = {"at": np.array([done.at.timestamp() for done in batches])}
+    for name in columns:
+        if name == "source_pending":
+            values = [done.source.pending if done.source is not None else None for done in batches]
+        else:
+            values = [getattr(done, name) for done in batches]
+        # None becomes NaN.
+        found[name] = np.array(values, np.float64)
+    return found
+
+
+def _added_up(values: dict[str, Floats], newest: dict[str, int], step: float) -> _Cells:
+    """Return batches, given as columns, added up by cells."""
+    order = np.argsort(values["at"], kind="stable")
+    at = values["at"][order]
+    # They are in the order of time, and so are their cells: each cell is a run of them.
     cells = np.floor(at / step).astype(np.int64)
     begins = np.flatnonzero(np.diff(cells, prepend=cells[:1] - 1)) if len(cells) else np.zeros(0, np.int64)
     ends = np.append(begins[1:], len(cells)) - 1 if len(begins) else begins
     found: dict[str, Floats] = {}
     longest = np.zeros(len(begins))
-    for name in columns:
-        values = rows[name].cast(pa.float64()).to_numpy().astype(np.float64)
+    for name, column in values.items():
+        if name == "at":
+            continue
+        column = column[order]
         if name in _SUMS:
-            found[name] = np.add.reduceat(np.nan_to_num(values), begins) if len(begins) else longest
+            found[name] = np.add.reduceat(np.nan_to_num(column), begins) if len(begins) else longest
         else:
-            found[name] = values[ends]
+            found[name] = column[ends]
         if name == "duration_ms" and len(begins):
-            longest = np.maximum.reduceat(np.nan_to_num(values), begins)
-    newest = _newest(rows)
+            longest = np.maximum.reduceat(np.nan_to_num(column), begins)
     counts = (ends - begins + 1).astype(np.float64)
     return _Cells(cells[begins], counts, longest, at[ends], found, newest)
 
@@ -272,7 +288,7 @@ def _curves(found: list[tuple[str, _Cells]], window: Window, columns: Iterable[s
     jobs = sorted({job for job, _ in found})
     number = {job: place for place, job in enumerate(jobs)}
     first = round(window.since.timestamp() / window.step)
-    owner = np.concatenate([np.full(len(one.cell), number[job]) for job, one in found])
+    owner = np.repeat([number[job] for job, _ in found], [len(one.cell) for _, one in found])
     point = np.concatenate([one.cell for _, one in found]) - first
     inside = (point >= 0) & (point < window.points)
     last_at = np.concatenate([one.last_at for _, one in found])

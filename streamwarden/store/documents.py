@@ -6,8 +6,9 @@ The control side writes desired state, launches, stop requests and supervision; 
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
@@ -47,21 +48,21 @@ class Document(Generic[M]):
         Its key.
     model
         Its content's type.
-    seldom
-        Whether it is read far more often than it changes. Then readers of the same bytes share one object.
+    shared
+        Whether it is read more often than it changes. Then readers of the same bytes share one object.
     derived
         Whether the driver or supervisor recreates it. Then a damaged document counts as missing. Other damaged
         documents are errors until ``streamwarden repair`` has restored them.
     """
 
     def __init__(
-        self, storage: Storage, key: str, model: type[M], *, seldom: bool = False, derived: bool = False
+        self, storage: Storage, key: str, model: type[M], *, shared: bool = False, derived: bool = False
     ) -> None:
         self.storage = storage
         self.key = key
         self.model = model
         self.derived = derived
-        self._parse = _parsed if seldom else _parse
+        self._shared = shared
 
     def read(self) -> M | None:
         """Return the document, or None.
@@ -84,7 +85,9 @@ class Document(Generic[M]):
         if entry is None:
             return None, None
         try:
-            return cast(M, self._parse(self.model, entry.data)), entry.etag
+            if self._shared:
+                return cast(M, _parsed.get(self.model, self.key, entry.data)), entry.etag
+            return self.model.model_validate_json(entry.data), entry.etag
         except ValidationError as error:
             if self.derived:
                 return None, entry.etag
@@ -130,8 +133,35 @@ class Document(Generic[M]):
         raise StreamwardenError("DOCUMENT_CONFLICT", self.key)
 
 
-def _parse(model: type[BaseModel], data: bytes) -> BaseModel:
-    return model.model_validate_json(data)
+class _Parsed:
+    """Keeps what was parsed of the newest content of each document; drops what was not read for longest.
+
+    Parameters
+    ----------
+    room
+        How many bytes of JSON.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room, self._size = room, 0
+        self._kept: OrderedDict[tuple[type[BaseModel], str], tuple[bytes, BaseModel]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, model: type[BaseModel], key: str, data: bytes) -> BaseModel:
+        """Return the kept object if it is of the same bytes, else parse them."""
+        name = (model, key)
+        with self._lock:
+            kept = self._kept.get(name)
+            if kept is not None and kept[0] == data:
+                self._kept.move_to_end(name)
+                return kept[1]
+        value = model.model_validate_json(data)
+        with self._lock:
+            self._size += len(data) - len(self._kept.pop(name, (b"",))[0])
+            self._kept[name] = (data, value)
+            while self._size > self._room:
+                self._size -= len(self._kept.popitem(last=False)[1][0])
+        return value
 
 
 def _remedy(key: str) -> str | None:
@@ -142,9 +172,9 @@ def _remedy(key: str) -> str | None:
     return f"`streamwarden repair {job}` shows what it can be restored from; with --yes it does so."
 
 
-# Every check of a job reads its spec twice, wanted and launched. Parsing took as long as the rest of the check. 256 is
-# enough for a fleet of a hundred jobs, with some changes.
-_parsed = lru_cache(maxsize=256)(_parse)
+# Every check of a job reads its spec twice, wanted and launched, and each list reads the last 50 batches of all jobs.
+# Parsing took as long as the rest. 12 MB: 250 jobs of 45 kB each, whose objects take 80 MB.
+_parsed = _Parsed(12_000_000)
 
 
 class JobDocuments:
@@ -162,7 +192,7 @@ class JobDocuments:
         self.storage = storage
         self.job = job
         self.base = layout.job_key(layout.CONTROL, job)
-        self.desired = self._document(Desired, "desired", seldom=True)
+        self.desired = self._document(Desired, "desired", shared=True)
         self.checkpoint = self._document(CheckpointRef, "checkpoint")
         self.lease = self._document(Lease, "lease")
         self.supervision = self._document(Supervision, "supervision", derived=True)
@@ -182,7 +212,7 @@ class JobDocuments:
 
     def launch(self, incarnation: str) -> Document[Launch]:
         """Return the launch document of an incarnation."""
-        return self._document(Launch, layout.INCARNATIONS, incarnation, "launch", seldom=True, derived=True)
+        return self._document(Launch, layout.INCARNATIONS, incarnation, "launch", shared=True, derived=True)
 
     def heartbeat(self, incarnation: str) -> Document[Heartbeat]:
         """Return the heartbeat document of an incarnation."""
@@ -190,7 +220,7 @@ class JobDocuments:
 
     def progress(self, incarnation: str) -> Document[Progress]:
         """Return the progress document of an incarnation."""
-        return self._document(Progress, layout.INCARNATIONS, incarnation, "progress", derived=True)
+        return self._document(Progress, layout.INCARNATIONS, incarnation, "progress", shared=True, derived=True)
 
     def exit(self, incarnation: str) -> Document[Exit]:
         """Return the exit document of an incarnation."""
@@ -231,8 +261,8 @@ class JobDocuments:
         keys = self.storage.list(layout.job_key(layout.CONTROL, self.job, layout.INCARNATIONS))
         return sorted({layout.id_of(key) for key in keys if layout.kind_of(key) == layout.LAUNCH})
 
-    def _document(self, model: type[M], *names: str, seldom: bool = False, derived: bool = False) -> Document[M]:
-        return Document(self.storage, layout.document_key(self.job, *names), model, seldom=seldom, derived=derived)
+    def _document(self, model: type[M], *names: str, shared: bool = False, derived: bool = False) -> Document[M]:
+        return Document(self.storage, layout.document_key(self.job, *names), model, shared=shared, derived=derived)
 
 
 def _encode(value: BaseModel) -> bytes:

@@ -13,7 +13,8 @@ __all__ = ["is_described", "jobs_to_show", "undescribed"]
 
 def is_described(workspace: Workspace, job: str) -> bool:
     """Return whether the file ``config/jobs/JOB.yaml`` exists."""
-    return job in job_names(workspace.config)
+    # Not by the list of all files, which would be read once for each job of a list.
+    return "/" not in job and (workspace.config / "jobs" / f"{job}.yaml").is_file()
 
 
 def undescribed(job: str) -> str:
