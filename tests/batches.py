@@ -47,6 +47,7 @@ def made_batch(batch: int, **fields: Any) -> BatchProgress:
         "commit_ms": 700,
         "checkpoint_ms": 200,
         "tries": 1,
+        "process_bytes": 900_000_000,
         "source": SourceProgress(unit="files", taken=2, pending=4),
     }
     return BatchProgress(**{**given, **fields})

@@ -89,12 +89,13 @@ def batch_progress(
     at: datetime | None = None,
     backlogs: Mapping[str, Backlog] | None = None,
     sources: Sequence[QuerySource] = (),
+    memory: int | None = None,
 ) -> BatchProgress:
     """Translate a progress event.
 
     For a `files` source, Spark counts files; the input rows are then the rows that the job found in them. `keys` are
     those of keyed state. `at` is the time when the batch was done, by default now. `sources` are the
-    query's sources in Spark's order, and `backlogs` measure them by name.
+    query's sources in Spark's order, and `backlogs` measure them by name. `memory` is that of the driver's processes.
     """
     watermark = _time(progress.eventTime.get("watermark"))
     newest = _time(progress.eventTime.get("max"))
@@ -144,6 +145,7 @@ def batch_progress(
         tries=tries,
         source=SourceProgress.total(list(by_source.values())),
         sources=by_source if len(progress.sources) > 1 else {},
+        process_bytes=memory,
         lookups=dict(counts.lookups) if counts else {},
     )
 
@@ -190,6 +192,7 @@ class _Told:
     progress: StreamingQueryProgress
     at: datetime
     tries: int
+    memory: int | None
 
 
 class ProgressListener(StreamingQueryListener):
@@ -218,6 +221,8 @@ class ProgressListener(StreamingQueryListener):
         Returns the query's sources, in Spark's order.
     keys
         Counts the keys of keyed state after a batch.
+    memory
+        Returns the memory of the driver's processes.
     after
         Batches up to this one belong to an earlier generation: a query that was started ahead has replayed the last.
     files
@@ -238,6 +243,7 @@ class ProgressListener(StreamingQueryListener):
         *,
         sources: Callable[[], Sequence[QuerySource]],
         keys: Callable[[StreamingQueryProgress], int | None] = lambda _: None,
+        memory: Callable[[], int | None] = lambda: None,
         after: int | None = None,
         files: bool,
     ) -> None:
@@ -252,6 +258,7 @@ class ProgressListener(StreamingQueryListener):
         self._backlogs = backlogs
         self._sources = sources
         self._keys = keys
+        self._memory = memory
         self._after = -1 if after is None else after
         self._files = files
         self._recent: list[BatchProgress] = []
@@ -286,7 +293,7 @@ class ProgressListener(StreamingQueryListener):
             return
         with self._lock:
             others = sum(told.tries - 1 for told in self._unreported if told.progress.batchId > self._last)
-            told = _Told(event.progress, utc_now(), max(self._tries() - others, 1))
+            told = _Told(event.progress, utc_now(), max(self._tries() - others, 1), self._memory())
             self._unreported = [*self._unreported, told][-_KEPT:]
             self._report_all()
 
@@ -334,6 +341,7 @@ class ProgressListener(StreamingQueryListener):
             at=told.at,
             backlogs=self._backlogs,
             sources=self._sources(),
+            memory=told.memory,
         )
         done = self._dated(done)
         self._recent = [*self._recent, done][-_KEPT:]

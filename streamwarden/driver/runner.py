@@ -30,6 +30,7 @@ from streamwarden.driver.jvm import end_jvm, is_context_stopped, is_unanswered, 
 from streamwarden.driver.kafka import TopicIds, check_topics
 from streamwarden.driver.key_counts import KeyCounts
 from streamwarden.driver.logs import RecordContext
+from streamwarden.driver.memory import ProcessMemory
 from streamwarden.driver.metrics import DriverMetrics, DriverView
 from streamwarden.driver.open_outputs import open_outputs
 from streamwarden.driver.pipeline.arrivals import Arrivals
@@ -234,6 +235,7 @@ class Driver:
             lambda: self._heart.failures + 1,
             backlogs,
             keys=KeyCounts(session, self._workspace.uri(reference.path)).after,
+            memory=ProcessMemory(),
             after=reference.base_batch,
             files=spec.source is not None and spec.source is spec.files_source,
             sources=lambda: self._sources,

@@ -25,7 +25,7 @@ RATES = ("rows_in", "duration_ms")
 
 _ALL = (
     *("rows_in", "rows_out", "rows_quarantined", "late_rows", "duration_ms", "commit_ms", "checkpoint_ms"),
-    *("watermark_lag_s", "state_rows", "state_bytes", "source_pending"),
+    *("watermark_lag_s", "state_rows", "state_bytes", "source_pending", "process_bytes"),
 )
 _SUMS = frozenset({"rows_in", "rows_out", "rows_quarantined", "late_rows", "duration_ms", "commit_ms", "checkpoint_ms"})
 """Added up over a point's batches. Of all other columns, a point has the last batch's value."""

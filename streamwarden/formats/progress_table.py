@@ -67,6 +67,7 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "source_unit": (pa.string(), "files, versions of a Delta table, or offsets of a Kafka topic."),
     "source_taken": (pa.int64(), "Read by the batch."),
     "source_pending": (pa.int64(), "Left after the batch; null: unknown."),
+    "process_bytes": (pa.int64(), "Resident memory of the driver's processes, the JVM's included; null: unknown."),
 }
 """Column: (type, meaning), in the table's order."""
 

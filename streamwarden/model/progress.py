@@ -99,6 +99,11 @@ class BatchProgress(Record):
     sources: dict[str, SourceProgress] = Field(
         default_factory=dict, description="Each of them by name, for a job with several."
     )
+    process_bytes: int | None = Field(
+        default=None,
+        description="Resident memory of the driver's processes, at most 10 s before: Python, the JVM and Python"
+        " workers. None: unknown.",
+    )
     lookups: dict[str, int] = Field(
         default_factory=dict, description="Newest version of each lookup table, by name, when the batch was computed."
     )

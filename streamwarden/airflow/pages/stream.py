@@ -153,6 +153,8 @@ def charts_of(curves: Curves) -> list[Chart]:
               "Rows of state over all operators."),
         Chart("state_bytes", "State memory", "bytes", [Series("state memory", curves.values("state_bytes"))],
               "Memory that the state stores use."),
+        Chart("memory", "Memory of the driver", "bytes", [Series("resident", curves.values("process_bytes"))],
+              "Resident memory of its Python, its JVM and Python workers; without executors on other machines."),
         Chart(
             "dropped",
             "Late and quarantined rows",

@@ -76,6 +76,7 @@ def listener(storage: LocalStorage, committed: Any, tries: Callable[[], int] = l
         tries,
         {"source": NoBacklog()},
         sources=lambda: [QuerySource("source")],
+        memory=lambda: 700_000_000,
         files=False,
     )
 
@@ -98,6 +99,8 @@ def test_a_batch_is_in_the_progress_before_anybody_is_told_of_it(tmp_path: Path)
         committed_batch(tmp_path, batch)
         listens.onQueryProgress(event(batch))
     assert told == [(0, 0), (1, 1)]
+    progress = JobDocuments(storage, "job").progress("i").read()
+    assert progress is not None and [done.process_bytes for done in progress.recent] == [700_000_000] * 2
 
 
 def test_a_batch_counts_though_its_progress_can_t_be_written(tmp_path: Path) -> None:

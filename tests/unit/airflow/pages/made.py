@@ -71,7 +71,8 @@ def batch(number: int, at: datetime, *, ms: int = 2000, rows: int = 1000, pendin
     return BatchProgress(
         batch=number, at=at, duration_ms=ms, rows_in=rows, rows_out=rows, rows_per_second=rows * 1000 / ms,
         commit_ms=ms // 4, checkpoint_ms=ms // 8, watermark_lag_s=7200, state_rows=100 + number, state_bytes=50_000,
-        late_rows=1, operators=[OperatorProgress(id=0, name="stateStoreSave", rows=100, bytes=50_000)],
+        late_rows=1, process_bytes=800_000_000,
+        operators=[OperatorProgress(id=0, name="stateStoreSave", rows=100, bytes=50_000)],
         source=SourceProgress(unit="files", taken=1, pending=pending),
     )  # fmt: skip
 

@@ -240,6 +240,11 @@ def test_no_other_file_is_served(client: Callable[..., TestClient], address: str
     assert get(client(), address).status_code == 404
 
 
+def test_the_memory_of_the_driver_is_shown_over_time(client: Callable[..., TestClient]) -> None:
+    text = get(client(), "/streams/slow").text
+    assert "800 MB <small>of the driver" in text and '"name":"memory"' in text
+
+
 def test_a_slow_job_is_explained(client: Callable[..., TestClient]) -> None:
     text = get(client(), "/streams/slow").text
     assert "no room left" in text and "Since" in text and "reading and computing 75 %" in text and "What to do" in text
