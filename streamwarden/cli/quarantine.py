@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,18 +40,15 @@ def list_rows(
     as_json: JsonOption = False,
 ) -> None:
     """Count quarantined rows by rule or reason, and by state. Exits with status 1 if any has failed again."""
-    from streamwarden.operations.quarantine import RowState, quarantine_tables
+    from streamwarden.operations.quarantine import counted, quarantine_tables
 
     workspace = open_workspace(profile, root=root)
     names = [_quarantine(table)] if table is not None else sorted(quarantine_tables(workspace))
     found: list[dict[str, Any]] = []
     for name in names:
-        counts: Counter[tuple[str, RowState]] = Counter()
-        for one in _rows(workspace, name):
-            counts.update((cause, one.state) for cause in one.causes)
-        for cause in sorted({cause for cause, _ in counts}):
-            by_state = {str(state).replace(" ", "_"): counts[cause, state] for state in RowState}
-            found.append({"table": name, "rule": cause, **by_state})
+        for one in counted(_rows(workspace, name)):
+            states = {"open": one.open, "replayed": one.replayed, "failed_again": one.failed_again}
+            found.append({"table": name, "rule": one.name, **states})
     if as_json:
         print_json(found)
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -30,9 +30,11 @@ from streamwarden.store.layout import CONTROL
 from streamwarden.store.workspace import Workspace
 
 __all__ = [
+    "Cause",
     "Content",
     "Quarantined",
     "RowState",
+    "counted",
     "job_of_table",
     "quarantine_tables",
     "quarantined_rows",
@@ -110,6 +112,33 @@ class Quarantined:
     def causes(self) -> tuple[str, ...]:
         """What it is counted under: its rules, else its reasons without their details."""
         return self.rules or tuple(dict.fromkeys(reason.split(": ", 1)[0] for reason in self.reasons)) or ("?",)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """How many rows of a quarantine table a rule or reason has, by state.
+
+    Parameters
+    ----------
+    name
+        The rule or reason.
+    """
+
+    name: str
+    open: int
+    replayed: int
+    failed_again: int
+
+
+def counted(rows: Iterable[Quarantined]) -> list[Cause]:
+    """Return the causes of rows, sorted by name. A row that fails two rules counts for both."""
+    counts: Counter[tuple[str, RowState]] = Counter()
+    for one in rows:
+        counts.update((cause, one.state) for cause in one.causes)
+    return [
+        Cause(name, counts[name, RowState.OPEN], counts[name, RowState.REPLAYED], counts[name, RowState.FAILED_AGAIN])
+        for name in sorted({name for name, _ in counts})
+    ]
 
 
 def specs_of(workspace: Workspace) -> Iterator[JobSpec]:

@@ -52,7 +52,7 @@ class Act:
     command: str
     fields: tuple[str, ...] = ()
     subject: str = "job"
-    fixed: tuple[tuple[str, str], ...] = ()
+    fixed: tuple[tuple[str, Any], ...] = ()
     needs: tuple[str, ...] = ()
 
     @property
@@ -98,8 +98,9 @@ _ALL = (
         "streamwarden savepoints verify {} all", ("savepoint",)),
     Act("check", "Check the table", "quality", "Checks the whole table against its expectations.",
         "streamwarden check --table {}", subject="tables"),
-    Act("replay", "Replay quarantined rows", "quarantine_replay", "Sends corrected rows through their job again, once.",
-        "streamwarden quarantine replay {}", ("rule", "note"), "table", needs=("note",)),
+    Act("replay", "Replay quarantined rows", "quarantine_replay",
+        "Sends rows as they are through their job again, each once: after the rule or the job was corrected.",
+        "streamwarden quarantine replay {} --unchanged", ("rule", "note"), "table", (("unchanged", True),), ("note",)),
     Act("recheck", "Check the held rows again", "gate_decide", "Decides again, after rows or the suite were corrected.",
         "streamwarden gate check {}", subject="table", fixed=(("decision", "check"),)),
     Act("accept", "Publish as they are", "gate_decide", "Publishes the held versions; the note stays in the history.",

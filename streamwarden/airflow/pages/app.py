@@ -38,6 +38,8 @@ def build_app() -> FastAPI:
     app.add_exception_handler(StreamwardenError, _failed)
     app.add_exception_handler(Exception, _broken)
     app.state.fresh = Fresh()
+    # For results whose key has the versions of what they were made of.
+    app.state.kept = Fresh(3600, size=50)
     app.include_router(job_routes.router)
     app.include_router(quality_routes.router)
 

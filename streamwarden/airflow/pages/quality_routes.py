@@ -11,6 +11,12 @@ from streamwarden.airflow.pages.acts import ACTS
 from streamwarden.airflow.pages.fresh import Fresh
 from streamwarden.airflow.pages.places import Place, Table, Who, seen_tables
 from streamwarden.airflow.pages.quality import SINCE, TableQuality, data_docs_page, table_quality, table_run
+from streamwarden.airflow.pages.quarantine import (
+    Quarantine,
+    quarantine_of_table,
+    quarantine_versions,
+    shortened,
+)
 from streamwarden.airflow.pages.render import DOCS_HEADERS, KEPT, links_of, page, rows
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
@@ -43,8 +49,25 @@ def one_table(request: Request, table: Table, place: Place, who: Who) -> Respons
     """Show a table: what is held, its checks, and the gate's decisions."""
     jobs = seen_tables(place, who)[table]
     (one,), problem = _read(request, place, {table: jobs})
+    quarantine, unread = _quarantine(request, place, table, jobs)
     values: dict[str, Any] = {"range": version_range, "rows": rows, "note": decision_note, "who": who, "acts": ACTS}
+    values |= {"quarantine": quarantine, "unread": unread, "shortened": shortened}
     return page(request, "table.html.j2", table=table, one=one, problem=problem, **values)
+
+
+def _quarantine(
+    request: Request, place: Workspace, table: str, jobs: list[str]
+) -> tuple[Quarantine | None, StreamwardenError | None]:
+    """Return the table's quarantined rows, and why they can't be read."""
+    kept: Fresh = request.app.state.kept
+    try:
+        versions = quarantine_versions(place, table)
+        if versions is None:
+            return None, None
+        key = ("quarantine", place.base, table, tuple(jobs), versions)
+        return kept.get(key, lambda: quarantine_of_table(place, table, jobs)), None
+    except StreamwardenError as error:
+        return None, error
 
 
 @router.get("/quality/{table}/{run}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime
 
 from markupsafe import Markup, escape
 
-__all__ = ["ago", "clock", "count", "percent", "rate", "seconds", "size"]
+__all__ = ["ago", "clock", "count", "percent", "rate", "seconds", "shell", "size"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -57,6 +58,11 @@ def percent(value: float | None) -> str:
 def clock(at: datetime | None) -> str:
     """Return a time in UTC."""
     return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def shell(value: str) -> str:
+    """Return a text as one word of a command."""
+    return shlex.quote(value)
 
 
 def ago(at: datetime | str | None) -> Markup:

@@ -7,7 +7,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import yaml
+from deltalake import write_deltalake
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_table import ProgressTable
@@ -177,6 +179,11 @@ def held(workspace: Workspace) -> None:
                      great_expectations="1", tables=(table,))  # fmt: skip
     storage = LocalStorage(workspace.root)
     write_run(storage, QUALITY, run)
+    rows = [
+        {"row_id": f"r{n}", "batch": 7, "quarantined_at": now, "rules": ["fares"], "reasons": [f"fares: {NASTY}"],
+         "source_file": "a.parquet", "source_row": n, "raw": NASTY} for n in range(3)
+    ]  # fmt: skip
+    write_deltalake(workspace.table("trips_quarantine"), pa.Table.from_pylist(rows))
     # Not the real ones: they need Great Expectations.
     for page in ("index.html", "validations/trips.html", "expectations/trips.html", "validations/zone_windows.html"):
         storage.write(docs_key(RUN, page), f"the page {page}".encode())

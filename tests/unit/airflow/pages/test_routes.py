@@ -205,6 +205,29 @@ def test_a_held_table_shows_rows_and_what_can_be_done(client: Callable[..., Test
     assert "&lt;script&gt;" in text
 
 
+def test_quarantined_rows_are_shown_by_reason(client: Callable[..., TestClient]) -> None:
+    text = get(client(), "/quality/trips").text
+    assert "streamwarden quarantine show trips --rule fares" in text and "a.parquet, row 2" in text
+    assert "/act/replay?table=trips&amp;rule=fares" in text and "/airflow/dags/quarantine_replay" in text
+    assert "quarantine" not in get(client(), "/quality/zone_windows").text
+    act = get(client(), "/act/replay?table=trips&rule=fares&note=why").text
+    assert "streamwarden quarantine replay trips --unchanged --rule fares --note why" in act
+    assert "&#34;unchanged&#34;: true" in act or '"unchanged": true' in act
+    viewer = get(client("VIEWER"), "/quality/trips").text
+    assert "a.parquet, row 2" in viewer and "/act/replay" not in viewer
+
+
+def test_quarantined_rows_that_cannot_be_read_are_an_error_on_the_page(
+    client: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise StreamwardenError("TABLE_NOT_FOUND", "trips_quarantine")
+
+    monkeypatch.setattr("streamwarden.airflow.pages.quality_routes.quarantine_of_table", broken)
+    answer = get(client(), "/quality/trips")
+    assert answer.status_code == 200 and "TABLE_NOT_FOUND" in answer.text and "versions 4 to 5" in answer.text
+
+
 def test_a_check_leads_to_its_data_docs(client: Callable[..., TestClient]) -> None:
     one = client()
     text = get(one, f"/quality/trips/{RUN}").text
