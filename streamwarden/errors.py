@@ -38,6 +38,7 @@ ErrorCode = Literal[
     "CONFIG_INVALID",
     "RUN_CONF_UNKNOWN",
     "JOB_UNKNOWN",
+    "NAME_INVALID",
     "JOB_MODULE_INVALID",
     "JOIN_WITHOUT_WATERMARK",
     "EXTRA_MISSING",
@@ -207,6 +208,11 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     "JOB_UNKNOWN": ErrorKind(
         "no job of this name is configured",
         "See config/jobs/ for the names, or add config/jobs/NAME.yaml.",
+    ),
+    "NAME_INVALID": ErrorKind(
+        "a text cannot name a job, a table, a run or a document, and would be a part of a path",
+        "Use letters, digits, `_`, `-` and `.`, at most 128, and begin with a letter, a digit or `_`. Lists of names:"
+        " `streamwarden status`, `streamwarden savepoints list`, `streamwarden gate status`.",
     ),
     "JOB_MODULE_INVALID": ErrorKind(
         "the job's module cannot be used",

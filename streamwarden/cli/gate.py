@@ -17,6 +17,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.published_log import PublishedLog
 from streamwarden.model.gate import Decision, Verdict
 from streamwarden.model.record import utc_now
+from streamwarden.names import part
 from streamwarden.quality.gate_state import GateState, gate_state
 from streamwarden.quality.gate_words import (
     decision_note,
@@ -173,7 +174,7 @@ def trend(
     from streamwarden.formats.quality_table import QualityTable
 
     workspace = open_workspace(profile, root=root)
-    rows = QualityTable(workspace).read(table, since=utc_now() - timedelta(days=days))
+    rows = QualityTable(workspace).read(part(table), since=utc_now() - timedelta(days=days))
     summed: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         sums = summed.setdefault((f"{row['at']:%Y-%m-%d}", row["expectation"]), [0, 0, 0, 0])

@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import asdict
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -210,6 +211,14 @@ def _status_table(found: list[dict[str, Any]]) -> Table:
     return table
 
 
+class LogSource(StrEnum):
+    """The log files of a driver."""
+
+    DRIVER = "driver"
+    SPARK = "spark"
+    CONSOLE = "console"
+
+
 @app.command()
 @reported
 def logs(
@@ -218,8 +227,8 @@ def logs(
     root: RootOption = None,
     incarnation: Annotated[str | None, typer.Option(help="Driver run; default: the newest.")] = None,
     source: Annotated[
-        str, typer.Option(help="driver (Streamwarden), spark (the JVM) or console (other output).")
-    ] = "driver",
+        LogSource, typer.Option(help="driver (Streamwarden), spark (the JVM) or console (other output).")
+    ] = LogSource.DRIVER,
     lines: Annotated[int, typer.Option("--lines", "-n", help="Number of last lines to show.")] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new lines until Ctrl-C.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Show JSON records unchanged.")] = False,
@@ -232,7 +241,7 @@ def logs(
     path = workspace.log_dir(job, chosen) / f"{source}.log"
     if not path.is_file():
         raise StreamwardenError("LOG_NOT_FOUND", str(path))
-    shown = str if raw or source != "driver" else readable
+    shown = str if raw or source is not LogSource.DRIVER else readable
     with path.open(encoding="utf-8", errors="replace") as stream:
         for line in stream.readlines()[-lines:]:
             sys.stdout.write(shown(line))

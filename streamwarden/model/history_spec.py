@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import AwareDatetime, Field, field_validator
+from pydantic import AwareDatetime, Field
 
-from streamwarden.model.spec_base import Strict, check_name
+from streamwarden.model.spec_base import Strict
+from streamwarden.names import Name
 
 __all__ = ["FILES", "HistorySpec"]
 
@@ -15,7 +16,7 @@ FILES = 256
 class HistorySpec(Strict):
     """A Delta table of earlier rows, which a new job reads before its source: see docs/history.md."""
 
-    table: str = Field(description="A table name; it stands in the profile's tables folder.")
+    table: Name = Field(description="A table name; it stands in the profile's tables folder.")
     where: str | None = Field(
         default=None,
         description="An SQL condition on the table's columns: other rows are not read. For rows that the source has,"
@@ -27,5 +28,3 @@ class HistorySpec(Strict):
         " time on, by Kafka's timestamps. Such as 2026-03-01T00:00:00Z.",
     )
     max_files_per_batch: int = Field(default=FILES, ge=1, description="256: as for a source that is a Delta table.")
-
-    _name = field_validator("table")(check_name)

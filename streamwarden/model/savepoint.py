@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.spec import JobSpec
+from streamwarden.names import Key
 
 __all__ = [
     "FORMAT",
@@ -45,7 +46,7 @@ class Part(BaseModel):
 class FileEntry(Part):
     """One file of the copy."""
 
-    path: str = Field(description="Relative to the savepoint's checkpoint folder.")
+    path: Key = Field(description="Relative to the savepoint's checkpoint folder.")
     size: int = Field(description="Bytes.")
     sha256: str
 
@@ -99,7 +100,7 @@ class Manifest(Part):
     took_s: float = Field(description="From the choice of the batch to this manifest.")
     parent: str | None = Field(description="The savepoint that the checkpoint itself was started from.")
     generation: int
-    checkpoint: str = Field(description="The checkpoint that was copied, relative to the root.")
+    checkpoint: Key = Field(description="The checkpoint that was copied, relative to the root.")
     batch: int
     planned_at: datetime | None = Field(default=None, description="When the batch was planned.")
     watermark_ms: int = Field(description="The watermark that the batch began with.")

@@ -9,7 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from streamwarden.model.history_spec import FILES, HistorySpec
 from streamwarden.model.kafka_spec import KafkaSource
-from streamwarden.model.spec_base import Strict, bytes_of, check_name, is_name
+from streamwarden.model.spec_base import Strict, bytes_of
+from streamwarden.names import Name, is_name
 
 __all__ = [
     "THE_SOURCE",
@@ -91,7 +92,7 @@ class DeltaSource(Strict):
     """Rows appended to a Delta table. Rows that are changed or deleted later can't be retracted from the outputs."""
 
     kind: Literal["delta"]
-    table: str = Field(description="A table name; it stands in the profile's tables folder.")
+    table: Name = Field(description="A table name; it stands in the profile's tables folder.")
     published: bool = Field(
         default=False,
         description="Read only the versions that the gate has published: docs/gate.md. false: each version at once,"
@@ -107,8 +108,6 @@ class DeltaSource(Strict):
     history: HistorySpec | None = Field(
         default=None, description="Rows that a new job reads first. A job with a checkpoint ignores it."
     )
-
-    _name = field_validator("table")(check_name)
 
     @model_validator(mode="after")
     def _history(self) -> Self:

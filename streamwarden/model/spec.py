@@ -27,7 +27,8 @@ from streamwarden.model.source_spec import (
     Source,
     check_several,
 )
-from streamwarden.model.spec_base import Strict, bytes_of, check_name
+from streamwarden.model.spec_base import Strict, bytes_of
+from streamwarden.names import Name
 
 __all__ = [
     "EDITS_TABLE",
@@ -88,9 +89,7 @@ _OWNED_SETTINGS = {
 class LookupSpec(Strict):
     """A Delta table that is no stream: each batch reads its newest version."""
 
-    table: str = Field(description="A table name; it stands in the profile's tables folder.")
-
-    _name = field_validator("table")(check_name)
+    table: Name = Field(description="A table name; it stands in the profile's tables folder.")
 
 
 class ServeSpec(Strict):
@@ -133,7 +132,7 @@ class SinkSpec(Strict):
     """One Delta table that a job writes."""
 
     kind: Literal["delta"] = Field(default="delta", description="Default, so that it need not be written.")
-    table: str
+    table: Name
     output: str = Field(default="main", description="Which of the job module's OUTPUTS is written to this table.")
     mode: Literal["append", "upsert"] = Field(
         description="append: idempotent by (job, generation, batch). upsert: MERGE on `keys`."
@@ -174,8 +173,6 @@ class SinkSpec(Strict):
         " A job that removes rows (`_deleted`) needs rewind. Its replayed batches have other boundaries,"
         " so a row that only the old ones produced would stay.",
     )
-
-    _name = field_validator("table")(check_name)
 
     @model_validator(mode="after")
     def _combination(self) -> Self:
@@ -430,7 +427,7 @@ class ResourceSpec(Strict):
 class JobSpec(Strict):
     """One streaming query with its own checkpoint."""
 
-    name: str
+    name: Name
     description: str = ""
     module: str = Field(description="Python module with transform() and OUTPUTS; see docs/jobs.md.")
     source: Annotated[Source, Field(discriminator="kind")] | None = Field(
@@ -468,8 +465,6 @@ class JobSpec(Strict):
     )
     spark: dict[str, str] = Field(default_factory=dict, description="Free Spark settings, for this job only.")
     options: dict[str, Any] = Field(default_factory=dict, description="The job module's own options, checked by it.")
-
-    _name = field_validator("name")(check_name)
 
     @field_validator("spark", mode="before")
     @classmethod

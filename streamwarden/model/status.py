@@ -14,6 +14,7 @@ from pydantic import Field
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.record import Decided, ErrorInfo, Record
 from streamwarden.model.spec import JobSpec
+from streamwarden.names import Key
 
 __all__ = [
     "CheckpointRef",
@@ -67,7 +68,7 @@ class CheckpointRef(Decided):
 
     job: str
     generation: int
-    path: str = Field(description="Relative to the root.")
+    path: Key = Field(description="Relative to the root.")
     since: datetime
     reason: str
     savepoint: str | None = Field(default=None, description="The savepoint that its first state came from.")

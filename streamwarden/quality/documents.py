@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.gate import Decision
+from streamwarden.names import part
 from streamwarden.quality.report import render_index, render_report
 from streamwarden.quality.results import QualityRun
 from streamwarden.storage import Conflict, Storage
@@ -41,7 +42,7 @@ def write_run(storage: Storage, prefix: str, run: QualityRun) -> None:
     # NaN and infinity are not JSON; they were converted to text before.
     document = json.dumps(run.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False)
     # Results first: a reader of the report can rely on them.
-    storage.write(f"{prefix}/{run.run_id}/{RESULTS}", document.encode())
+    storage.write(f"{prefix}/{part(run.run_id)}/{RESULTS}", document.encode())
     storage.write(f"{prefix}/{run.run_id}/{REPORT}", render_report(QualityRun.model_validate_json(document)).encode())
     _list(storage, prefix, lambda listed: [_line(run), *(one for one in listed if one["run_id"] != run.run_id)])
 
@@ -142,7 +143,7 @@ def read_run(storage: Storage, prefix: str, run_id: str) -> QualityRun:
     StreamwardenError
         ``DOCUMENT_INVALID`` if it is missing, or has another format.
     """
-    key = f"{prefix}/{run_id}/{RESULTS}"
+    key = f"{prefix}/{part(run_id)}/{RESULTS}"
     entry = storage.read(key)
     if entry is None:
         raise StreamwardenError("DOCUMENT_INVALID", f"{key}: no such run")

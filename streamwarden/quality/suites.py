@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.names import Name
 from streamwarden.quality.arguments import checked_arguments
 from streamwarden.quality.results import Severity
 from streamwarden.store.config import describe_validation
@@ -65,7 +66,7 @@ class ExpectationMeta(_Document):
         description="Judge the rows of the last days, and not the new ones: missing hours, unusual volumes. The gate"
         " does; a check of whole tables leaves such an expectation out.",
     )
-    tables: dict[str, str | None] = Field(
+    tables: dict[Name, str | None] = Field(
         default_factory=dict,
         description="Other tables that a query reads as `{tables.NAME}`, each with its column of times: only its rows"
         " from the begin of `recent` on are read. null: all of its rows, as of a lookup table.",
@@ -161,7 +162,7 @@ class SuiteMeta(_Document):
 class Suite(_Document):
     """The expectations for one output table."""
 
-    name: str = Field(description="The table; also the file's stem.")
+    name: Name = Field(description="The table; also the file's stem.")
     notes: str = ""
     meta: SuiteMeta
     expectations: tuple[Expectation, ...]

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
+from streamwarden.names import check_key, is_part
+
 __all__ = ["FileInfo", "FileStore", "Hashed", "LocalFiles"]
 
 _CHUNK = 1 << 20
@@ -74,7 +76,7 @@ class FileStore(ABC):
 
     @abstractmethod
     def folders(self, prefix: str) -> list[str]:
-        """Return the names of the folders right below a prefix, sorted."""
+        """Return the names of the folders right below a prefix, sorted; without those that no key can have."""
 
     @abstractmethod
     def read(self, key: str) -> bytes:
@@ -203,7 +205,7 @@ class LocalFiles(FileStore):
     def folders(self, prefix: str) -> list[str]:
         try:
             with os.scandir(self._path(prefix)) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir())
+                return sorted(entry.name for entry in entries if is_part(entry.name) and entry.is_dir())
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -285,7 +287,4 @@ class LocalFiles(FileStore):
         return folder
 
     def _path(self, key: str) -> Path:
-        parts = key.strip("/").split("/")
-        if any(part in ("", ".", "..") for part in parts):
-            raise ValueError(f"not a key: {key!r}")
-        return self.root.joinpath(*parts)
+        return self.root.joinpath(*check_key(key).split("/"))

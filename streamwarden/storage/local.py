@@ -12,6 +12,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from streamwarden.names import check_key
 from streamwarden.storage.base import Conflict, Entry, Storage
 
 __all__ = ["LocalStorage"]
@@ -92,10 +93,7 @@ class LocalStorage(Storage):
         return Path(self._name(key))
 
     def _name(self, key: str) -> str:
-        inner = key.strip("/")
-        if any(part in ("", ".", "..") for part in inner.split("/")):
-            raise ValueError(f"not a storage key: {key!r}")
-        return f"{self.root}/{inner}"
+        return f"{self.root}/{check_key(key)}"
 
     @contextmanager
     def _written(self, key: str, data: bytes) -> Iterator[Path]:

@@ -14,6 +14,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 from typing_extensions import override
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.names import is_part
 from streamwarden.storage.base import Conflict, Entry, Storage
 from streamwarden.storage.files import FileInfo, FileStore, Hashed
 from streamwarden.storage.s3_client import Bucket, error_code
@@ -200,7 +201,7 @@ class S3Files(FileStore):
             pages = self._bucket.client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._bucket.name, Prefix=start, Delimiter="/"):
                 found |= {item["Prefix"][len(start) :].rstrip("/") for item in page.get("CommonPrefixes", [])}
-        return sorted(found)
+        return sorted(filter(is_part, found))
 
     @override
     @_patient

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from botocore import exceptions as failures
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.names import check_key
 from streamwarden.storage.s3_location import S3Location
 
 if TYPE_CHECKING:
@@ -85,10 +86,8 @@ class Bucket:
         ValueError
             If a part is empty, ``.`` or ``..``: on disk such a part is refused or leads to another folder.
         """
-        parts = key.strip("/").split("/")
-        if any(part in ("", ".", "..") for part in parts):
-            raise ValueError(f"not a key: {key!r}")
-        return "/".join([self.location.prefix, *parts]) if self.location.prefix else "/".join(parts)
+        inner = check_key(key)
+        return f"{self.location.prefix}/{inner}" if self.location.prefix else inner
 
     def list(self, prefix: str = "", *, after: str = "") -> list[ObjectTypeDef]:
         """Return the objects below a folder-like prefix, sorted by key. ``Key`` is relative.

@@ -15,6 +15,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.alerts import AlertSpec
 from streamwarden.model.profile import Profile
 from streamwarden.model.spec import JobSpec
+from streamwarden.names import is_part
 from streamwarden.store.row_rules import suites_folder, with_row_rules
 from streamwarden.store.value_schemas import check_schema_files
 
@@ -57,7 +58,8 @@ def load_job(name: str, *, config: Path | None = None, profile: Profile | None =
     """
     folder = config or config_dir()
     path = folder / "jobs" / f"{name}.yaml"
-    if not path.is_file():
+    # Looked up, unless it can be a part of a path and nothing else.
+    if not (is_part(name) or name in job_names(folder)) or not path.is_file():
         known = ", ".join(job_names(folder)) or "none"
         raise StreamwardenError("JOB_UNKNOWN", f"{name!r} in {folder / 'jobs'} (configured: {known})")
     raw = _read(path)
@@ -84,7 +86,7 @@ def load_profile(name: str, *, config: Path | None = None) -> Profile:
         ``CONFIG_NOT_FOUND``, or ``CONFIG_INVALID`` with file and field.
     """
     path = (config or config_dir()) / "profiles" / f"{name}.yaml"
-    if not path.is_file():
+    if not is_part(name) or not path.is_file():
         raise StreamwardenError("CONFIG_NOT_FOUND", f"profile {name!r}: {path}")
     found = path.stat()
     return _profile(path, found.st_ino, found.st_mtime_ns, found.st_size)

@@ -29,6 +29,7 @@ from streamwarden.model.status import (
     StopRequest,
 )
 from streamwarden.model.supervision import HealthRecord, Supervision
+from streamwarden.names import is_part
 from streamwarden.storage import Conflict, Storage
 from streamwarden.store import layout
 
@@ -243,8 +244,7 @@ class JobDocuments:
     def rereads(self) -> list[Reread]:
         """Return the open requests to read landed files again, oldest first."""
         # A damaged request is made again: its file is reported until it has been read.
-        keys = self.storage.list(layout.job_key(layout.CONTROL, self.job, layout.REREADS))
-        found = [request for key in keys if (request := self.reread(layout.id_of(key)).read())]
+        found = [request for one in self._ids(layout.REREADS) if (request := self.reread(one).read())]
         return sorted(found, key=lambda request: (request.at, request.id))
 
     def past_operation(self, operation: str) -> Document[Operation]:
@@ -253,13 +253,17 @@ class JobDocuments:
 
     def past_operations(self) -> list[str]:
         """Return the ids of ended operations, oldest first."""
-        keys = self.storage.list(layout.job_key(layout.CONTROL, self.job, layout.OPERATIONS))
-        return sorted(map(layout.id_of, keys))
+        return sorted(self._ids(layout.OPERATIONS))
 
     def incarnations(self) -> list[str]:
         """Return the ids of all launched incarnations, oldest first: ids begin with the time."""
-        keys = self.storage.list(layout.job_key(layout.CONTROL, self.job, layout.INCARNATIONS))
-        return sorted({layout.id_of(key) for key in keys if layout.kind_of(key) == layout.LAUNCH})
+        return sorted(self._ids(layout.INCARNATIONS, layout.LAUNCH))
+
+    def _ids(self, folder: str, kind: str | None = None) -> set[str]:
+        """Return the ids of the documents in a folder. A file whose name is no id is not ours, and left out."""
+        keys = self.storage.list(layout.job_key(layout.CONTROL, self.job, folder))
+        ids = {layout.id_of(key) for key in keys if layout.kind_of(key) == (kind or folder)}
+        return set(filter(is_part, ids))
 
     def _document(self, model: type[M], *names: str, shared: bool = False, derived: bool = False) -> Document[M]:
         return Document(self.storage, layout.document_key(self.job, *names), model, shared=shared, derived=derived)

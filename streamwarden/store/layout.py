@@ -1,4 +1,4 @@
-"""The keys of ROOT: the one place that builds or parses them.
+"""The keys of ROOT: the one place that builds or parses them. A name that could lead elsewhere is ``NAME_INVALID``.
 
 A key is a path below ROOT, on disk or in the bucket. Only ``landing``, ``logs``, ``quality``, ``scratch`` and
 ``serving`` are always on the local disk. A generation is six digits. The names inside a checkpoint, a Delta log and a
@@ -31,6 +31,8 @@ from __future__ import annotations
 
 import re
 
+from streamwarden.names import part
+
 ARRIVALS, CHECKPOINTS, CONTROL, SAVEPOINTS, TABLES = "arrivals", "checkpoints", "control", "savepoints", "tables"
 GATE, PUBLISHED = "gate", "published"
 HOSTS = "hosts"
@@ -48,32 +50,32 @@ LAUNCH = f"{INCARNATIONS}/launch"
 
 def table_key(table: str) -> str:
     """Return the folder of a Delta table."""
-    return f"{TABLES}/{table}"
+    return f"{TABLES}/{part(table)}"
 
 
 def delta_log_key(table: str) -> str:
     """Return the folder of a Delta table's log."""
-    return f"{TABLES}/{table}/_delta_log"
+    return f"{TABLES}/{part(table)}/_delta_log"
 
 
 def published_key(table: str) -> str:
     """Return the folder of a table's published versions, itself a Delta table."""
-    return f"{PUBLISHED}/{table}"
+    return f"{PUBLISHED}/{part(table)}"
 
 
 def published_log_key(table: str) -> str:
     """Return the folder of the log of a table's published versions."""
-    return f"{PUBLISHED}/{table}/_delta_log"
+    return f"{PUBLISHED}/{part(table)}/_delta_log"
 
 
 def gate_key(table: str) -> str:
     """Return the key of the gate's document of a table."""
-    return f"{GATE}/{table}.json"
+    return f"{GATE}/{part(table)}.json"
 
 
 def gate_events_key(table: str) -> str:
     """Return the key of the document with the last decision that became an asset event."""
-    return f"{GATE}/{table}.events.json"
+    return f"{GATE}/{part(table)}.events.json"
 
 
 def host_key(name: str) -> str:
@@ -88,7 +90,7 @@ def start_key(incarnation: str) -> str:
 
 def job_key(folder: str, job: str, *names: str) -> str:
     """Return a job's folder in one of ROOT's folders, or what `names` lead to below it."""
-    return "/".join((folder, job, *names))
+    return "/".join((folder, part(job), *map(part, names)))
 
 
 def checkpoint_key(job: str, generation: int) -> str:
@@ -99,6 +101,11 @@ def checkpoint_key(job: str, generation: int) -> str:
 def plans_key(job: str, generation: int) -> str:
     """Return the folder of the plans that a job began in a generation."""
     return job_key(ARRIVALS, job, f"g{generation:06d}")
+
+
+def serving_key(table: str) -> str:
+    """Return the key of the SQLite file of a table's serving store."""
+    return f"{SERVING}/{part(table)}.sqlite"
 
 
 def savepoint_key(job: str, savepoint: str) -> str:

@@ -10,7 +10,7 @@ from streamwarden.model.profile import Profile, S3Spec
 from streamwarden.model.spec import JobSpec
 from streamwarden.storage import FileStore, LocalFiles, LocalStorage, S3Location, Storage
 from streamwarden.store.config import config_dir, load_job, load_profile
-from streamwarden.store.layout import LOGS, SCRATCH, SERVING, TABLES, job_key, published_key, table_key
+from streamwarden.store.layout import LOGS, SCRATCH, TABLES, job_key, published_key, serving_key, table_key
 from streamwarden.store.root import checked_root
 
 __all__ = ["Workspace", "open_workspace"]
@@ -93,7 +93,7 @@ class Workspace:
 
     def serving_file(self, table: str) -> Path:
         """Return the SQLite file of a table's serving store, on this machine."""
-        return self.root / SERVING / f"{table}.sqlite"
+        return self.root / serving_key(table)
 
     @property
     def scratch(self) -> Path:

@@ -31,7 +31,6 @@ from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision.observe import observe
 
 JOB = "ingest_trips"
-ODD = 'odd "name" & <i>'
 """A folder of documents alone: no YAML file can have such a name."""
 DELETED = "old_ingest"
 
@@ -83,8 +82,7 @@ def _make(workspace: Workspace) -> None:
     assert process is not None
     os.kill(process.process.pid, signal.SIGKILL)
     control = workspace.root / "control"
-    for name in (ODD, DELETED):
-        shutil.copytree(control / JOB, control / name)
+    shutil.copytree(control / JOB, control / DELETED)
 
 
 def _rows(workspace: Workspace) -> int:

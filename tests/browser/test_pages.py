@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
@@ -15,7 +14,7 @@ from streamwarden.quality.gate_state import gate_state
 from streamwarden.runtime.operation_lock import operations_of
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
-from tests.browser.conftest import DELETED, JOB, ODD, Visitor
+from tests.browser.conftest import DELETED, JOB, Visitor
 
 pytestmark = pytest.mark.long
 
@@ -35,7 +34,7 @@ def addresses(place: Workspace) -> dict[str, str]:
         "operation": f"/operations/{JOB}/{operation.id}", "savepoints": "/savepoints",
         "savepoints-of-one": f"/savepoints?job={JOB}", "quality": "/quality", "held": "/quality/trips",
         "check": f"/quality/trips/{hold.run}", "act": f"/act/rescale?job={JOB}&memory=1g",
-        "odd": f"/streams/{quote(ODD, safe='')}", "deleted": f"/streams/{DELETED}",
+        "deleted": f"/streams/{DELETED}",
         "never-ran": "/streams/zone_windows",
         "nothing-fits": "/streams?q=nothing-like-it", "not-found": "/streams/nobody",
     }  # fmt: skip

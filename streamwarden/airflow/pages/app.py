@@ -144,6 +144,8 @@ def _refused(request: Request, error: Exception) -> Response:
 
 def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, StreamwardenError)
+    if error.code == "NAME_INVALID":
+        return _refused(request, HTTPException(404, error.what))
     status = 503 if error.retryable else 500
     title = "This can't be read now" if error.retryable else "This can't be read"
     return page(

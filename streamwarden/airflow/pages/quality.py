@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,6 +11,7 @@ from streamwarden.airflow.pages.charts import sparkline
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.quality_table import QualityTable
 from streamwarden.quality.data_docs.files import KINDS, docs_key
+from streamwarden.names import is_part
 from streamwarden.quality.documents import read_run
 from streamwarden.quality.gate_state import GateState, gate_state
 from streamwarden.quality.gate_words import state_words
@@ -37,8 +37,6 @@ _COLUMNS = ("table", "at", "run", "passed", "rows", "success", "expectation")
 
 _SHOWN = 12
 """Checks of a table in the list."""
-
-_RUN = re.compile(r"\w[\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -250,7 +248,7 @@ def table_run(workspace: Workspace, table: str, run: str, since: datetime) -> Ta
         ``DOCUMENT_INVALID`` if its results can't be read.
     """
     storage = LocalStorage(workspace.root)
-    if _RUN.fullmatch(run) is None or storage.read(f"{QUALITY}/{run}/results.json") is None:
+    if not is_part(run) or storage.read(f"{QUALITY}/{run}/results.json") is None:
         return None
     document = read_run(storage, QUALITY, run)
     result = next((one for one in document.tables if one.table == table), None)
@@ -272,7 +270,7 @@ def data_docs_page(workspace: Workspace, kind: str, table: str, run: str) -> byt
     kind
         ``validations`` or ``expectations``.
     """
-    if kind not in KINDS or _RUN.fullmatch(run) is None:
+    if kind not in KINDS or not is_part(run):
         return None
     entry = LocalStorage(workspace.root).read(docs_key(run, f"{kind}/{table}.html"))
     return entry.data if entry is not None else None

@@ -94,7 +94,7 @@ def test_what_deltas_checkpoint_holds_may_be_gone(workspace: Workspace, log: Pat
     for version in range(4):
         remove(_json(log, version))
     assert damaged_version(workspace, "job") is None
-    assert damaged_version(workspace, "not there") is None
+    assert damaged_version(workspace, "not_there") is None
 
 
 @pytest.mark.parametrize(("version", "damage"), [(4, empty), (4, cut), (2, empty), (2, remove)])

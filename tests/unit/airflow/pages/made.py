@@ -89,7 +89,7 @@ def ran(
         described(workspace, name)
     documents = JobDocuments(workspace.storage, name)
     now = utc_now()
-    found = spec("odd" if name == ODD else name)
+    found = spec(name)
     documents.desired.write(
         Desired(job=name, state=wanted, spec=found, digest="d", profile="test", updated_at=now, updated_by="ann")  # type: ignore[arg-type]
     )
@@ -129,7 +129,8 @@ def populated(folder: Path) -> Workspace:
     ran(workspace, "dead", process=current_process().model_copy(update={"started": 1.0}))
     ran(workspace, "stopped", wanted="suspended", stopped=True)
     ran(workspace, "deleted", with_yaml=False)
-    ran(workspace, ODD, with_yaml=False)
+    # No job: somebody made the folder.
+    (workspace.root / "control" / ODD).mkdir()
     described(workspace, "fresh")
     torn = ran(workspace, "torn")
     workspace.storage.write(torn.desired.key, b"{")
