@@ -8,7 +8,6 @@ process: a host that is started again finds its drivers. What a host knows is in
 from __future__ import annotations
 
 import logging
-import re
 import subprocess
 import threading
 from contextlib import suppress
@@ -18,6 +17,7 @@ from streamwarden.errors import OUTAGES, ErrorCode, StreamwardenError
 from streamwarden.model.hosting import DriverHost, DriverStart
 from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.status import Exit
+from streamwarden.names import part
 from streamwarden.runtime.driver_hosts import LOST, host_document
 from streamwarden.runtime.launcher import start_here
 from streamwarden.runtime.processes import current_process, is_alive, kill
@@ -52,11 +52,15 @@ class HostAgent:
         The host's name; unique in the place, and the same after a restart.
     most
         How many drivers it runs at once; further requests are left to other hosts. None: any number.
+
+    Raises
+    ------
+    StreamwardenError
+        ``NAME_INVALID``.
     """
 
     def __init__(self, workspace: Workspace, *, name: str, most: int | None = None) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-            raise StreamwardenError("CONFIG_INVALID", f"host name {name!r}: use letters, digits, dots and dashes")
+        part(name)
         self._workspace = workspace
         self._name = name
         self._most = most

@@ -80,12 +80,12 @@ def gate_events_key(table: str) -> str:
 
 def host_key(name: str) -> str:
     """Return the key of a driver host's sign of life."""
-    return f"{HOSTS}/{name}.json"
+    return f"{HOSTS}/{part(name)}.json"
 
 
 def start_key(incarnation: str) -> str:
     """Return the key of the request for an incarnation's driver."""
-    return f"{STARTS}/{incarnation}.json"
+    return f"{STARTS}/{part(incarnation)}.json"
 
 
 def job_key(folder: str, job: str, *names: str) -> str:

@@ -149,7 +149,7 @@ def test_a_name_is_for_one_host(place: Place, hosts: Hosts) -> None:
     HostAgent(place.workspace, name="h1").look()
     with pytest.raises(StreamwardenError, match="HOST_NAME_TAKEN"):
         HostAgent(place.workspace, name="h1").run(threading.Event())
-    with pytest.raises(StreamwardenError, match="CONFIG_INVALID"):
+    with pytest.raises(StreamwardenError, match="NAME_INVALID"):
         HostAgent(place.workspace, name="../../etc")
 
 

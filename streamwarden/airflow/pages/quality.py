@@ -10,8 +10,8 @@ from typing import Any
 from streamwarden.airflow.pages.charts import sparkline
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.quality_table import QualityTable
-from streamwarden.quality.data_docs.files import KINDS, docs_key
 from streamwarden.names import is_part
+from streamwarden.quality.data_docs.files import KINDS, docs_key
 from streamwarden.quality.documents import read_run
 from streamwarden.quality.gate_state import GateState, gate_state
 from streamwarden.quality.gate_words import state_words

@@ -98,5 +98,5 @@ def _count(workspace: Workspace, table: str) -> int:
         adds = DeltaTable(address, storage_options=options).get_add_actions(flatten=True)
     except (DeltaError, OSError) as error:
         raise StreamwardenError("TABLE_NOT_FOUND", f"{table}: {error}") from error
-    counts: list[int | None] = adds.column("num_records").to_pylist() if "num_records" in adds.schema.names else []
+    counts = list(adds.column("num_records").to_pylist()) if "num_records" in adds.schema.names else []
     return sum(count or 0 for count in counts)
