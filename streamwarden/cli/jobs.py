@@ -163,6 +163,10 @@ def status(
             if one["changed"]:
                 words = f"its YAML differs in {', '.join(one['changed'])}; see `streamwarden diff {one['job']}`"
                 out.print(f"{one['job']}: {words}", markup=False)
+            # Of one job only: they say what it does, and not how it is.
+            for rule in one["row_rules"] if job else ():
+                words = f"row rule {rule['id']}: failing rows go to {rule['quarantine']}. {rule['reason']}"
+                out.print(f"{one['job']}: {words}", markup=False, soft_wrap=True)
     if any(one["phase"] in (Phase.FAILED, Phase.DEAD, Phase.SILENT, _UNKNOWN) for one in found):
         raise typer.Exit(1)
 

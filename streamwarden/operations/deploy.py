@@ -194,7 +194,7 @@ def unknown(workspace: Workspace, job: str, error: StreamwardenError) -> dict[st
     """Return the status of a job with an unreadable document: the error, and no other values."""
     nothing = dict.fromkeys(("desired", "since", "health", "incarnation", "pid", "metrics", "checkpoint", "batch"))
     nothing |= dict.fromkeys(("progress", "totals", "diagnosis", "operation", "changed", "logs"))
-    lists: dict[str, list[Any]] = {name: [] for name in ("findings", "restarts", "decisions", "notes")}
+    lists: dict[str, list[Any]] = {name: [] for name in ("findings", "restarts", "decisions", "notes", "row_rules")}
     found = {
         "job": job,
         "described": is_described(workspace, job),

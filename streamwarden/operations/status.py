@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.row_rules import quarantine_of
 from streamwarden.model.supervision import Supervision
 from streamwarden.operations.diagnosis import diagnose
 from streamwarden.operations.spec_diff import changed_fields
@@ -55,6 +56,7 @@ def job_status(workspace: Workspace, job: str) -> dict[str, Any]:
         "diagnosis": asdict(diagnosis) if diagnosis else None,
         "operation": dump(active_operation(workspace, job)),
         "changed": _changed(workspace, seen),
+        "row_rules": _row_rules(seen),
         "logs": str(workspace.log_dir(job, seen.incarnation)) if seen.incarnation else None,
     }
 
@@ -87,6 +89,15 @@ def metrics_targets(workspace: Workspace) -> dict[str, str]:
     taken = set(living.values())
     free = {job: f"{at.rpartition(':')[0]}:0" if at in taken else at for job, at in down.items()}
     return dict(sorted({**living, **free}.items()))
+
+
+def _row_rules(seen: Observation) -> list[dict[str, str]]:
+    """Return the row rules of the deployed spec, which judge the job's batches whatever the suites say now."""
+    return [
+        {"table": sink.table, "id": rule.id, "reason": rule.reason, "quarantine": quarantine_of(sink.table)}
+        for sink in (seen.desired.spec.delta_sinks if seen.desired is not None else ())
+        for rule in sink.row_rules
+    ]
 
 
 def _changed(workspace: Workspace, seen: Observation) -> list[str] | None:

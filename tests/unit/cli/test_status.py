@@ -11,6 +11,8 @@ from streamwarden.airflow.logtail import describe_error
 from streamwarden.cli import jobs
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import ErrorInfo, utc_now
+from streamwarden.model.row_rules import RowRule
+from streamwarden.model.spec import SinkSpec
 from streamwarden.model.status import DriverState, Exit, Heartbeat, Launch
 from streamwarden.model.supervision import Restart, Supervision
 from streamwarden.runtime.processes import current_process, process_of
@@ -164,3 +166,22 @@ def test_status_tells_what_a_person_should_know_of_a_driver_that_is_well(failed:
     documents.heartbeat("i2").write(beat)
     assert f"{JOB}: table t: columns that are not the job's: note string" in run("status", JOB)
     assert json.loads(run("status", JOB, "--json"))["notes"] == beat.notes
+
+
+def test_status_of_a_job_lists_its_row_rules(workspace: Workspace) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    desired = documents.desired.read()
+    assert desired is not None
+    assert run("status", JOB, "--json").count('"row_rules": []') == 1
+    rule = RowRule(id="trips.riders", reason="Trips carry 0 to 9.", fails="`n` > 9L", columns={"n": "number"})
+    sinks = [
+        one.model_copy(update={"row_rules": (rule,)}) if isinstance(one, SinkSpec) and one.table == "trips" else one
+        for one in desired.spec.sinks
+    ]
+    spec = desired.spec.model_copy(update={"sinks": tuple(sinks)})
+    documents.desired.write(desired.model_copy(update={"spec": spec}))
+    assert json.loads(run("status", JOB, "--json"))["row_rules"] == [
+        {"table": "trips", "id": "trips.riders", "reason": "Trips carry 0 to 9.", "quarantine": "trips_quarantine"}
+    ]
+    line = f"{JOB}: row rule trips.riders: failing rows go to trips_quarantine. Trips carry 0 to 9."
+    assert line in run("status", JOB) and line not in run("status")
