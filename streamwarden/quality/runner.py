@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from streamwarden.errors import StreamwardenError
 from streamwarden.quality import engine
 from streamwarden.quality.documents import write_run
-from streamwarden.quality.results import QualityRun, TableResult, TableStatus, table_status
+from streamwarden.quality.opened_table import OpenedTable, TableUnreadable, judged
+from streamwarden.quality.results import ExpectationResult, QualityRun, TableResult
 from streamwarden.quality.suites import Expectation, Suite, load_suites, suite_digest
 from streamwarden.spark.utc import in_utc
 from streamwarden.storage import LocalStorage
@@ -236,16 +237,10 @@ def own_session(
 
 
 @dataclass(frozen=True)
-class _Table:
-    """A table at its version, not read yet, or the reason for its absence."""
+class _Table(OpenedTable):
+    """A table that Spark has opened."""
 
-    seconds: float
-    version: int | None = None
-    version_time: str | None = None
     frame: DataFrame | None = None
-    status: TableStatus = "unreadable"
-    code: str | None = None
-    what: str | None = None
 
 
 def _open(spark: SparkSession, suite: Suite, path: str, version: int | None) -> _Table:
@@ -279,35 +274,19 @@ def _judge(checker: engine.Checker, suite: Suite, built: Any, table: _Table, dig
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    began = time.monotonic()
+    def check() -> tuple[int, tuple[ExpectationResult, ...]]:
+        assert table.frame is not None
+        frame = table.frame.persist()
+        try:
+            rows = frame.count()
+            return rows, tuple(checker.run(suite, built, frame, rows)) if rows else ()
+        except (PySparkException, Py4JJavaError) as error:
+            # PySpark wraps most JVM exceptions, but not all.
+            raise TableUnreadable(_first_line(error)) from error
+        finally:
+            frame.unpersist()
 
-    def result(status: TableStatus, **fields: Any) -> TableResult:
-        return TableResult(
-            table=suite.name,
-            status=status,
-            version=table.version,
-            version_time=table.version_time,
-            seconds=round(table.seconds + time.monotonic() - began, 3),
-            notes=suite.notes,
-            suite=digest,
-            **fields,
-        )
-
-    if table.frame is None:
-        return result(table.status, code=table.code, what=table.what)
-    frame = table.frame.persist()
-    try:
-        rows = frame.count()
-        if rows == 0:
-            # Most expectations hold for zero rows, but an empty table means a job that does not work.
-            return result("no_rows", rows=0, what="the table has no rows at this version; nothing was checked")
-        found = tuple(checker.run(suite, built, frame, rows))
-    except (PySparkException, Py4JJavaError) as error:
-        # PySpark wraps most JVM exceptions, but not all.
-        return result("unreadable", what=f"the table cannot be read: {_first_line(error)}")
-    finally:
-        frame.unpersist()
-    return result(table_status(found), rows=rows, expectations=found)
+    return judged(table, suite, digest, check if table.frame is not None else None)
 
 
 def _first_line(error: Exception) -> str:

@@ -15,7 +15,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from streamwarden.quality.arrow_checker import ArrowChecker
 from streamwarden.quality.engine import jsonable
 from streamwarden.quality.in_memory import check_counts
-from streamwarden.quality.results import TableResult, TableStatus, table_status
+from streamwarden.quality.opened_table import OpenedTable, TableUnreadable, judged
+from streamwarden.quality.results import ExpectationResult, TableResult
 from streamwarden.quality.suites import Suite
 from streamwarden.quality.table_versions import check_features
 
@@ -26,16 +27,10 @@ __all__ = ["WholeTable", "open_whole_table"]
 
 
 @dataclass(frozen=True)
-class WholeTable:
-    """A table at its version, not read yet, or the reason for its absence."""
+class WholeTable(OpenedTable):
+    """A table that delta-rs has opened."""
 
-    seconds: float
     opened: DeltaTable | None = None
-    version: int | None = None
-    version_time: str | None = None
-    status: TableStatus = "unreadable"
-    code: str | None = None
-    what: str | None = None
 
     def judge(self, checker: ArrowChecker, suite: Suite, built: Any, digest: str) -> TableResult:
         """Return what a suite finds in the table.
@@ -47,31 +42,17 @@ class WholeTable:
         suite, built, digest
             The suite, the same of Great Expectations, and its file's digest.
         """
-        began = time.monotonic()
+        opened = self.opened
 
-        def result(status: TableStatus, **fields: Any) -> TableResult:
-            return TableResult(
-                table=suite.name,
-                status=status,
-                version=self.version,
-                version_time=self.version_time,
-                seconds=round(self.seconds + time.monotonic() - began, 3),
-                notes=suite.notes,
-                suite=digest,
-                **fields,
-            )
+        def check() -> tuple[int, tuple[ExpectationResult, ...]]:
+            assert opened is not None
+            try:
+                rows = opened.to_pyarrow_dataset().to_table()
+            except (OSError, DeltaError, pa.ArrowException) as error:
+                raise TableUnreadable(_first_line(error)) from error
+            return rows.num_rows, tuple(checker.run(suite, built, rows, rows.num_rows)) if rows.num_rows else ()
 
-        if self.opened is None:
-            return result(self.status, code=self.code, what=self.what)
-        try:
-            rows = self.opened.to_pyarrow_dataset().to_table()
-        except (OSError, DeltaError, pa.ArrowException) as error:
-            return result("unreadable", what=f"the table cannot be read: {_first_line(error)}")
-        if not rows.num_rows:
-            # Most expectations hold for zero rows, but an empty table means a job that does not work.
-            return result("no_rows", rows=0, what="the table has no rows at this version; nothing was checked")
-        found = tuple(checker.run(suite, built, rows, rows.num_rows))
-        return result(table_status(found), rows=rows.num_rows, expectations=found)
+        return judged(self, suite, digest, check if opened is not None else None)
 
 
 def open_whole_table(name: str, path: str, version: int | None, s3: S3Server | None) -> WholeTable:
