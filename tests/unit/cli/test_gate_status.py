@@ -46,7 +46,7 @@ def test_files_that_vacuum_took_from_readers_are_named(tmp_path: Path) -> None:
     assert len(removed) == 1
     shown = status(workspace)
     assert "PUBLISHED_FILES_GONE" in shown and "version 1 has lost 1 files, such as day=a%20b/" in shown
-    assert "check TABLE" in shown
+    assert f"streamwarden gate check --root '{workspace.root}' TABLE" in shown
     assert len(json.loads(status(workspace, "--json"))[0]["lost_files"]) == 1
     # Of all tables, only if asked: it takes a listing of each folder.
     suites = tmp_path / "suites"
