@@ -69,7 +69,7 @@ class Place:
         assert sorted(row["zone"] for row in pa.table(found.scan()).to_pylist()) == sorted(zones)
         log = PublishedLog(self.workspace, "windows")
         for number in log.versions():
-            pair = ((self.published, number), (self.table, log._content(number)))
+            pair = ((self.published, number), (self.table, log.content(number)))
             one, other = (
                 self.spark.read.format("delta").option("versionAsOf", version).load(path).groupBy().sum("zone").first()
                 for path, version in pair

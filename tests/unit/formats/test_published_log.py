@@ -61,7 +61,7 @@ class Place:
         """Return what a stream with skipChangeCommits reads behind the first version, by Delta's rules."""
         found = []
         for number in self.log.versions()[1:]:
-            actions = self.log._read(number)
+            actions = self.log.read(number)
             if any(one["remove"]["dataChange"] for one in actions if "remove" in one):
                 continue
             for one in actions:
@@ -73,7 +73,7 @@ class Place:
     def check(self):
         """Every version that readers can open is whole, and the newest is the table's."""
         for number in self.log.versions():
-            content = self.log._content(number)
+            content = self.log.content(number)
             assert self.read(number) == self.rows(content), (number, content)
         assert self.read() == self.rows(self.log.at().content)
 
@@ -94,20 +94,20 @@ def test_a_checkpoint_that_a_killed_removal_left_does_not_begin_the_log(place, m
     place.write(3)
     place.publish()
     # Killed when it had removed the commits.
-    for path in (place.root / place.log._folder).glob("*.json"):
+    for path in (place.root / place.log.folder).glob("*.json"):
         path.unlink()
     monkeypatch.undo()
     assert (place.log.first, place.log.at(), place.log.identity()) == (None, NOTHING, None)
     place.publish()
     assert place.log.first == 3
     assert place.log.identity() == str(place.delta().metadata().id)
-    assert [path.name for path in (place.root / place.log._folder).glob("*.checkpoint.parquet")] == [
+    assert [path.name for path in (place.root / place.log.folder).glob("*.checkpoint.parquet")] == [
         f"{3:020d}.checkpoint.parquet"
     ]
     place.write(4)
     place.publish()
     # As an earlier release has left it.
-    (place.root / place.log._folder / f"{1:020d}.checkpoint.parquet").write_bytes(b"old")
+    (place.root / place.log.folder / f"{1:020d}.checkpoint.parquet").write_bytes(b"old")
     assert (place.log.first, place.log.repair()) == (3, [])
     place.check()
 
@@ -141,7 +141,7 @@ def test_a_removal_that_is_killed_anywhere_leaves_a_table_or_none(place, monkeyp
         place.log.remove()
         place.delta().delete()
     assert kill > 4
-    assert not list((place.root / place.log._folder).glob("*"))
+    assert not list((place.root / place.log.folder).glob("*"))
 
 
 def test_appended_rows_of_a_range_with_changes_are_streamed_once(place):
@@ -154,7 +154,7 @@ def test_appended_rows_of_a_range_with_changes_are_streamed_once(place):
     assert place.streamed() == [3, 4, 5]
     assert place.read() == [2, 3, 4, 5]
     # A stream without skipChangeCommits must notice that rows were removed, and a feed must show which.
-    changes = [one for one in place.log._read(place.latest) if "remove" in one]
+    changes = [one for one in place.log.read(place.latest) if "remove" in one]
     assert len(changes) == 1 and changes[0]["remove"]["dataChange"]
     place.check()
 
@@ -336,7 +336,7 @@ def test_a_lost_commit_of_a_range_with_changes_is_written_again(place, lost):
     place.publish()
     place.write(7)
     place.publish()
-    path = place.root / place.log._key(lost)
+    path = place.root / place.log.key(lost)
     whole = path.read_bytes()
     path.unlink()
     assert place.log.repair() == [lost]
@@ -349,7 +349,7 @@ def test_a_log_gets_a_checkpoint_now_and_then_and_forgets_old_entries(place, mon
     place.write(0)
     place.delta().alter.set_table_properties({"delta.logRetentionDuration": "interval 1 days"})
     place.publish()
-    folder = place.root / place.log._folder
+    folder = place.root / place.log.folder
     for number in range(1, 13):
         place.write(number)
         if number == 8:
@@ -375,7 +375,7 @@ def test_a_checkpoint_that_fails_does_not_stop_publishing(place, monkeypatch, ca
     place.write(0)
     place.publish()
     place.write(1)
-    (place.root / place.log._folder / f"{1:020d}.checkpoint.parquet").mkdir()
+    (place.root / place.log.folder / f"{1:020d}.checkpoint.parquet").mkdir()
     place.publish()
     assert "no checkpoint of published version 1" in caplog.text
     assert place.log.at() == PublishedAt(1, 1)
@@ -389,7 +389,7 @@ def test_a_root_with_blanks_and_signs_is_read(tmp_path):
     place.write(3)
     place.publish()
     assert place.read() == [1, 2, 3]
-    (add,) = [one["add"] for one in place.log._read(2) if "add" in one]
+    (add,) = [one["add"] for one in place.log.read(2) if "add" in one]
     assert "/a%20%231%20100%25%20'root'%20%C3%A9/tables/t/" in add["path"]
 
 

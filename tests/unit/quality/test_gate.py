@@ -172,7 +172,7 @@ def test_readers_see_only_the_net_change_of_corrected_rows(place, table, gate):
     assert gate.decide("windows").verdict is Verdict.PUBLISHED
     log = PublishedLog(place[0], "windows")
     assert log.versions() == [0, 1, 2]
-    assert not any("add" in action for action in log._read(1))
+    assert not any("add" in action for action in log.read(1))
     assert published(place) == [1, 2]
 
 
@@ -238,8 +238,8 @@ def test_of_two_publishers_one_wins_and_the_other_decides_anew(place, table, gat
     start = log.at()
     DeltaTable(table).update({"zone": "3"}, predicate="zone = 2")
     # The other publisher decided about both versions, and has begun.
-    log._storage.create(
-        log._key(1),
+    log.storage.create(
+        log.key(1),
         b'{"commitInfo":{"timestamp":0,"tags":{"streamwarden.content":"0","streamwarden.literal":"false"}}}\n',
     )
     with pytest.raises(Conflict):
@@ -261,7 +261,7 @@ def test_a_damaged_entry_is_named_and_repaired(place, table, gate, lost, how):
     write_deltalake(table, rows(4, hour=3), mode="append")
     gate.decide("windows")
     log = PublishedLog(place[0], "windows")
-    path = place[0].root / log._key(lost)
+    path = place[0].root / log.key(lost)
     whole = path.read_bytes()
     if how == "missing":
         path.unlink()
@@ -333,7 +333,7 @@ def test_a_watch_publishes_new_versions_as_they_come_and_goes_on_after_an_error(
         wait_until(lambda: len(told) == 1)
         write_deltalake(table, rows(2, hour=1), mode="append")
         wait_until(lambda: len(told) == 2)
-        log = workspace.root / PublishedLog(workspace, "windows")._key(1)
+        log = workspace.root / PublishedLog(workspace, "windows").key(1)
         whole = log.read_bytes()
         log.write_bytes(b"{")
         write_deltalake(table, rows(3, hour=2), mode="append")

@@ -507,7 +507,7 @@ def test_a_published_log_that_is_damaged_does_not_hide_other_tables(place):
     place.decide("other")
     place.write(1)
     place.decide()
-    log = place.workspace.root / PublishedLog(place.workspace, "windows")._key(0)
+    log = place.workspace.root / PublishedLog(place.workspace, "windows").key(0)
     log.write_bytes(b"{")
     given = ["gate", "status", "--root", str(place.workspace.root), "--expectations", str(place.suites)]
     shown = CliRunner().invoke(app, given).output
