@@ -6,14 +6,15 @@ from collections import deque
 
 from airflow.configuration import conf
 
-from streamwarden.airflow.pages.links import stream_address
+from streamwarden.airflow.pages.links import page_address
+from streamwarden.model.operation import Operation
 from streamwarden.model.record import ErrorInfo
 from streamwarden.operations.diagnosis import describe, diagnose
 from streamwarden.runtime.log_lines import readable
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.observe import Observation
 
-__all__ = ["describe_error", "log_tail"]
+__all__ = ["describe_error", "describe_operation", "log_tail"]
 
 _FILES = ("driver.log", "console.log")
 
@@ -34,14 +35,36 @@ def describe_error(workspace: Workspace, seen: Observation, error: ErrorInfo) ->
     diagnosis = diagnose(workspace, seen)
     if diagnosis is not None:
         parts.append(describe(diagnosis))
-    # Without it nobody knows how a browser reaches Airflow.
-    if base_url := conf.get("api", "base_url", fallback=None):
-        parts.append(f"The same with curves and events: {stream_address(base_url, seen.job)}")
+    if address := _page("streams", seen.job):
+        parts.append(f"The same with curves and events: {address}")
     if error.traceback:
         parts.append(f"Traceback of the driver:\n{error.traceback.rstrip()}")
     if seen.incarnation is not None:
         parts.append(log_tail(workspace, seen.job, seen.incarnation))
     return "\n".join(parts)
+
+
+def describe_operation(workspace: Workspace, operation: Operation, *, logs: bool) -> str:
+    """Return where to look at a failed operation: the address of its page, and the ends of its driver's logs.
+
+    Parameters
+    ----------
+    logs
+        Whether its driver's logs say why it failed.
+    """
+    parts = []
+    if logs and operation.plan.incarnation:
+        incarnation = operation.plan.incarnation
+        parts.append(f"driver {incarnation}:\n{log_tail(workspace, operation.job, incarnation)}")
+    if address := _page("operations", operation.job, operation.id):
+        parts.append(f"The steps of the {operation.kind}: {address}")
+    return "\n".join(parts)
+
+
+def _page(*parts: str) -> str | None:
+    """Return the address of a page; None without ``[api] base_url``: nobody knows how a browser reaches Airflow."""
+    base_url = conf.get("api", "base_url", fallback=None)
+    return page_address(base_url, *parts) if base_url else None
 
 
 def log_tail(workspace: Workspace, job: str, incarnation: str, *, lines: int = 30) -> str:

@@ -132,7 +132,8 @@ def test_restores_while_the_supervisor_waits(place: Place) -> None:
     assert active_operation(place.workspace, "lamp") is None
 
 
-def test_unhealthy_job_goes_back_and_the_run_says_why(place: Place) -> None:
+def test_unhealthy_job_goes_back_and_the_run_says_why(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "http://h/air")
     made = savepoint(place)
     before = reference(place)
     place.write_job(standin_fail="DRIVER_FAILED")
@@ -145,6 +146,7 @@ def test_unhealthy_job_goes_back_and_the_run_says_why(place: Place) -> None:
     assert "[RESTORE_UNHEALTHY]" in text and "DRIVER_FAILED: as it was told" in text and "What to do" in text
     assert context["ti"].pushed["error"]["code"] == "RESTORE_UNHEALTHY"
     assert "stand-in fails as it was told" in said[0], "the words of the driver that failed"
+    assert f"http://h/air/plugin/streams/air/streamwarden/operations/lamp/{operation(place).id}" in said[0]
     seen = place.until(lambda now: now.phase is Phase.RUNNING)
     assert seen.heartbeat is not None and seen.heartbeat.generation == before.generation == 1
     assert reference(place).path == before.path and operation(place).state == "rolled back"

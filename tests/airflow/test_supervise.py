@@ -119,7 +119,8 @@ def test_spent_budget_fails_with_the_last_error(place: Place) -> None:
     assert "What to do" in text
 
 
-def test_error_that_cannot_pass_fails_at_once_with_the_log(place: Place) -> None:
+def test_error_that_cannot_pass_fails_at_once_with_the_log(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "http://h:1/")
     gate = place.gate("fails")
     place.write_job(standin_fail="SINK_SCHEMA_MISMATCH", standin_after=3, standin_gate=str(gate))
     run, operator = Run(), supervise(place)
@@ -134,6 +135,7 @@ def test_error_that_cannot_pass_fails_at_once_with_the_log(place: Place) -> None
         operator.resume(run.context(), event)
     assert "Each column is listed with its remedy" in said[0]
     assert "Traceback: of the stand-in" in said[0]
+    assert "http://h:1/plugin/streams/streamwarden/streams/lamp\n" in said[0]
     assert "console.log" in said[0] and "stand-in fails as it was told" in said[0]
     memory = JobDocuments(place.workspace.storage, "lamp").supervision.read()
     assert memory is not None and not memory.restarts and memory.decisions[-1].what == "fail"

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
 )
 
-from streamwarden.airflow.logtail import describe_error, log_tail
+from streamwarden.airflow.logtail import describe_error, describe_operation
 from streamwarden.airflow.operation_log import ended_operation, steps_logged
 from streamwarden.airflow.operators.base import (
     InterruptibleOperator,
@@ -138,9 +138,9 @@ class DeployOperator(JobOperator, InterruptibleOperator):
         if error.code != "ROLLOUT_UNHEALTHY":
             return
         found = JobDocuments(workspace.storage, self.job).operation.read()
-        incarnation = found.plan.incarnation if found is not None and found.by == by else None
-        if incarnation:
-            self.log.error("driver %s:\n%s", incarnation, log_tail(workspace, self.job, incarnation))
+        words = describe_operation(workspace, found, logs=True) if found is not None and found.by == by else ""
+        if words:
+            self.log.error("%s", words)
 
     def _respect_stop(self, workspace: Workspace, context: Context) -> None:
         # A run that waited behind another run of the same job starts when the other is stopped. If the stop came after

@@ -10,7 +10,7 @@ from typing import Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from streamwarden.airflow.logtail import log_tail
+from streamwarden.airflow.logtail import describe_operation
 from streamwarden.airflow.operation_log import ended_operation, seconds_of, steps_logged
 from streamwarden.airflow.operators.base import InterruptibleOperator, JobOperator, holder_of, person_of
 from streamwarden.errors import ErrorCode, StreamwardenError
@@ -133,8 +133,8 @@ class OperationOperator(JobOperator, InterruptibleOperator):
         if ours is None and error.retryable and error.code != "OPERATION_RUNNING":
             # Not begun: the documents were unreachable.
             return AirflowException(str(error))
-        if ours is not None and ours.plan.incarnation and error.code == self.unhealthy:
-            incarnation = ours.plan.incarnation
-            self.log.error("driver %s:\n%s", incarnation, log_tail(workspace, self.job, incarnation))
+        words = describe_operation(workspace, ours, logs=error.code == self.unhealthy) if ours is not None else ""
+        if words:
+            self.log.error("%s", words)
         self.log.error("%s", error)
         return AirflowFailException(str(error))

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from streamwarden.airflow.describe import dag_id_of
 
-__all__ = ["PREFIX", "VIEW", "Links", "stream_address"]
+__all__ = ["PREFIX", "VIEW", "Links", "page_address"]
 
 PREFIX = "/streamwarden"
 """Where the pages are on the API server, below its base URL."""
@@ -48,8 +48,8 @@ class Links:
         return self.airflow("dags", dag_id_of(job))
 
 
-def stream_address(base_url: str, job: str) -> str:
-    """Return the address of a job's page inside Airflow's UI.
+def page_address(base_url: str, *parts: str) -> str:
+    """Return the address of a page inside Airflow's UI, such as that of ``streams`` and a job.
 
     Parameters
     ----------
@@ -60,4 +60,4 @@ def stream_address(base_url: str, job: str) -> str:
     path = base.split("://", 1)[-1].partition("/")[2]
     # The UI's address of a page ends with the page's own path.
     inner = f"/{path}{PREFIX}" if path else PREFIX
-    return f"{base}/plugin/{VIEW}{inner}/streams/{quote(job, safe='')}"
+    return _joined(f"{base}/plugin/{VIEW}{inner}", parts, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -98,5 +99,5 @@ def _count(workspace: Workspace, table: str) -> int:
         adds = DeltaTable(address, storage_options=options).get_add_actions(flatten=True)
     except (DeltaError, OSError) as error:
         raise StreamwardenError("TABLE_NOT_FOUND", f"{table}: {error}") from error
-    counts = list(adds.column("num_records").to_pylist()) if "num_records" in adds.schema.names else []
+    counts: Any = adds.column("num_records").to_pylist() if "num_records" in adds.schema.names else []
     return sum(count or 0 for count in counts)

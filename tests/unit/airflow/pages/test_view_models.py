@@ -12,7 +12,7 @@ from streamwarden.airflow.pages.acts import ACTS
 from streamwarden.airflow.pages.charts import sparkline
 from streamwarden.airflow.pages.events import events_of
 from streamwarden.airflow.pages.fresh import Fresh
-from streamwarden.airflow.pages.links import Links, stream_address
+from streamwarden.airflow.pages.links import Links, page_address
 from streamwarden.airflow.pages.operations import timeline_of
 from streamwarden.airflow.pages.quality import checks_of
 from streamwarden.airflow.pages.reading import since_when
@@ -77,8 +77,8 @@ def test_addresses_are_quoted_and_have_the_prefix() -> None:
     assert links.page("streams", q="", span="1h") == "/air/streamwarden/streams?span=1h"
     assert links.airflow("dags", "x") == "/air/dags/x"
     assert Links("/streamwarden").airflow("dags", "x") == "/dags/x"
-    assert stream_address("http://h:1", "a b") == "http://h:1/plugin/streams/streamwarden/streams/a%20b"
-    assert stream_address("http://h/air/", "a") == "http://h/air/plugin/streams/air/streamwarden/streams/a"
+    assert page_address("http://h:1", "streams", "a b") == "http://h:1/plugin/streams/streamwarden/streams/a%20b"
+    assert page_address("http://h/air/", "streams", "a") == "http://h/air/plugin/streams/air/streamwarden/streams/a"
 
 
 def test_results_are_shared_and_bounded() -> None:
