@@ -10,12 +10,18 @@ import json
 import os
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import pyarrow.parquet as pq
 import pytest
 
@@ -23,10 +29,15 @@ from streamwarden.devserver.standalone import Standalone
 from streamwarden.model.savepoint import Origin
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.rescale import rescale
+from streamwarden.quality.data_docs.files import docs_key
+from streamwarden.quality.data_docs.site import write_data_docs
+from streamwarden.quality.documents import read_run
 from streamwarden.quality.gate import Gate
 from streamwarden.quality.gate_state import gate_state
 from streamwarden.savepoints.take import take
+from streamwarden.storage import LocalStorage
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import QUALITY
 from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision.observe import observe
 
@@ -50,6 +61,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     if not (root / "made").exists():
         _make(workspace)
         (root / "made").touch()
+    hold = gate_state(workspace, "trips").record.hold
+    assert hold is not None
+    if not (root / docs_key(hold.run)).exists():
+        storage = LocalStorage(root)
+        write_data_docs(storage, read_run(storage, QUALITY, hold.run))
     return workspace
 
 
@@ -114,6 +130,31 @@ def airflow(place: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield one
 
 
+@pytest.fixture(scope="session")
+def prefixed(airflow: Standalone) -> Iterator[str]:
+    """Start a second API server of the same Airflow, whose base URL has a path; return that URL."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/air"
+    env = airflow.environment() | {"AIRFLOW__API__PORT": str(port), "AIRFLOW__API__BASE_URL": url}
+    with (airflow.home / "logs" / "prefixed.log").open("wb") as log:
+        command = [sys.executable, "-m", "airflow", "api-server"]
+        server = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+    try:
+        _await(lambda: _answers(f"{url}/api/v2/monitor/health"))
+        yield url
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(60)
+
+
+def _answers(url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(url, trust_env=False, timeout=30).status_code == 200
+    return False
+
+
 @dataclass
 class Visitor:
     """A browser of one user.
@@ -141,7 +182,8 @@ class Visitor:
 
     def inside(self, path: str) -> Any:
         """Open a page of ours inside Airflow's UI; return its frame."""
-        self.page.goto(f"{self.url}/plugin/streams/streamwarden{path}", timeout=120_000)
+        prefix = urlsplit(self.url).path
+        self.page.goto(f"{self.url}/plugin/streams{prefix}/streamwarden{path}", timeout=120_000)
         frame = self.page.frame_locator("iframe").first
         frame.locator("main h1").wait_for(timeout=120_000)
         return frame
@@ -162,7 +204,7 @@ def chromium() -> Iterator[Any]:
 def visit(airflow: Standalone, chromium: Any) -> Iterator[Callable[..., Visitor]]:
     contexts = []
 
-    def made(user: str | None = "otto", *, width: int = 1280, dark: bool = False) -> Visitor:
+    def made(user: str | None = "otto", *, width: int = 1280, dark: bool = False, url: str = airflow.url) -> Visitor:
         scheme = "dark" if dark else "light"
         context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
@@ -170,10 +212,10 @@ def visit(airflow: Standalone, chromium: Any) -> Iterator[Callable[..., Visitor]
             passwords = json.loads((airflow.home / "simple_auth_manager_passwords.json.generated").read_text())
             body = {"username": user, "password": passwords[user]}
             answer = context.request.post(f"{airflow.url}/auth/token", data=body, timeout=60_000)
-            context.add_cookies([{"name": "_token", "value": answer.json()["access_token"], "url": airflow.url}])
+            context.add_cookies([{"name": "_token", "value": answer.json()["access_token"], "url": url}])
         page = context.new_page()
         page.set_default_timeout(60_000)
-        visitor = Visitor(page, airflow.url, [], [])
+        visitor = Visitor(page, url, [], [])
         page.on("request", lambda request: visitor.requests.append(request.url))
         page.on("console", lambda said: visitor.errors.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: visitor.errors.append(str(error)))

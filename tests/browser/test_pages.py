@@ -85,6 +85,39 @@ def test_a_jobs_dag_has_its_stream_as_a_tab(visit: Visit) -> None:
     visitor.page.frame_locator("iframe").first.locator(f"h1:has-text('{JOB}')").wait_for(timeout=120_000)
 
 
+def test_data_docs_open_inside_airflow(visit: Visit, addresses: dict[str, str]) -> None:
+    visitor = visit()
+    frame = visitor.inside(addresses["check"])
+    frame.get_by_role("link", name="the check", exact=True).click()
+    frame.get_by_text("Expectation Validation Result").wait_for()
+    # Its style sheets are there, and hide the passed expectations without a script.
+    assert frame.locator(".alert").first.evaluate("one => getComputedStyle(one).borderRadius") == "4px"
+    shown = frame.locator("tr:visible").count()
+    frame.get_by_label("Failed only").check()
+    assert 0 < frame.locator("tr:visible").count() < shown
+    frame.get_by_role("link", name="Expectation suite").click()
+    frame.get_by_text("A collection of Expectations").wait_for()
+    frame.get_by_role("link", name="Home").click()
+    frame.locator("h1:has-text('Data quality')").wait_for()
+    assert visitor.errors == []
+    assert {re.sub(r"^(\w+://[^/]+).*", r"\1", one) for one in visitor.requests} <= {visitor.url, "data:,"}
+
+
+def test_pages_work_below_a_prefix(visit: Visit, prefixed: str) -> None:
+    visitor = visit(url=prefixed)
+    frame = visitor.inside("/streams")
+    frame.get_by_role("link", name=JOB, exact=True).click()
+    frame.locator(f"h1:has-text('{JOB}')").wait_for()
+    visitor.page.wait_for_url(f"{prefixed}/plugin/streams/air/streamwarden/streams/{JOB}**")
+    frame.locator(".uplot").first.wait_for()
+    visitor.page.reload()
+    frame = visitor.page.frame_locator("iframe").first
+    frame.get_by_role("link", name="DAG", exact=True).click()
+    visitor.page.wait_for_url(f"{prefixed}/dags/job_{JOB}**")
+    visitor.page.goto(f"{prefixed}/dags/job_{JOB}/plugin/stream", timeout=120_000)
+    visitor.page.frame_locator("iframe").first.locator(f"h1:has-text('{JOB}')").wait_for(timeout=120_000)
+
+
 def test_an_act_leads_into_airflows_own_form(visit: Visit) -> None:
     visitor = visit()
     frame = visitor.inside(f"/act/rescale?job={JOB}&memory=1g")
