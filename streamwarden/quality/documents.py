@@ -146,7 +146,8 @@ def read_run(storage: Storage, prefix: str, run_id: str) -> QualityRun:
     key = f"{prefix}/{part(run_id)}/{RESULTS}"
     entry = storage.read(key)
     if entry is None:
-        raise StreamwardenError("DOCUMENT_INVALID", f"{key}: no such run")
+        remedy = f"{prefix}/{INDEX} lists the latest runs; housekeeping removes old ones."
+        raise StreamwardenError("DOCUMENT_INVALID", f"{key}: no such run", remedy=remedy)
     try:
         return QualityRun.model_validate_json(entry.data)
     except ValidationError as error:
