@@ -15,7 +15,7 @@ endif
 # The environments name their folder: in a copied or moved checkout they would run the code of the first one.
 $(shell [ ! -s .venv/.ready ] || [ "$$(cat .venv/.ready)" = "$$(pwd -P)" ] || rm -rf .venv .tools)
 
-.PHONY: help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long test-browser check format up down docs docs-site \
+.PHONY: help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long test-browser compose-engine compose-test check format up down docs docs-site \
 	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet bench-pages record-load \
 	clean
 
@@ -80,6 +80,13 @@ test-fast: setup ## The tests that take under half a minute each, without JVM, A
 test-browser: setup ## The pages in a real Airflow and browser, which apt-get install chromium brings (PICTURES=1: write docs/images)
 	@$(UV) sync --quiet --locked --inexact --all-extras --group browser --python $(PYTHON)
 	@$(if $(PICTURES),STREAMWARDEN_PICTURES=docs/images) $(BIN)/pytest -s tests/browser
+
+compose-engine: setup ## Podman, Compose and base images for a Debian machine without Docker or registry; needs root
+	@$(BIN)/python -m tests.compose.stand_in
+
+compose-test: setup ## docker-compose.yml built and brought up, and the main job on it (FAULTS=n or names, SEED=n, PROFILE=compose_s3, KEEP=1)
+	@$(BIN)/python -m tests.compose $(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(PROFILE),--profile $(PROFILE)) $(if $(KEEP),--keep)
 
 check: setup ## ruff, mypy, import rules, repository rules
 	@$(BIN)/ruff check .

@@ -140,22 +140,24 @@ def _stream(session: SparkSession, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Make the archives, as ``make setup`` does, and print them."""
+    """Make the archives, as ``make setup`` does, and print them; with ``--required``, fail if one cannot be made."""
     if arguments[:1] == ["--record"]:
         _record(Path(arguments[1]), arguments[2])
         return 0
+    failed = 0
     for use in _KINDS:
         began = time.monotonic()
         try:
             path = build(use)
         except (OSError, subprocess.SubprocessError) as error:
-            # Everything works without the archive, with a slower start.
+            # Everything works without the archive, with a slower start. An image is built once and started often.
             sys.stderr.write(f"classes: no archive for {use or 'local files'}: {error}\n")
             sys.stderr.write(str(getattr(error, "stderr", "") or "")[-2000:])
+            failed += 1
             continue
         size = path.stat().st_size / 2**20
         sys.stdout.write(f"classes: {path.name}, {size:.0f} MiB in {time.monotonic() - began:.0f} s\n")
-    return 0
+    return 1 if failed and "--required" in arguments else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,84 @@
+"""``make compose-test``: build docker-compose.yml, bring it up, run the main job on it; with faults if asked for.
+
+Exit code 0 only if every step was done and every table is equal to a batch computation. Leaves nothing but images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from contextlib import ExitStack
+
+from tests.compose.engine import EngineError, find_engine
+from tests.compose.faults import FAULTS, inject
+from tests.compose.journey import Journey
+from tests.compose.stack import Stack, StackError
+
+# printed: a person waits for it
+# ruff: noqa: T201
+
+
+def main(arguments: list[str]) -> int:
+    """Run the test."""
+    parser = argparse.ArgumentParser(prog="compose-test", description=__doc__)
+    parser.add_argument("--faults", default="0", help="a number, or names with commas: " + ", ".join(FAULTS))
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of faults beyond one of each")
+    parser.add_argument("--profile", default="cluster", choices=["cluster", "compose_s3"])
+    parser.add_argument("--no-build", action="store_true", help="use the image that is there")
+    parser.add_argument("--only-faults", action="store_true", help="leave savepoint, rescale, quality and gate out")
+    parser.add_argument("--keep", action="store_true", help="leave the stack up")
+    given = parser.parse_args(arguments)
+    try:
+        run(given, planned(given.faults, given.seed))
+    except (EngineError, StackError) as error:
+        print(f"compose-test: FAILED: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def planned(wanted: str, seed: int) -> list[str]:
+    """Return the faults' names: one of each before any comes twice."""
+    if not wanted.isdigit():
+        names = wanted.split(",")
+        if unknown := set(names) - set(FAULTS):
+            raise SystemExit(f"compose-test: unknown faults: {', '.join(sorted(unknown))}")
+        return names
+    chooser, plan = random.Random(seed), list(FAULTS)
+    while len(plan) < int(wanted):
+        plan.append(chooser.choice(list(FAULTS)))
+    return plan[: int(wanted)]
+
+
+def run(given: argparse.Namespace, faults: list[str]) -> None:
+    """Build, bring up, and go through the steps."""
+    engine = find_engine()
+    if not given.no_build:
+        began = time.monotonic()
+        engine.build()
+        print(f"built in {time.monotonic() - began:.0f} s", flush=True)
+    stack = Stack(engine, profile=given.profile, keep=given.keep)
+    with ExitStack() as open_:
+        open_.enter_context(engine.served(stack.project))
+        open_.enter_context(stack)
+        stack.say("up and healthy")
+        journey = Journey(stack)
+        journey.deploy()
+        if not given.only_faults:
+            journey.savepoint("card_sessions")
+            journey.rescale("card_sessions", 6)
+            journey.quality()
+        for number, name in enumerate(faults, start=1):
+            stack.say(f"fault {number} of {len(faults)}: {name}")
+            stack.say(f"{name}: every job commits again after {inject(stack, name):.0f} s")
+        if not given.only_faults:
+            journey.gate()
+        journey.drain()
+        journey.stop()
+        stack.say(f"done: {journey.seconds}")
+    stack.say("down")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

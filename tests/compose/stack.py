@@ -1,0 +1,175 @@
+"""One stack of docker-compose.yml: fresh volumes, secrets and ports, and nothing left of it afterwards."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from streamwarden.devserver.rest import AirflowClient, AirflowRequestFailed
+from tests.compose.engine import REPOSITORY, Engine
+
+__all__ = ["JOBS", "Stack", "StackError"]
+
+JOBS = ("ingest_trips", "zone_windows", "card_sessions")
+_HERE = Path(__file__).parent
+_FILES = ["--file", str(REPOSITORY / "docker-compose.yml"), "--file", str(_HERE / "override.yml")]
+_PORTS = ("AIRFLOW_PORT", "SPARK_MASTER_PORT", "S3_PORT")
+
+
+class StackError(Exception):
+    """The stack does not do what it should."""
+
+
+class Stack:
+    """A running stack, as a context manager.
+
+    Parameters
+    ----------
+    engine
+        Serves already.
+    profile
+        ``cluster`` or ``compose_s3``.
+    keep
+        Leave everything as it is at the end, to look at.
+    """
+
+    def __init__(self, engine: Engine, *, profile: str = "cluster", keep: bool = False) -> None:
+        self.engine = engine
+        self.project = f"swtest-{secrets.token_hex(3)}"
+        self._keep = keep
+        self._folder = tempfile.mkdtemp(prefix="swtest-")
+        self.began = time.monotonic()
+        self._profile = profile
+        self.client: AirflowClient
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        """Bring it up, and wait until it is healthy."""
+        env = Path(self._folder) / ".env"
+        subprocess.run(
+            [sys.executable, REPOSITORY / "scripts" / "make_env.py", env], check=True, stdout=subprocess.DEVNULL
+        )
+        lines = [f"{name}={port}" for name, port in zip(_PORTS, _free_ports(len(_PORTS)), strict=True)]
+        lines.append(f"STREAMWARDEN_PROFILE={self._profile}")
+        with env.open("a", encoding="utf-8") as stream:
+            stream.write("\n".join(lines) + "\n")
+        self._given = given = dict(
+            line.split("=", 1) for line in env.read_text().splitlines() if "=" in line and line[0] != "#"
+        )
+        self.client = AirflowClient(
+            url=f"http://127.0.0.1:{given['AIRFLOW_PORT']}", user="admin", password=given["AIRFLOW_ADMIN_PASSWORD"]
+        )
+        try:
+            self.compose("up", "--detach", "--wait", "--no-build", "--quiet-pull", timeout=900)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take it down, with its volumes."""
+        self.client.close()
+        if self._keep:
+            self.say(f"kept: project {self.project}, {self._folder}/.env")
+            return
+        self.compose("down", "--volumes", "--timeout", "20", "--remove-orphans", timeout=300)
+        (Path(self._folder) / ".env").unlink()
+        Path(self._folder).rmdir()
+
+    # -- what is done to it ------------------------------------------------------------------------------------------
+
+    def compose(self, *arguments: str, timeout: float = 300, stdin: str | None = None) -> str:
+        """Run Compose, and return what it printed.
+
+        Raises
+        ------
+        StackError
+            With its messages, if it fails.
+        """
+        env_file = str(Path(self._folder) / ".env")
+        command = [*self.engine.compose, "--project-name", self.project, "--project-directory", str(REPOSITORY)]
+        command += ["--env-file", env_file, "--progress", "quiet", *_FILES, *arguments]
+        # The environment would go before the file.
+        clean = {name: value for name, value in self.engine.environment.items() if name not in self._given}
+        done = subprocess.run(
+            command, env=clean, input=stdin, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        if done.returncode != 0:
+            raise StackError(f"compose {' '.join(arguments)}: {(done.stderr + done.stdout)[-3000:]}")
+        return done.stdout
+
+    def ask(self, what: str) -> dict[str, Any]:
+        """Run one of the commands of ``inside.py`` where the volume is seen."""
+        text = (_HERE / "inside.py").read_text(encoding="utf-8")
+        said = self.compose("exec", "-T", "looker", "python", "-", what, stdin=text)
+        found: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
+        return found
+
+    def say(self, what: str) -> None:
+        """Print a line with the time since the start."""
+        print(f"{time.monotonic() - self.began:7.1f} s  {what}", flush=True)  # noqa: T201
+
+    def until(self, condition: Callable[[], bool], timeout: float, what: str, poll: float = 2.0) -> float:
+        """Wait for a condition, and return the seconds that it took."""
+        began = time.monotonic()
+        while True:
+            try:
+                if condition():
+                    return time.monotonic() - began
+                last = ""
+            except (AirflowRequestFailed, OSError, StackError) as error:
+                # What is asked may be what is down.
+                last = f"; last: {str(error)[:300]}"
+            if time.monotonic() - began > timeout:
+                raise StackError(f"waited {timeout:.0f} s for {what}{last}\n{self.describe()}")
+            time.sleep(poll)
+
+    def describe(self) -> str:
+        """Tell how the containers and the jobs are."""
+        parts = []
+        for look in (
+            lambda: self.compose("ps", "--all", "--format", "{{.Service}} {{.Status}}"),
+            lambda: json.dumps(self.ask("state"), indent=1),
+        ):
+            try:
+                parts.append(look())
+            except (StackError, subprocess.TimeoutExpired) as error:
+                parts.append(str(error))
+        return "\n".join(parts)
+
+    def versions(self) -> dict[str, int]:
+        """Return the newest version of each job's table; -1 for one that is not there."""
+        found: dict[str, int] = self.ask("state")["tables"]
+        return found
+
+    def all_commit(self, before: dict[str, int], timeout: float, by: int = 1) -> float:
+        """Wait until each table has so many new versions; return the seconds."""
+
+        def done() -> bool:
+            now = self.versions()
+            return all(now[table] >= version + by for table, version in before.items())
+
+        return self.until(done, timeout, "each job to commit")
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in held]
+    finally:
+        for one in held:
+            one.close()
