@@ -45,6 +45,7 @@ def start_session(workspace: Workspace, spec: JobSpec, incarnation: str, *, owne
         java_options=f"{write_log4j(logs, profile.logs)} {_ends_itself(logs)} {temporary(scratch)}",
         s3=workspace.s3,
         kafka=spec.uses_kafka,
+        same_image=profile.same_image,
     )
 
 

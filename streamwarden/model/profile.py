@@ -223,6 +223,11 @@ class Profile(BaseModel):
     )
     s3: S3Spec | None = Field(default=None, description="A bucket for everything that `root` does not hold.")
     master: str = Field(default="local[{cores}]", description="Spark master; {cores} is the job's resources.cores.")
+    same_image: bool = Field(
+        default=False,
+        description="Whether a cluster's workers run from the drivers' image, with jars and class archive at the same"
+        " paths. Executors then load them from there, and start sooner.",
+    )
     launcher: Literal["local", "host"] = Field(
         default="local",
         description="Who starts drivers. local: the process that deploys or restarts the job, on its own machine. host:"

@@ -55,6 +55,7 @@ def build_session(
     s3: S3Server | None = None,
     kafka: bool = False,
     archived: bool = True,
+    same_image: bool = False,
 ) -> SparkSession:
     """Start a JVM, or reuse the process's JVM, with a session for Delta.
 
@@ -77,8 +78,10 @@ def build_session(
         Whether the session reads Kafka. Its jars are added to the session and not to the class path, which the class
         archive depends on.
     archived
-        Whether the JVM may use the class archive made at set-up. Only for local sessions: a cluster's class path is
-        unknown.
+        Whether the JVM may use the class archive made at set-up. Not on a cluster whose class path is unknown.
+    same_image
+        Whether a cluster's executors find the jars and the class archive where this process finds them. Then they load
+        them from there, and start sooner.
 
     Raises
     ------
@@ -104,7 +107,8 @@ def build_session(
         "spark.executorEnv.POLARS_MAX_THREADS": os.environ["POLARS_MAX_THREADS"],
         **(settings or {}),
     }
-    if master.startswith("local"):
+    local = master.startswith("local")
+    if local or same_image:
         # Directly on the class path: spark.jars would copy the jars at every start.
         merged["spark.driver.extraClassPath"] = os.pathsep.join(str(path) for path in jars)
     else:
@@ -115,8 +119,12 @@ def build_session(
     merged["spark.executor.memory"] = memory
     # A small heap collects faster without parallel threads; two-core machines have none to spare.
     options = "-XX:+UseSerialGC"
-    if archived and master.startswith("local"):
+    if archived and (local or same_image):
         options = f"{options} {class_archive.java_options('s3' if s3 is not None else '')}".rstrip()
+    if same_image and not local:
+        merged["spark.executor.extraClassPath"] = merged["spark.driver.extraClassPath"]
+        own = merged.get("spark.executor.extraJavaOptions", "")
+        merged["spark.executor.extraJavaOptions"] = f"{options} {own}".strip()
     options = f"{options} {java_options}".rstrip()
     merged["spark.driver.extraJavaOptions"] = f"{options} {merged.get('spark.driver.extraJavaOptions', '')}".strip()
     for key, value in merged.items():

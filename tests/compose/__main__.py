@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -30,6 +31,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only-faults", action="store_true", help="leave savepoint, rescale, quality and gate out")
     parser.add_argument("--keep", action="store_true", help="leave the stack up")
     given = parser.parse_args(arguments)
+    # As Ctrl-C: what is up is taken down.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(given, planned(given.faults, given.seed))
     except (EngineError, StackError) as error:

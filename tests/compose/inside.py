@@ -34,6 +34,7 @@ def state() -> dict[str, Any]:
             "phase": str(seen.phase),
             "reason": seen.reason,
             "incarnation": seen.incarnation,
+            "committed": seen.progress is not None and seen.progress.last is not None,
             "restarts": [str(one.reason) for one in restarts],
             "error": str(seen.error.to_exception()) if seen.error else None,
         }

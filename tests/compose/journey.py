@@ -39,8 +39,14 @@ class Journey:
             self._runs[job] = stack.client.trigger_dag(f"job_{job}")
         stack.until(lambda: self._phases() == {"running"}, 400, "the drivers to run")
         stack.say(f"all drivers run after {time.monotonic() - began:.0f} s")
-        stack.until(lambda: min(stack.versions().values()) >= 0, 400, "the first commits")
+        stack.until(self._all_committed, 400, "the first commits")
         self._note("first commits", time.monotonic() - began)
+        for service in ("driver-host", "spark-worker"):
+            mapping = stack.compose(
+                "exec", "-T", service, "sh", "-c", "grep -l 'classes.*[.]jsa' /proc/[0-9]*/maps || true"
+            )
+            if len(mapping.split()) < len(JOBS):
+                raise StackError(f"not every JVM in {service} uses the archive of Spark's classes: {mapping.split()}")
 
     def savepoint(self, job: str) -> None:
         """Take and verify a savepoint."""
@@ -102,6 +108,9 @@ class Journey:
         found = stack.ask("verify")
         if not found["equal"]:
             raise StackError("after the stop:\n" + "\n".join(found["differences"]))
+
+    def _all_committed(self) -> bool:
+        return all(job["committed"] for job in self._stack.ask("state")["jobs"].values())
 
     def _phases(self) -> set[str]:
         jobs = self._stack.ask("state")["jobs"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -61,6 +62,10 @@ class Stack:
         )
         lines = [f"{name}={port}" for name, port in zip(_PORTS, _free_ports(len(_PORTS)), strict=True)]
         lines.append(f"STREAMWARDEN_PROFILE={self._profile}")
+        # A copy: whoever edits the checkout meanwhile does not edit what runs.
+        profile = shutil.copy(_HERE / "cluster.yaml", self._folder)
+        Path(profile).chmod(0o644)
+        lines.append(f"STREAMWARDEN_TEST_PROFILE={profile}")
         with env.open("a", encoding="utf-8") as stream:
             stream.write("\n".join(lines) + "\n")
         self._given = given = dict(
@@ -72,6 +77,7 @@ class Stack:
         try:
             self.compose("up", "--detach", "--wait", "--no-build", "--quiet-pull", timeout=900)
         except BaseException:
+            self.say(self._logs())
             self.__exit__(None, None, None)
             raise
         return self
@@ -85,8 +91,7 @@ class Stack:
             self.say(f"kept: project {self.project}, {self._folder}/.env")
             return
         self.compose("down", "--volumes", "--timeout", "20", "--remove-orphans", timeout=300)
-        (Path(self._folder) / ".env").unlink()
-        Path(self._folder).rmdir()
+        shutil.rmtree(self._folder)
 
     # -- what is done to it ------------------------------------------------------------------------------------------
 
@@ -148,6 +153,12 @@ class Stack:
             except (StackError, subprocess.TimeoutExpired) as error:
                 parts.append(str(error))
         return "\n".join(parts)
+
+    def _logs(self) -> str:
+        try:
+            return self.compose("logs", "--tail", "25")
+        except (StackError, subprocess.TimeoutExpired) as error:
+            return str(error)
 
     def versions(self) -> dict[str, int]:
         """Return the newest version of each job's table; -1 for one that is not there."""

@@ -1,0 +1,67 @@
+"""Which jars and options a session's JVMs get, by where they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streamwarden.spark import class_archive, conditional_put, session
+
+pytestmark = pytest.mark.unit
+
+
+class Builder:
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+
+    def appName(self, _: str) -> Builder:
+        return self
+
+    master = appName
+
+    def config(self, key: str, value: str) -> Builder:
+        self.settings[key] = value
+        return self
+
+    def getOrCreate(self) -> dict[str, Any]:
+        return self.settings
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "classes.jsa").touch()
+    monkeypatch.setattr(class_archive, "jar_dir", lambda: tmp_path)
+    monkeypatch.setattr(session, "find_java", lambda: "java")
+    monkeypatch.setattr(
+        session, "require", lambda *uses: [tmp_path / "kafka.jar" if uses == ("kafka",) else tmp_path / "a.jar"]
+    )
+    monkeypatch.setattr(conditional_put, "jar", lambda: tmp_path / "put.jar")
+    monkeypatch.setattr(session, "SparkSession", SimpleNamespace(builder=Builder()))
+    return session.build_session
+
+
+def test_executors_elsewhere_are_sent_the_jars(build: Any, tmp_path: Path) -> None:
+    settings = build("a", master="spark://host:7077")
+    assert settings["spark.jars"] == f"{(tmp_path / 'a.jar').as_uri()},{(tmp_path / 'put.jar').as_uri()}"
+    assert not [name for name in settings if "extraClassPath" in name]
+    assert not [name for name, value in settings.items() if ".jsa" in value]
+
+
+def test_executors_of_the_same_image_find_jars_and_archive(build: Any, tmp_path: Path) -> None:
+    own = {"spark.executor.extraJavaOptions": "-Da=b"}
+    settings = build(
+        "a", master="spark://host:7077", same_image=True, kafka=True, settings=own, java_options="-Ddriver"
+    )
+    path = f"{tmp_path / 'a.jar'}:{tmp_path / 'put.jar'}"
+    assert settings["spark.driver.extraClassPath"] == settings["spark.executor.extraClassPath"] == path
+    # Kafka's are not on the path that the archive depends on.
+    assert settings["spark.jars"] == (tmp_path / "kafka.jar").as_uri()
+    options = settings["spark.executor.extraJavaOptions"]
+    assert str(tmp_path / "classes.jsa") in options and options.endswith(" -Da=b") and "-Ddriver" not in options
+
+
+def test_a_local_session_has_no_executor_to_set_up(build: Any) -> None:
+    assert not [name for name in build("a", master="local[2]", same_image=True) if "executor.extra" in name]
