@@ -191,9 +191,10 @@ def _conclude(
         what = f"{ended.error.code}: {ended.error.what.splitlines()[0]}" if ended.error else "failed"
         return Phase.FAILED, what, ended.at, ended.error
     if start is not None and start.ended is None and start.host is None:
-        waits = (
-            f"no driver host has taken it for {(now - start.at).total_seconds():.0f} s: is `streamwarden host` running?"
-        )
+        waited = (now - start.at).total_seconds()
+        # A host takes it within a second, one with ten drivers within eleven.
+        question = ": is `streamwarden host` running?" if waited > 15 else ""
+        waits = f"no driver host has taken it for {waited:.0f} s{question}"
         return Phase.STARTING, waits, start.at, None
     process = heartbeat.process if heartbeat else launch.process if launch else None
     last_sign = heartbeat.at if heartbeat else launch.at if launch else now

@@ -71,8 +71,18 @@ FAULTS: Mapping[str, Callable[[Stack], None]] = {
 
 def inject(stack: Stack, name: str) -> float:
     """Inject a fault, and return how long after it each job had committed what landed after it."""
+    before = _drivers(stack)
     FAULTS[name](stack)
     began = time.monotonic()
     # The commit in flight may be of input from before.
     stack.all_commit(stack.versions(), _COMMIT_S, by=2)
-    return time.monotonic() - began
+    took = time.monotonic() - began
+    for job, restarts in _drivers(stack).items():
+        if len(restarts) > len(before[job]):
+            stack.say(f"{job}: driver restarted: {', '.join(restarts[len(before[job]) :])}")
+    return took
+
+
+def _drivers(stack: Stack) -> dict[str, list[str]]:
+    """Return the reasons of each job's restarts so far."""
+    return {name: job["restarts"] for name, job in stack.ask("state")["jobs"].items()}
