@@ -70,6 +70,8 @@ class Journey:
         stack.client.unpause("gate")
         took = stack.until(lambda: stack.ask("gate")["published"] is not None, 300, "the gate to publish")
         self._note("gate: published", took)
+        # Its trips are of the next day: what landed after it would be too late for the windows.
+        stack.compose("stop", "replay")
         landed = stack.ask("overcharge")
         took = stack.until(lambda: stack.ask("gate")["held"] is not None, 300, f"the gate to hold {landed['file']}")
         self._note("gate: held", took)
