@@ -37,8 +37,8 @@ def main() -> int:
         sys.stderr.write("compose-engine: needs root: it installs packages and runs podman\n")
         return 1
     FOLDER.mkdir(parents=True, exist_ok=True)
-    if any(shutil.which(name) is None for name in ("podman", "debootstrap", "runc", "netavark")):
-        # netavark is not on PATH on Debian: apt is asked again, which costs a moment.
+    asked = subprocess.run(["dpkg", "--status", *PACKAGES.split()], capture_output=True, check=False)
+    if asked.returncode != 0:
         say("Debian's packages: " + PACKAGES)
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         run("apt-get", "update", "--quiet", environment=environment)
