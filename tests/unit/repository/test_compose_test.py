@@ -1,0 +1,59 @@
+"""What ``make compose-test`` puts over docker-compose.yml: it tests what is shipped, and all of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.compose.__main__ import planned
+from tests.compose.engine import IMAGE
+from tests.compose.faults import FAULTS
+from tests.compose.stand_in import BASES
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[3]
+HERE = ROOT / "tests" / "compose"
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))[
+    "services"
+]
+OVERRIDE: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "override.yml").read_text(encoding="utf-8"))["services"]
+
+
+def test_profile_is_the_shipped_one_but_for_its_pace() -> None:
+    shipped = yaml.safe_load((ROOT / "config" / "profiles" / "cluster.yaml").read_text(encoding="utf-8"))
+    tested = yaml.safe_load((HERE / "cluster.yaml").read_text(encoding="utf-8"))
+    for profile in (shipped, tested):
+        profile.pop("description", None)
+        profile.pop("jobs", None)
+    assert tested == shipped
+
+
+def test_services_are_as_shipped_but_for_the_profile() -> None:
+    assert set(OVERRIDE) - set(SERVICES) == {"looker"}
+    assert all(set(service) == {"volumes"} for name, service in OVERRIDE.items() if name != "looker")
+
+
+def test_every_lasting_service_has_a_fault() -> None:
+    lasting = {name for name, service in SERVICES.items() if service.get("restart") == "unless-stopped"}
+    named = {name.removesuffix("-killed") for name in FAULTS if name.endswith("-killed")}
+    assert {name.removeprefix("airflow-").removeprefix("spark-") for name in lasting} <= named
+
+
+def test_one_of_each_fault_before_any_comes_twice() -> None:
+    assert planned(str(len(FAULTS)), seed=1) == list(FAULTS)
+    assert len(planned("100", seed=1)) == 100 and planned("100", seed=1) == planned("100", seed=1)
+    with pytest.raises(SystemExit, match="meteor"):
+        planned("worker-killed,meteor", seed=1)
+
+
+def test_base_images_have_the_names_that_the_files_use() -> None:
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    used = {service["image"] for service in SERVICES.values()} - {IMAGE} | set(
+        re.findall(r"^FROM (\S+)", dockerfile, re.M)
+    )
+    assert {tag.removeprefix("docker.io/").removeprefix("library/") for tag in BASES.values()} == used
