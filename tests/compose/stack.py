@@ -115,6 +115,11 @@ class Stack:
             raise StackError(f"compose {' '.join(arguments)}: {(done.stderr + done.stdout)[-3000:]}")
         return done.stdout
 
+    def container(self, action: str, *services: str) -> None:
+        """Have the engine itself do something to services' containers."""
+        command = [*self.engine.command, action, *(f"{self.project}-{service}-1" for service in services)]
+        subprocess.run(command, env=self.engine.environment, capture_output=True, timeout=60, check=True)
+
     def ask(self, what: str) -> dict[str, Any]:
         """Run one of the commands of ``inside.py`` where the volume is seen."""
         text = (_HERE / "inside.py").read_text(encoding="utf-8")
