@@ -47,7 +47,7 @@ class Stack:
         self.engine = engine
         self.project = f"swtest-{secrets.token_hex(3)}"
         self._keep = keep
-        self._folder = tempfile.mkdtemp(prefix="swtest-")
+        self._folder = ""
         self.began = time.monotonic()
         self._profile = profile
         self.client: AirflowClient
@@ -56,6 +56,7 @@ class Stack:
 
     def __enter__(self) -> Self:
         """Bring it up, and wait until it is healthy."""
+        self._folder = tempfile.mkdtemp(prefix="swtest-")
         env = Path(self._folder) / ".env"
         subprocess.run(
             [sys.executable, REPOSITORY / "scripts" / "make_env.py", env], check=True, stdout=subprocess.DEVNULL
