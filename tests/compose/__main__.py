@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--profile", default="cluster", choices=["cluster", "compose_s3"])
     parser.add_argument("--no-build", action="store_true", help="use the image that is there")
     parser.add_argument("--only-faults", action="store_true", help="leave savepoint, rescale, quality and gate out")
-    parser.add_argument("--keep", action="store_true", help="leave the stack up")
+    parser.add_argument("--keep", action="store_true", help="leave the stack up until Ctrl-C")
     given = parser.parse_args(arguments)
     # As Ctrl-C: what is up is taken down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import shutil
@@ -40,7 +41,7 @@ class Stack:
     profile
         ``cluster`` or ``compose_s3``.
     keep
-        Leave everything as it is at the end, to look at.
+        Leave everything up at the end until Ctrl-C, to look at.
     """
 
     def __init__(self, engine: Engine, *, profile: str = "cluster", keep: bool = False) -> None:
@@ -89,8 +90,10 @@ class Stack:
         """Take it down, with its volumes."""
         self.client.close()
         if self._keep:
-            self.say(f"kept: project {self.project}, {self._folder}/.env")
-            return
+            self.say(f"kept until Ctrl-C: {self.client.url}, project {self.project}, secrets in {self._folder}/.env")
+            with contextlib.suppress(KeyboardInterrupt):
+                while True:
+                    time.sleep(60)
         self.compose("down", "--volumes", "--timeout", "20", "--remove-orphans", timeout=300)
         shutil.rmtree(self._folder)
 
