@@ -75,6 +75,7 @@ def run(given: argparse.Namespace, faults: list[str]) -> None:
         for number, name in enumerate(faults, start=1):
             stack.say(f"fault {number} of {len(faults)}: {name}")
             stack.say(f"{name}: every job commits again after {inject(stack, name):.0f} s")
+            stack.say(f"{name}: every job is supervised, {journey.supervised():.0f} s later")
         if not given.only_faults:
             journey.gate()
         journey.drain()

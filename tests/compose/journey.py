@@ -41,7 +41,8 @@ class Journey:
         stack.say(f"all drivers run after {time.monotonic() - began:.0f} s")
         stack.until(self._all_committed, 400, "the first commits")
         self._note("first commits", time.monotonic() - began)
-        for service in ("driver-host", "spark-worker"):
+        # With the bucket Spark is in the drivers.
+        for service in ("driver-host", "spark-worker") if stack.profile == "cluster" else ("driver-host",):
             mapping = stack.compose(
                 "exec", "-T", service, "sh", "-c", "grep -l 'classes.*[.]jsa' /proc/[0-9]*/maps || true"
             )
@@ -78,6 +79,10 @@ class Journey:
         stack.say(f"the gate holds, for {stack.ask('gate')['failures']}")
         self._run("gate_decide", {"table": "trips", "decision": "accept", "note": "was planted"}, 240)
 
+    def supervised(self) -> float:
+        """Wait until Airflow is healthy and watches each job as before; return the seconds."""
+        return self._stack.until(self._is_supervised, 480, "Airflow to supervise each job")
+
     def drain(self) -> None:
         """Let nothing more land, and wait until the tables are equal to a batch computation over what has landed."""
         stack = self._stack
@@ -113,6 +118,18 @@ class Journey:
 
     def _all_committed(self) -> bool:
         return all(job["committed"] for job in self._stack.ask("state")["jobs"].values())
+
+    def _is_supervised(self) -> bool:
+        client = self._stack.client
+        if any(part["status"] != "healthy" for part in client.health().values() if part.get("status") is not None):
+            return False
+        for job, run in self._runs.items():
+            dag = f"job_{job}"
+            if (state := client.dag_run(dag, run)["state"]) != "running":
+                raise StackError(f"the run of {dag} is {state}")
+            if client.task_state(dag, run, "supervise") != "deferred":
+                return False
+        return True
 
     def _phases(self) -> set[str]:
         jobs = self._stack.ask("state")["jobs"]

@@ -16,6 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import httpx
+import yaml
+
 from streamwarden.devserver.rest import AirflowClient, AirflowRequestFailed
 from tests.compose.engine import REPOSITORY, Engine
 
@@ -50,7 +53,7 @@ class Stack:
         self._keep = keep
         self._folder = ""
         self.began = time.monotonic()
-        self._profile = profile
+        self.profile = profile
         self.client: AirflowClient
 
     # -- its life ----------------------------------------------------------------------------------------------------
@@ -63,10 +66,10 @@ class Stack:
             [sys.executable, REPOSITORY / "scripts" / "make_env.py", env], check=True, stdout=subprocess.DEVNULL
         )
         lines = [f"{name}={port}" for name, port in zip(_PORTS, _free_ports(len(_PORTS)), strict=True)]
-        lines.append(f"STREAMWARDEN_PROFILE={self._profile}")
-        # A copy: whoever edits the checkout meanwhile does not edit what runs.
-        profile = shutil.copy(_HERE / "cluster.yaml", self._folder)
-        Path(profile).chmod(0o644)
+        lines.append(f"STREAMWARDEN_PROFILE={self.profile}")
+        profile = Path(self._folder) / "profile.yaml"
+        profile.write_text(paced(self.profile), encoding="utf-8")
+        profile.chmod(0o644)
         lines.append(f"STREAMWARDEN_TEST_PROFILE={profile}")
         with env.open("a", encoding="utf-8") as stream:
             stream.write("\n".join(lines) + "\n")
@@ -143,7 +146,7 @@ class Stack:
                 if condition():
                     return time.monotonic() - began
                 last = ""
-            except (AirflowRequestFailed, OSError, StackError) as error:
+            except (AirflowRequestFailed, httpx.HTTPError, OSError, StackError) as error:
                 # What is asked may be what is down.
                 last = f"; last: {str(error)[:300]}"
             if time.monotonic() - began > timeout:
@@ -182,6 +185,13 @@ class Stack:
             return all(now[table] >= version + by for table, version in before.items())
 
         return self.until(done, timeout, "each job to commit")
+
+
+def paced(profile: str) -> str:
+    """Return a shipped profile with the pace of a test."""
+    shipped = yaml.safe_load((REPOSITORY / "config" / "profiles" / f"{profile}.yaml").read_text(encoding="utf-8"))
+    pace = yaml.safe_load((_HERE / "pace.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_dump({**shipped, "jobs": {**shipped.get("jobs", {}), **pace}})
 
 
 def _free_ports(count: int) -> Sequence[int]:

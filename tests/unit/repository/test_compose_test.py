@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from streamwarden.model.profile import Profile
 from tests.compose.__main__ import planned
 from tests.compose.engine import IMAGE
 from tests.compose.faults import FAULTS
+from tests.compose.stack import paced
 from tests.compose.stand_in import BASES
 
 pytestmark = pytest.mark.unit
@@ -24,13 +26,12 @@ SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml
 OVERRIDE: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "override.yml").read_text(encoding="utf-8"))["services"]
 
 
-def test_profile_is_the_shipped_one_but_for_its_pace() -> None:
-    shipped = yaml.safe_load((ROOT / "config" / "profiles" / "cluster.yaml").read_text(encoding="utf-8"))
-    tested = yaml.safe_load((HERE / "cluster.yaml").read_text(encoding="utf-8"))
-    for profile in (shipped, tested):
-        profile.pop("description", None)
-        profile.pop("jobs", None)
-    assert tested == shipped
+@pytest.mark.parametrize("name", ["cluster", "compose_s3"])
+def test_profile_is_the_shipped_one_but_for_its_pace(name: str) -> None:
+    shipped = yaml.safe_load((ROOT / "config" / "profiles" / f"{name}.yaml").read_text(encoding="utf-8"))
+    tested = yaml.safe_load(paced(name))
+    assert tested.pop("jobs")["interval"] == "5s"
+    assert Profile.model_validate(tested) == Profile.model_validate(shipped)
 
 
 def test_services_are_as_shipped_but_for_the_profile() -> None:
