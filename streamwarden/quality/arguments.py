@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from streamwarden.quality.statements import condition, parsed
+
 __all__ = [
     "PAIRS",
+    "QUERY",
     "ROWS",
     "SOURCE_FILE",
     "UNIQUE",
@@ -24,6 +27,8 @@ __all__ = [
 
 ROWS = "unexpected_rows_expectation"
 """Great Expectations' name for a query that returns the failing rows."""
+QUERY = "unexpected_rows_query"
+"""The argument of such an expectation with its query."""
 UNIQUE = {"expect_column_values_to_be_unique", "expect_compound_columns_to_be_unique"}
 """Expectations about several rows."""
 
@@ -48,13 +53,36 @@ def checked_arguments(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]
     """
     if kind == ROWS and "row_condition" in arguments:
         raise ValueError("row_condition: write the condition into the query's WHERE")
-    row_condition(arguments)
+    if kind == ROWS and QUERY in arguments:
+        parsed(str(arguments[QUERY]))
+    if (rows := row_condition(arguments)) is not None:
+        condition(rows)
+    _check_self_contained(kind, arguments)
     ignored = arguments.get("ignore_row_if")
     if kind in _NULLS and ignored is not None and ignored != _NULLS[kind]:
         raise ValueError(f"ignore_row_if: only {_NULLS[kind]!r} is supported for {kind}")
     if kind in UNIQUE and arguments.get("mostly", 1) != 1:
         raise ValueError(f"mostly: {kind} has none, because a repeated key counts for all of its rows")
     return {name: _in_utc(value) if name in _BOUNDS else value for name, value in arguments.items()}
+
+
+def _check_self_contained(kind: str, arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError if an argument names what lies outside of the table."""
+    for name in arguments:
+        # Further expectations of Great Expectations run SQL of any kind, on any source of data.
+        if ("query" in name or "table" in name or "data_source" in name) and (kind, name) != (ROWS, QUERY):
+            raise ValueError(f"{name}: only {ROWS} may have a query, as {QUERY}")
+    pending: list[Any] = [arguments]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Mapping):
+            # A JSON schema's validator fetches what an address leads to, files too.
+            for name in ("$ref", "$dynamicRef", "$recursiveRef"):
+                if not str(value.get(name, "#")).startswith("#"):
+                    raise ValueError(f"{name}: {value[name]!r} is not inside of the suite")
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
 
 
 def row_condition(arguments: Mapping[str, Any]) -> str | None:
@@ -116,7 +144,7 @@ def _condition(given: Mapping[str, Any]) -> str:
 
 
 def _column(given: Mapping[str, Any]) -> str:
-    return ".".join(f"`{part}`" for part in str(given["column"]["name"]).split("."))
+    return ".".join(f"`{part.replace('`', '``')}`" for part in str(given["column"]["name"]).split("."))
 
 
 def _comparison(given: Mapping[str, Any]) -> str:

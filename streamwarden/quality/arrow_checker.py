@@ -23,7 +23,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamwarden.quality.arguments import PAIRS, ROWS, literal, quoted, without_condition
+from streamwarden.quality.arguments import PAIRS, QUERY, ROWS, literal, quoted, without_condition
 from streamwarden.quality.engine import Checker, Validate, build, import_great_expectations
 from streamwarden.quality.failing_rows import chosen, condition, failing_rows_query, own_columns
 from streamwarden.quality.results import ExpectationResult
@@ -32,7 +32,6 @@ from streamwarden.quality.suites import Expectation, Suite
 
 __all__ = ["ArrowChecker", "with_fields"]
 
-QUERY = "unexpected_rows_query"
 _COUNTED = {
     "expect_column_pair_values_a_to_be_greater_than_b",
     "expect_column_values_to_be_between",

@@ -6,7 +6,6 @@ them for DuckDB. Times are without a zone there, in UTC: as Spark shows them in 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -14,18 +13,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as pads
 
+from streamwarden.quality.statements import BATCH, StatementError, condition, other, parsed
+
 __all__ = ["BATCH", "QueryError", "condition_in_duckdb", "other", "run", "translated", "without_zones"]
 
-BATCH = "batch"
-"""The name of the rows under check."""
-
-
-_TABLES = re.compile(r"\{tables\.(\w+)\}")
-
-
-def other(table: str) -> str:
-    """Return the name of another table that a query reads as ``{tables.NAME}``."""
-    return f"table_{table}"
+_CLOSED: dict[str, str | bool | int | float | list[str]] = {
+    # Neither files nor servers, extensions or other databases; and no variable of Python's that is named like a table.
+    "enable_external_access": "false",
+    "python_enable_replacements": "false",
+    "threads": "2",
+}
 
 
 class QueryError(Exception):
@@ -39,37 +36,34 @@ def translated(query: str) -> str:
     Raises
     ------
     QueryError
-        It cannot be parsed or translated.
+        It cannot be parsed or translated, or reads anything but these tables.
     """
-    import sqlglot
-    from sqlglot import exp
-    from sqlglot.errors import ErrorLevel, SqlglotError
-
-    text = _TABLES.sub(lambda found: other(found[1]), query.replace("{batch}", BATCH))
-    text = text.replace("{{", "{").replace("}}", "}")
     try:
-        tree = sqlglot.parse_one(text, read="spark")
-        # sqlglot drops the condition without a word.
-        if any(
-            isinstance(node.this, exp.Expression) and node.args.get("expression") for node in tree.find_all(exp.Exists)
-        ):
-            raise QueryError("exists(list, condition) has no translation: write size(filter(list, condition)) > 0")
-        return str(tree.sql(dialect="duckdb", unsupported_level=ErrorLevel.RAISE))
-    except SqlglotError as error:
-        raise QueryError(" ".join(str(error).split())[:300]) from error
+        return _in_duckdb(parsed(query))
+    except StatementError as error:
+        raise QueryError(str(error)) from error
 
 
 @cache
-def condition_in_duckdb(condition: str) -> str:
-    """Return a condition of Spark's SQL in DuckDB's.
+def condition_in_duckdb(text: str) -> str:
+    """Return a condition of Spark's SQL in DuckDB's; for errors see :func:`translated`."""
+    try:
+        return _in_duckdb(condition(text))
+    except StatementError as error:
+        raise QueryError(str(error)) from error
 
-    Raises
-    ------
-    QueryError
-        It cannot be parsed or translated.
-    """
-    found = translated(f"SELECT 1 FROM {{batch}} WHERE {condition}")
-    return found.split(" WHERE ", 1)[1]
+
+def _in_duckdb(tree: Any) -> str:
+    from sqlglot import exp
+    from sqlglot.errors import ErrorLevel, SqlglotError
+
+    # sqlglot drops the condition without a word.
+    if any(isinstance(node.this, exp.Expression) and node.args.get("expression") for node in tree.find_all(exp.Exists)):
+        raise QueryError("exists(list, condition) has no translation: write size(filter(list, condition)) > 0")
+    try:
+        return str(tree.sql(dialect="duckdb", unsupported_level=ErrorLevel.RAISE))
+    except SqlglotError as error:
+        raise QueryError(" ".join(str(error).split())[:300]) from error
 
 
 def run(query: str, tables: Mapping[str, pa.Table | pads.Dataset]) -> pa.Table:
@@ -89,10 +83,10 @@ def run(query: str, tables: Mapping[str, pa.Table | pads.Dataset]) -> pa.Table:
     """
     import duckdb
 
-    # Nothing but these tables: a suite's SQL may read no file.
-    with duckdb.connect(config={"enable_external_access": "false", "threads": "2"}) as session:
+    with duckdb.connect(config=_CLOSED) as session:
         # As a session of Spark's: the machine's zone plays no part.
         session.execute("SET TimeZone = 'UTC'")
+        session.execute("SET lock_configuration = true")
         for name, table in tables.items():
             session.register(name, table)
         try:

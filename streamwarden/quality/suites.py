@@ -17,7 +17,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.names import Name
-from streamwarden.quality.arguments import checked_arguments
+from streamwarden.quality.arguments import QUERY, checked_arguments
 from streamwarden.quality.results import Severity
 from streamwarden.store.config import describe_validation
 from streamwarden.store.row_rules import compiled
@@ -34,7 +34,6 @@ __all__ = [
     "suite_names",
 ]
 
-_QUERY = "unexpected_rows_query"
 _TABLE = re.compile(r"\{tables\.(\w+)\}")
 
 
@@ -102,8 +101,8 @@ class Expectation(_Document):
     @classmethod
     def _bound_query(cls, value: dict[str, Any]) -> dict[str, Any]:
         # Great Expectations only logs a hint; the query would then read any table at any version.
-        if _QUERY in value and "{batch}" not in str(value[_QUERY]):
-            raise ValueError(f"{_QUERY} must read from {{batch}}, the table at the version under check")
+        if QUERY in value and "{batch}" not in str(value[QUERY]):
+            raise ValueError(f"{QUERY} must read from {{batch}}, the table at the version under check")
         return value
 
     @model_validator(mode="before")
@@ -115,7 +114,7 @@ class Expectation(_Document):
 
     @model_validator(mode="after")
     def _named_tables(self) -> Self:
-        query = str(self.arguments.get(_QUERY, ""))
+        query = str(self.arguments.get(QUERY, ""))
         used = set(_TABLE.findall(query))
         if used != set(self.meta.tables):
             wrong = sorted(used ^ set(self.meta.tables))

@@ -106,7 +106,10 @@ def test_an_id_given_twice_is_refused(tmp_path):
         ({"severity": "fatal"}, "expectations.0.severity"),
         ({"severity": None}, "expectations.0.severity"),
         ({"meta": {}}, "expectations.0.meta.id"),
-        ({"kwargs": {"unexpected_rows_query": "SELECT * FROM trips"}}, "{batch}"),
+        (
+            {"type": "unexpected_rows_expectation", "kwargs": {"unexpected_rows_query": "SELECT * FROM trips"}},
+            "{batch}",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_expectation_is_named(tmp_path, over, said):
