@@ -15,7 +15,7 @@ endif
 # The environments name their folder: in a copied or moved checkout they would run the code of the first one.
 $(shell [ ! -s .venv/.ready ] || [ "$$(cat .venv/.ready)" = "$$(pwd -P)" ] || rm -rf .venv .tools)
 
-.PHONY: help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long test-browser compose-engine compose-test check format up down docs docs-site \
+.PHONY: audit help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long test-browser compose-engine compose-test check format up down docs docs-site \
 	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet bench-pages record-load \
 	clean
 
@@ -94,6 +94,10 @@ check: setup ## ruff, mypy, import rules, repository rules
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/pytest tests/unit/repository
+
+audit: setup ## Known vulnerabilities, licences and a bill of materials of what is locked (ADVISORIES=copy of pypa/advisory-database)
+	@UV_PROJECT_ENVIRONMENT=.tools/audit $(UV) sync --quiet --locked --only-group audit --python $(PYTHON)
+	@.tools/audit/bin/python scripts/audit.py $(if $(ADVISORIES),--advisories "$(ADVISORIES)")
 
 format: setup ## Bring the code into shape
 	@$(BIN)/ruff check --fix .
