@@ -44,7 +44,7 @@ def main() -> int:
     problems = [*stale(policy), *licences(policy, locked)]
     bill_of_materials()
     found = from_folder(given.advisories, locked) if given.advisories else from_index()
-    problems += judged(policy, found or [])
+    problems += judged(policy, found) if found is not None else []
     for one in problems:
         say(f"WRONG: {one}")
     if problems:

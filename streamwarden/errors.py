@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal, TypeGuard
 
+from streamwarden.redaction import redacted
+
 __all__ = ["CATALOGUE", "OUTAGES", "ErrorCode", "ErrorKind", "StreamwardenError", "is_code", "require_extra"]
 
 
@@ -953,7 +955,7 @@ class StreamwardenError(Exception):
     code
         A key of :data:`CATALOGUE`.
     what
-        What happened, with the names and values of this case.
+        What happened, with the names and values of this case. Secrets of the environment are hidden.
     remedy
         Replaces the catalogue's remedy where this case has a more precise one.
     retryable
@@ -968,10 +970,10 @@ class StreamwardenError(Exception):
     def __init__(self, code: ErrorCode, what: str, *, remedy: str | None = None, retryable: bool | None = None) -> None:
         kind = CATALOGUE[code]
         self.code: ErrorCode = code
-        self.what = what
+        self.what = redacted(what)
         self.remedy = remedy or kind.remedy
         self.retryable = kind.retryable if retryable is None else retryable
-        super().__init__(code, what, self.remedy)
+        super().__init__(code, self.what, self.remedy)
 
     def __str__(self) -> str:
         return f"[{self.code}] {CATALOGUE[self.code].summary}: {self.what}\n  What to do: {self.remedy}"

@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from streamwarden.model.profile import LogSpec
+from streamwarden.redaction import redacted
 from streamwarden.spark.java_options import quoted
 from streamwarden.store.layout import CONSOLE_LOG
 
@@ -57,6 +58,10 @@ class _LogFile(RotatingFileHandler):
         super().__init__(path, maxBytes=spec.max_bytes, backupCount=spec.backups)
         self._missing = 0
         self._why = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text, without the secrets of the environment."""
+        return redacted(super().format(record))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record; if records were dropped before it, report their number after it."""

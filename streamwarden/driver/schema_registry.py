@@ -57,11 +57,18 @@ def read_subject(
     Raises
     ------
     StreamwardenError
-        ``SCHEMA_REGISTRY_UNREACHABLE``; ``SOURCE_SCHEMA_UNKNOWN`` without such a subject; ``SOURCE_INVALID`` for
-        schemas that are not plain Avro.
+        ``CONFIG_INVALID`` for an address that is none; ``SCHEMA_REGISTRY_UNREACHABLE``; ``SOURCE_SCHEMA_UNKNOWN``
+        without such a subject; ``SOURCE_INVALID`` for schemas that are not plain Avro.
     """
     found = os.environ if environment is None else environment
-    address = httpx.URL(found.get(REGISTRY_ENV) or url)
+    try:
+        address = httpx.URL(found.get(REGISTRY_ENV) or url)
+        if address.scheme not in ("http", "https") or not address.host:
+            raise httpx.InvalidURL("no address")
+    except httpx.InvalidURL:
+        # Without the cause, which has a part of the address: of one with a slip, maybe the password.
+        what = f"{REGISTRY_ENV} is no http(s)://[USER:PASSWORD@]HOST:PORT"
+        raise StreamwardenError("CONFIG_INVALID", what) from None
     # Without the login, for messages.
     shown = f"{address.scheme}://{address.host}" + (f":{address.port}" if address.port else "")
     login = httpx.BasicAuth(address.username, address.password) if address.userinfo else None

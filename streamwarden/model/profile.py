@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Literal, Self
 
@@ -11,6 +12,7 @@ from streamwarden.model.durations import Duration
 from streamwarden.model.spec import ResourceSpec
 
 __all__ = [
+    "ENDPOINT",
     "JobOverride",
     "LogSpec",
     "MetricsSpec",
@@ -20,6 +22,10 @@ __all__ = [
     "PrometheusSpec",
     "S3Spec",
 ]
+
+
+ENDPOINT = re.compile(r"https?://[\w.-]+(:\d+)?/?")
+"""An S3 server's address, without a login."""
 
 
 class LogSpec(BaseModel):
@@ -198,7 +204,7 @@ class S3Spec(BaseModel):
     )
     endpoint: str | None = Field(
         default=None,
-        pattern=r"^https?://[\w.-]+(:\d+)?$",
+        pattern=f"^{ENDPOINT.pattern}$",
         description="`http(s)://host:port` of a server that is not Amazon's. Default: AWS_ENDPOINT_URL_S3, then"
         " AWS_ENDPOINT_URL, then Amazon's.",
     )

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, ConfigDict, Field
 
 from streamwarden.errors import StreamwardenError, is_code
+from streamwarden.redaction import redacted
 
 __all__ = ["Decided", "ErrorInfo", "Record", "utc_now"]
 
@@ -44,7 +45,11 @@ class ErrorInfo(Record):
     def of(cls, error: StreamwardenError, traceback: str = "") -> ErrorInfo:
         """Create the record from an exception."""
         return cls(
-            code=error.code, what=error.what, remedy=error.remedy, retryable=error.retryable, traceback=traceback
+            code=error.code,
+            what=error.what,
+            remedy=error.remedy,
+            retryable=error.retryable,
+            traceback=redacted(traceback),
         )
 
 

@@ -37,7 +37,12 @@ def open_store(workspace: Workspace, table: str, spec: ServeSpec, *, writes: boo
         ``SERVING_NONE`` if a file to read from does not exist; ``EXTRA_MISSING``.
     """
     if spec.kind == "redis":
-        return RedisStore(os.environ.get(REDIS_URL, spec.url), table, spec.expire_after)
+        try:
+            return RedisStore(os.environ.get(REDIS_URL, spec.url), table, spec.expire_after)
+        except ValueError:
+            # Without the cause, which has a part of the address: of one with a slip, maybe the password.
+            what = f"table {table}: {REDIS_URL} is no redis://[USER:PASSWORD@]HOST:PORT/DATABASE"
+            raise StreamwardenError("CONFIG_INVALID", what) from None
     path = workspace.serving_file(table)
     if not writes and not path.exists():
         raise StreamwardenError("SERVING_NONE", f"{path} does not exist yet: no driver has written table {table}")

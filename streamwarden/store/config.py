@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from streamwarden.model.alerts import AlertSpec
 from streamwarden.model.profile import Profile
 from streamwarden.model.spec import JobSpec
 from streamwarden.names import is_part
+from streamwarden.redaction import has_login, is_secret_name
 from streamwarden.store.row_rules import suites_folder, with_row_rules
 from streamwarden.store.value_schemas import check_schema_files
 
@@ -68,6 +70,7 @@ def load_job(name: str, *, config: Path | None = None, profile: Profile | None =
         raise StreamwardenError("CONFIG_INVALID", f"{path}: name: is {spec.name!r}, but the file is {path.name}")
     if any(sink.row_rules for sink in spec.delta_sinks):
         raise StreamwardenError("CONFIG_INVALID", f"{path}: sinks: row_rules belong in the table's suite")
+    _refuse_secrets(spec.spark, path)
     try:
         check_schema_files(folder, spec)
     except StreamwardenError as error:
@@ -96,6 +99,7 @@ def load_profile(name: str, *, config: Path | None = None) -> Profile:
 @lru_cache(maxsize=16)
 def _profile(path: Path, *_version: int) -> Profile:
     profile = _validate(Profile, _read(path), path)
+    _refuse_secrets(profile.spark, path)
     if profile.name != path.stem:
         raise StreamwardenError("CONFIG_INVALID", f"{path}: name: is {profile.name!r}, but the file is {path.name}")
     return profile
@@ -151,6 +155,16 @@ def _overridden(spec: JobSpec, profile: Profile) -> dict[str, Any]:
     if spec.name in over.options:
         raw["options"] = {**raw.get("options", {}), **over.options[spec.name]}
     return raw
+
+
+def _refuse_secrets(settings: Mapping[str, str], path: Path) -> None:
+    """Raise for a setting with a secret: documents and pages would show it, and so would the JVM's command line."""
+    for name, value in settings.items():
+        if is_secret_name(name) or has_login(value):
+            what = (
+                f"{path}: spark.{name}: a secret belongs in the environment of the driver, or in a file that it names"
+            )
+            raise StreamwardenError("CONFIG_INVALID", what)
 
 
 def _read(path: Path) -> Any:

@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamwarden.model.profile import Profile, S3Spec
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.profile import ENDPOINT, Profile, S3Spec
 from streamwarden.model.spec import JobSpec
 from streamwarden.storage import FileStore, LocalFiles, LocalStorage, S3Location, Storage
 from streamwarden.store.config import config_dir, load_job, load_profile
@@ -158,9 +159,13 @@ def open_workspace(
 def _location(spec: S3Spec) -> S3Location:
     """Complete the profile's location from the environment, by the variables of Amazon's tools."""
     environment = os.environ.get
+    endpoint = spec.endpoint or environment("AWS_ENDPOINT_URL_S3") or environment("AWS_ENDPOINT_URL") or None
+    if endpoint is not None and not ENDPOINT.fullmatch(endpoint):
+        # Not shown: it may have a login, which Spark would show among its settings.
+        raise StreamwardenError("CONFIG_INVALID", "AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL is no http(s)://HOST:PORT")
     return S3Location(
         bucket=spec.bucket,
         prefix=spec.prefix,
-        endpoint=spec.endpoint or environment("AWS_ENDPOINT_URL_S3") or environment("AWS_ENDPOINT_URL") or None,
+        endpoint=endpoint,
         region=spec.region or environment("AWS_REGION") or environment("AWS_DEFAULT_REGION") or "us-east-1",
     )
