@@ -15,7 +15,7 @@ endif
 # The environments name their folder: in a copied or moved checkout they would run the code of the first one.
 $(shell [ ! -s .venv/.ready ] || [ "$$(cat .venv/.ready)" = "$$(pwd -P)" ] || rm -rf .venv .tools)
 
-.PHONY: audit help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long test-browser compose-engine compose-test check format up down docs docs-site \
+.PHONY: audit fuzz help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long test-browser compose-engine compose-test check format up down docs docs-site \
 	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet bench-pages record-load \
 	clean
 
@@ -98,6 +98,12 @@ check: setup ## ruff, mypy, import rules, repository rules
 audit: setup ## Known vulnerabilities, licences and a bill of materials of what is locked (ADVISORIES=copy of pypa/advisory-database)
 	@UV_PROJECT_ENVIRONMENT=.tools/audit $(UV) sync --quiet --locked --only-group audit --python $(PYTHON)
 	@.tools/audit/bin/python scripts/audit.py $(if $(ADVISORIES),--advisories "$(ADVISORIES)")
+
+# Beside .venv, whose packages it imports too: an environment of its own would be another 1.4 GB.
+fuzz: setup ## Fuzz the readers of documents, logs, checkpoints, YAML and suites (SECONDS=60 ONLY=offsets,suites SEED=n)
+	@UV_PROJECT_ENVIRONMENT=.tools/fuzz $(UV) sync --quiet --locked --only-group fuzz --python $(PYTHON)
+	@PYTHONPATH="$$(echo .tools/fuzz/lib/python*/site-packages)" $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) \
+		$(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
 
 format: setup ## Bring the code into shape
 	@$(BIN)/ruff check --fix .

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from streamwarden.model.spec import SavepointSpec
 from streamwarden.savepoints.schedule import schedule_text
@@ -17,6 +16,7 @@ __all__ = ["dag_id_of", "describe_job", "periodic_dag_id", "periodic_savepoints"
 
 # libyaml if available: the whole parse of a DAG file must stay well under a second.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DEEPEST = 50
 
 _GUIDE = (
     "Configured in `config/jobs/{file}`. Triggering this DAG deploys the job and supervises it until it is stopped (DAG"
@@ -46,8 +46,9 @@ def describe_job(job: str, *, config: Path | None = None) -> tuple[str, str]:
     try:
         raw = _read(path)
         text = str(raw.get("description") or "").strip()
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
-        text = f"**{path.name} cannot be read**: {error}"
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError, AttributeError) as error:
+        # Not its text, which shows the line: it may hold a secret.
+        text = f"**{path.name} cannot be read** ({type(error).__name__}): the job's deploy task names the line"
     first = re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0].replace("\n", " ")
     return first[:200], f"{text}\n\n{_GUIDE.format(file=path.name)}"
 
@@ -59,7 +60,7 @@ def periodic_savepoints(job: str, *, config: Path | None = None) -> SavepointSpe
     """
     try:
         spec = SavepointSpec.model_validate(_read((config or config_dir()) / "jobs" / f"{job}.yaml")["savepoints"])
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError, LookupError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError, LookupError):
         return None
     return None if spec.every is None and spec.cron is None else spec
 
@@ -69,4 +70,10 @@ def _as_id(job: str) -> str:
 
 
 def _read(path: Path) -> Any:
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    text, depth = path.read_text(encoding="utf-8"), 0
+    # libyaml's loader ends the process at some thousand levels, and with it the parse of all DAGs. Its parser does not.
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError("nested too deeply")
+    return yaml.load(text, Loader=_Loader)

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse, parse_object
 from streamwarden.formats.damage import checkpoint_damaged
 from streamwarden.storage import Storage
 
 __all__ = [
+    "MOST_PARTITIONS",
     "BatchOffsets",
     "CheckpointReader",
     "changed_offsets",
@@ -29,6 +31,11 @@ _VERSION = "v1"
 
 _COMPACT = ".compact"
 """Suffix of an entry of a file source's log that also holds all earlier entries."""
+
+
+_PARTITIONS = "spark.sql.shuffle.partitions"
+MOST_PARTITIONS = 1_000_000
+"""A larger number is damage: to look for the files of so many partitions takes minutes."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +108,15 @@ class CheckpointReader:
                 raise ValueError("it names no source")
             for source in sources:
                 # A source may write any text; but text that begins as a JSON object must be valid JSON.
-                json.loads(source if source and source.startswith("{") else "null")
-            content = dict(json.loads(metadata))
+                parse(source if source and source.startswith("{") else "null")
+            content = parse_object(metadata)
+            conf = {str(name): str(value) for name, value in dict(content.get("conf", {})).items()}
+            if not 1 <= int(conf.get(_PARTITIONS, 1)) <= MOST_PARTITIONS:
+                raise ValueError(f"{_PARTITIONS} is {conf[_PARTITIONS][:20]}")
             return BatchOffsets(
                 batch,
                 int(content.get("batchWatermarkMs", 0)),
-                dict(content.get("conf", {})),
+                conf,
                 sources,
                 int(content.get("batchTimestampMs", 0)),
             )
@@ -145,9 +155,11 @@ class CheckpointReader:
             if not commit or not _is_json(commit[0].encode()):
                 raise self._damaged(f"commits/{done}", "it is empty or cut")
         for number, source in enumerate(sources):
-            position = json.loads(source) if source and source.startswith("{") else {}
+            position = parse(source) if source and source.startswith("{") else {}
             if "logOffset" in position:
-                self._check_file_log(f"sources/{number}", int(position["logOffset"]))
+                if not isinstance(position["logOffset"], int):
+                    raise self._damaged(f"offsets/{newest}", f"its source {number} has no number as logOffset")
+                self._check_file_log(f"sources/{number}", position["logOffset"])
 
     def check_offsets(self, newest: int) -> tuple[str | None, ...]:
         """Check that the offsets exist from which Spark begins after a batch; return those of its sources.
@@ -169,7 +181,7 @@ class CheckpointReader:
     def _check_file_log(self, folder: str, position: int) -> None:
         """Check that the files a file source has read are logged, from the newest complete compact entry on."""
         names = [key.rsplit("/", 1)[1] for key in self._storage.list(f"{self._path}/{folder}")]
-        entries = {int(name.removesuffix(_COMPACT)): name for name in names if name.removesuffix(_COMPACT).isdigit()}
+        entries = {int(name.removesuffix(_COMPACT)): name for name in names if name.removesuffix(_COMPACT).isdecimal()}
         whole = max((number for number, name in entries.items() if name.endswith(_COMPACT)), default=0)
         for number in range(whole, max(position, *entries, -1) + 1):
             path = f"{folder}/{entries.get(number, number)}"
@@ -197,12 +209,12 @@ class CheckpointReader:
 
     def _newest(self, log: str) -> int | None:
         names = (key.rsplit("/", 1)[1] for key in self._storage.list(f"{self._path}/{log}"))
-        return max((int(name) for name in names if name.isdigit()), default=None)
+        return max((int(name) for name in names if name.isdecimal()), default=None)
 
 
 def _is_json(data: bytes) -> bool:
     try:
-        json.loads(data)
+        parse(data)
     except ValueError:
         return False
     return True
@@ -219,7 +231,7 @@ def changed_offsets(entry: bytes, change: Callable[[dict[str, Any]], None]) -> b
     version, metadata, *sources = entry.decode().split("\n")
     if version != _VERSION:
         raise ValueError(f"format {version!r}")
-    content = json.loads(metadata)
+    content = parse(metadata)
     change(content)
     return "\n".join([version, json.dumps(content, separators=(",", ":")), *sources]).encode()
 
@@ -242,7 +254,7 @@ def continued_offsets(before: bytes, entry: bytes) -> bytes:
     _, old, *sources = before.decode().split("\n")
 
     def change(metadata: dict[str, Any]) -> None:
-        metadata["batchWatermarkMs"] = json.loads(old).get("batchWatermarkMs", 0)
+        metadata["batchWatermarkMs"] = parse(old).get("batchWatermarkMs", 0)
 
     version, metadata, *_ = changed_offsets(entry, change).decode().split("\n")
     return "\n".join([version, metadata, *sources]).encode()
@@ -265,4 +277,4 @@ def moved_offsets(entry: bytes, source: str) -> bytes:
 def next_watermark_ms(entry: bytes) -> int:
     """Return the watermark after a batch from its commit log entry, milliseconds since the epoch."""
     _, _, content = entry.decode().partition("\n")
-    return int(json.loads(content).get("nextBatchWatermarkMs", 0))
+    return int(parse(content).get("nextBatchWatermarkMs", 0))

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.formats.checkpoint import BatchOffsets, CheckpointReader
+from streamwarden.foreign_json import parse
+from streamwarden.formats.checkpoint import MOST_PARTITIONS, BatchOffsets, CheckpointReader
 from streamwarden.formats.damage import checkpoint_damaged
 from streamwarden.storage import FileStore, Storage
 
@@ -41,6 +42,8 @@ _UNREADABLE = (ValueError, KeyError, TypeError, IndexError, EOFError)
 """Exceptions from reading a file that is empty, truncated, or in a foreign format."""
 
 _TRIES = 5
+_MOST_METADATA = 64 << 20
+"""Bytes of a snapshot's list of files, which is some kilobytes. A damaged archive can unpack to any size."""
 
 
 class StateFileMissing(Exception):
@@ -126,7 +129,9 @@ def closure(store: FileStore, checkpoint: str, offsets: BatchOffsets) -> Closure
     chosen.update(path for path in found if path.startswith("sources/") and source_needed(path, offsets))
     operators = []
     metadata = []
-    for operator in sorted({path.split("/")[1] for path in found if path.startswith("state/")}, key=int):
+    numbers = {path.split("/")[1] for path in found if path.startswith("state/")}
+    # Other folders are not Spark's.
+    for operator in sorted(filter(str.isdecimal, numbers), key=int):
         try:
             files, described = _operator(store, checkpoint, found, int(operator), offsets)
         except _UNREADABLE as error:
@@ -160,7 +165,7 @@ def check_described(documents: Storage, checkpoint: str) -> None:
             continue
         try:
             if described is not None:
-                json.loads(entry.data.decode().partition("\n")[2])
+                parse(entry.data.decode().partition("\n")[2])
             elif not entry.data:
                 raise EOFError
             else:
@@ -208,7 +213,7 @@ def relocated(metadata: bytes, operator: int, checkpoint_uri: str) -> bytes:
         URI of the target checkpoint, with its scheme.
     """
     version, _, text = metadata.decode().partition("\n")
-    content = json.loads(text)
+    content = parse(text)
     marker = f"/state/{operator}/_stateSchema/"
     for store in content["stateStoreInfo"]:
         paths = store.get("stateSchemaFilePaths", [])
@@ -218,17 +223,19 @@ def relocated(metadata: bytes, operator: int, checkpoint_uri: str) -> bytes:
 
 def _log_entry(path: str) -> int | None:
     folder, _, name = path.partition("/")
-    return int(name) if folder in ("offsets", "commits") and name.isdigit() else None
+    return int(name) if folder in ("offsets", "commits") and name.isdecimal() else None
 
 
 def source_needed(path: str, offsets: BatchOffsets) -> bool:
     """Return whether a batch needs a file of its sources' logs, given by its path relative to the checkpoint."""
-    _, number, name = path.split("/", 2)
+    _, number, name = [*path.split("/", 2), ""][:3]
+    if not number.isdecimal():
+        return True
     index = int(number)
     offset = offsets.sources[index] if index < len(offsets.sources) else None
     try:
-        position = json.loads(offset) if offset else {}
-    except json.JSONDecodeError:
+        position = parse(offset) if offset else {}
+    except ValueError:
         position = {}
     entry = re.fullmatch(r"(\d+)(\.compact)?", name)
     if entry is None or not isinstance(position, dict) or "logOffset" not in position:
@@ -245,7 +252,7 @@ def repartitioned(metadata: bytes, partitions: int) -> bytes:
     the others.
     """
     version, _, text = metadata.decode().partition("\n")
-    content = json.loads(text)
+    content = parse(text)
     for store in content["stateStoreInfo"]:
         store["numPartitions"] = partitions
     return f"{version}\n{json.dumps(content, separators=(',', ':'))}".encode()
@@ -261,6 +268,8 @@ def _operator(
     stores = info["stateStoreInfo"]
     # The batch's own number overrides the metadata: after a repartition the metadata may hold the old number.
     declared = max(int(one["numPartitions"]) for one in stores)
+    if declared > MOST_PARTITIONS:
+        raise ValueError(f"numPartitions is {declared}")
     partitions = int(offsets.conf.get("spark.sql.shuffle.partitions", declared))
     others = {str(partition) for partition in range(1, max(partitions, declared))}
     schemas = sorted(path for path in below if _SCHEMA.search(path))
@@ -306,9 +315,11 @@ def _has_keys(schema: bytes) -> bool:
         pieces, rest = int.from_bytes(rest[:4]), rest[4:]
     text = ""
     for _ in range(pieces):
+        if not rest:
+            raise EOFError("a piece of the schema is missing")
         piece, rest = _utf(rest)
         text += piece
-    return bool(json.loads(text)["fields"])
+    return bool(parse(text)["fields"])
 
 
 def _utf(data: bytes) -> tuple[str, bytes]:
@@ -326,7 +337,7 @@ def _metadata(
         raise StateFileMissing(f"{base}/{path}")
     text = _read(store, f"{checkpoint}/{base}/{path}").decode()
     # A version line precedes the JSON.
-    return path, json.loads(text.partition("\n")[2])
+    return path, parse(text.partition("\n")[2])
 
 
 def _store(store: FileStore, base: str, below: dict[str, int], folder: str, version: int) -> Iterable[str]:
@@ -365,7 +376,9 @@ def _tables_of(store: FileStore, snapshot: str) -> list[str]:
     """Return the files that a RocksDB snapshot names, relative to its store's folder."""
     try:
         with zipfile.ZipFile(io.BytesIO(_read(store, snapshot))) as content:
-            described = json.loads(content.read("metadata").decode().partition("\n")[2])
+            if content.getinfo("metadata").file_size > _MOST_METADATA:
+                raise ValueError("its metadata is too large")
+            described = parse(content.read("metadata").decode().partition("\n")[2])
     except (*_UNREADABLE, zipfile.BadZipFile) as error:
         raise StateFileMissing(f"{snapshot} (it is empty or cut: {error})") from error
     tables = [f"SSTs/{one['dfsSstFileName']}" for one in described.get("sstFiles") or ()]

@@ -21,6 +21,8 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse
+from streamwarden.formats.delta_log import is_action
 from streamwarden.storage import FileStore
 
 __all__ = ["Checkpoint", "checkpoint_of", "newest_checkpoint", "read_checkpoint"]
@@ -104,11 +106,17 @@ def checkpoint_of(actions: Sequence[dict[str, Any]]) -> bytes:
 def _rows(files: FileStore, key: str) -> list[dict[str, Any]]:
     try:
         data = files.read(key)
-        if key.endswith(".json"):
-            return [json.loads(line) for line in data.splitlines() if line.strip()]
-        found = pq.read_table(io.BytesIO(data)).to_pylist(maps_as_pydicts="lossy")
-    except (FileNotFoundError, ValueError, pa.ArrowException) as error:
+    except FileNotFoundError as error:
         raise StreamwardenError("TABLE_DAMAGED", f"{key}: {error}") from error
+    try:
+        if key.endswith(".json"):
+            return [parse(line) for line in data.splitlines() if line.strip()]
+        found = pq.read_table(io.BytesIO(data)).to_pylist(maps_as_pydicts="lossy")
+    except (OSError, ValueError, pa.ArrowException) as error:
+        # pyarrow raises OSError for a footer that it can't decode.
+        raise StreamwardenError("TABLE_DAMAGED", f"{key}: {error}") from error
+    if not all(is_action(row) for row in map(_sparse, found)):
+        raise StreamwardenError("TABLE_DAMAGED", f"{key}: it is no checkpoint of Delta's")
     return [_action(row) for row in found]
 
 

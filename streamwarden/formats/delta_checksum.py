@@ -11,6 +11,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
+from streamwarden.foreign_json import parse
 from streamwarden.storage import Conflict
 from streamwarden.store.layout import delta_log_key
 from streamwarden.store.workspace import Workspace
@@ -34,9 +35,9 @@ def write_checksum(workspace: Workspace, table: str, version: int) -> None:
     """
     folder = delta_log_key(table)
     try:
-        known = json.loads(workspace.files.read(f"{folder}/{version - 1:020d}.crc"))
+        known = parse(workspace.files.read(f"{folder}/{version - 1:020d}.crc"))
         lines = workspace.files.read(f"{folder}/{version:020d}.json").splitlines()
-        found = _checksum(known, [json.loads(line) for line in lines if line.strip()])
+        found = _checksum(known, [parse(line) for line in lines if line.strip()])
     except (FileNotFoundError, ValueError, KeyError):
         # Missing or damaged. The checksum only saves time.
         return

@@ -23,6 +23,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from streamwarden import __version__
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse
 from streamwarden.formats.delta_checksum import write_checksum
 from streamwarden.formats.delta_log import FENCE, DeltaLog, application_id
 from streamwarden.model.status import CheckpointRef
@@ -119,7 +120,7 @@ def _before(log: DeltaLog, application: str) -> int:
         for action in log.actions(version):
             info = action.get("commitInfo", {})
             if info.get("operation") == FENCE:
-                was = json.loads(info["operationParameters"]["was"])
+                was = parse(info["operationParameters"]["was"])
                 if application in was:
                     return -1 if was[application] is None else int(was[application])
     raise StreamwardenError("RESTORE_OUTPUT_GONE", f"{log.folder}: no commit shows what {application} had written")

@@ -6,23 +6,27 @@ application id and batch that a writer gave, ``metaData`` the table's id.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse
 from streamwarden.storage import FileStore
 from streamwarden.store.layout import delta_log_key, published_log_key
 
-__all__ = ["FENCE", "ChangeCommit", "DeltaLog", "TableState", "application_id", "start_id"]
+__all__ = ["FENCE", "ChangeCommit", "DeltaLog", "TableState", "application_id", "is_action", "start_id"]
 
 FENCE = "FENCE"
 """The operation of commits that fence off other generations; see :mod:`~streamwarden.formats.delta_fence`."""
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _GENERATION = re.compile(r"(.*/g)(\d+)")
+
+_OF_FILES = ("add", "remove")
+_KINDS = (*_OF_FILES, "commitInfo", "txn", "metaData", "protocol")
+"""Actions that are read here."""
 
 
 def application_id(job: str, generation: int) -> str:
@@ -134,9 +138,11 @@ class DeltaLog:
         name = f"{self.folder}/{version:020d}.json"
         data = self._files.read(name)
         try:
-            found = [json.loads(line) for line in data.splitlines() if line.strip()]
+            found = [parse(line) for line in data.splitlines() if line.strip()]
         except ValueError as error:
-            raise StreamwardenError("TABLE_DAMAGED", f"{name} is truncated") from error
+            raise StreamwardenError("TABLE_DAMAGED", f"{name} is truncated: {error}") from error
+        if not all(map(is_action, found)):
+            raise StreamwardenError("TABLE_DAMAGED", f"{name} is no commit of Delta's")
         if not found:
             raise StreamwardenError("TABLE_DAMAGED", f"{name} is empty")
         return found
@@ -205,6 +211,15 @@ class DeltaLog:
                 # a rollback from it, our generation continues behind them.
                 break
         return TableState(state, None)
+
+
+def is_action(found: Any) -> bool:
+    """Return whether a line of a log is an action whose parts are what readers take them for."""
+    if not isinstance(found, dict) or not all(isinstance(found[kind], dict) for kind in _KINDS if kind in found):
+        return False
+    if "txn" in found:
+        return isinstance(found["txn"].get("appId"), str) and isinstance(found["txn"].get("version"), int)
+    return all(isinstance(found[kind].get("path"), str) for kind in _OF_FILES if kind in found)
 
 
 def _is_older(one: str, other: str) -> bool:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse
 from streamwarden.formats.absolute_paths import absolute_uri, with_absolute_paths
 from streamwarden.formats.delta_checkpoint import checkpoint_of, newest_checkpoint, read_checkpoint
-from streamwarden.formats.delta_log import DeltaLog
+from streamwarden.formats.delta_log import DeltaLog, is_action
 from streamwarden.formats.range_change import RangeChange, snapshot
 from streamwarden.store.layout import published_log_key, table_key
 from streamwarden.store.workspace import Workspace
@@ -259,18 +260,20 @@ class PublishedEntries:
         """Return an entry's actions; raise ``PUBLISHED_LOG_DAMAGED`` if there are none."""
         entry = self.storage.read(self.key(number))
         try:
-            found = [json.loads(line) for line in entry.data.splitlines() if line.strip()] if entry else []
+            found = [parse(line) for line in entry.data.splitlines() if line.strip()] if entry else []
         except ValueError as error:
             raise StreamwardenError("PUBLISHED_LOG_DAMAGED", f"{self.key(number)}: {error}") from error
         if not found:
             raise StreamwardenError("PUBLISHED_LOG_DAMAGED", f"{self.key(number)}: it is empty or missing")
+        if not all(map(is_action, found)):
+            raise StreamwardenError("PUBLISHED_LOG_DAMAGED", f"{self.key(number)}: it is no commit of Delta's")
         return found
 
     def tags(self, number: int) -> dict[str, str]:
         """Return an entry's tags; raise ``PUBLISHED_LOG_DAMAGED`` if they are not the gate's."""
         infos = [action["commitInfo"] for action in self.read(number) if "commitInfo" in action]
-        tags = (infos[0].get("tags") or {}) if infos else {}
-        if SHOWN not in tags:
+        tags = infos[0].get("tags") if infos else None
+        if not isinstance(tags, dict) or re.fullmatch(r"-?\d{1,18}", str(tags.get(SHOWN))) is None:
             raise StreamwardenError("PUBLISHED_LOG_DAMAGED", f"{self.key(number)}: the gate did not write it")
         return dict(tags)
 

@@ -24,6 +24,7 @@ from urllib.parse import unquote
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from streamwarden.foreign_json import parse
 from streamwarden.formats.delta_checkpoint import newest_checkpoint, read_checkpoint
 from streamwarden.formats.published_entries import NOTHING, PublishedAt, PublishedEntries, encode
 from streamwarden.formats.published_repair import repair
@@ -176,7 +177,7 @@ class PublishedLog(PublishedEntries):
         """Write a checkpoint if it is time, and remove the entries that the table's log retention no longer keeps."""
         entry = self.storage.read(self.hint)
         try:
-            last = int(json.loads(entry.data)["version"]) if entry is not None else -1
+            last = int(parse(entry.data)["version"]) if entry is not None else -1
         except (ValueError, KeyError, TypeError):
             last = -1
         if version - last < CHECKPOINT_EVERY:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from streamwarden.foreign_json import parse_object
 from streamwarden.storage import S3Location
 
 __all__ = ["LandedFile", "LandedFileChanged", "LandedFileGone", "shown"]
@@ -138,8 +139,12 @@ class LandedFile:
     @classmethod
     def from_json(cls, line: str) -> LandedFile:
         """Parse a line of :meth:`to_json`. Ignores fields that a later version has added."""
-        found = json.loads(line)
-        return cls(**{field.name: found[field.name] for field in fields(cls) if field.name in found})
+        found = parse_object(line)
+        given = {field.name: found[field.name] for field in fields(cls) if field.name in found}
+        for name, value in given.items():
+            if not isinstance(value, int if name in ("length", "modified_ms", "reading") else str):
+                raise ValueError(f"{name} has a value of another type")
+        return cls(**given)
 
     @classmethod
     def on_s3(cls, location: S3Location, **given: Any) -> LandedFile:

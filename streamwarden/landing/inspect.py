@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.landing.file import LandedFile, shown
 from streamwarden.landing.folder import landing_folder
@@ -198,7 +198,7 @@ def _committed(workspace: Workspace, job: str) -> int:
     reader = CheckpointReader(workspace.storage, reference.path) if reference is not None else None
     batch = reader.last_commit() if reader is not None else None
     offsets = reader.offsets(batch) if reader is not None and batch is not None else None
-    found = [json.loads(one) for one in offsets.sources if one] if offsets is not None else []
+    found = [parse(one) for one in offsets.sources if one] if offsets is not None else []
     # A job has at most one source of files.
     return next((int(one["logOffset"]) for one in found if "logOffset" in one), -1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse
 from streamwarden.landing.file import LandedFile, shown
 from streamwarden.landing.folder import LandingFolder, Listing, landing_folder
 from streamwarden.landing.plans import Plans, Read, plans_of, read_plans
@@ -288,7 +288,7 @@ class Planner:
 
 def _log_offset(offset: str | None) -> int | None:
     try:
-        return int(json.loads(offset)["logOffset"]) if offset else None
+        return int(parse(offset)["logOffset"]) if offset else None
     except (ValueError, KeyError, TypeError):
         return None
 

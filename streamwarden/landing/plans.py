@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse, parse_object
 from streamwarden.landing.file import LandedFile
 from streamwarden.model.status import CheckpointRef
 from streamwarden.storage import Storage
@@ -57,7 +58,7 @@ class Read:
     def plan_of(self) -> tuple[str, int] | None:
         """Return the plan's folder and number, or None: an older version read the landed file itself."""
         folder, number = plans_folder_of(self.path), self.path.rpartition("/")[2].removesuffix(".jsonl")
-        return (folder, int(number)) if folder is not None and number.isdigit() else None
+        return (folder, int(number)) if folder is not None and number.isdecimal() else None
 
 
 def read_plans(workspace: Workspace, checkpoint: str, *, first: int = 0) -> Iterator[Read]:
@@ -78,15 +79,15 @@ def read_plans(workspace: Workspace, checkpoint: str, *, first: int = 0) -> Iter
     folder, names = _log(workspace, checkpoint)
     # A compact entry repeats the entries before it.
     compacted = max((int(name.split(".")[0]) for name in names if name.endswith(".compact")), default=-1)
-    later = sorted(int(name) for name in names if name.isdigit() and int(name) > max(compacted, first - 1))
+    later = sorted(int(name) for name in names if name.isdecimal() and int(name) > max(compacted, first - 1))
     chosen = [f"{compacted}.compact"] if compacted >= first else []
     for name in [*chosen, *map(str, later)]:
         entry = workspace.storage.read(f"{folder}/{name}")
         lines = entry.data.decode(errors="replace").splitlines()[1:] if entry is not None else []
         for line in lines:
             try:
-                found = json.loads(line)
-                read = Read(int(found["batchId"]), unquote(found["path"]), int(found.get("timestamp", 0)))
+                found = parse_object(line)
+                read = Read(int(found["batchId"]), unquote(str(found["path"])), int(found.get("timestamp", 0)))
             except (ValueError, KeyError, TypeError) as error:
                 raise StreamwardenError(
                     "CHECKPOINT_DAMAGED", f"{folder}/{name}: {line[:80]!r} is not an entry"
@@ -149,7 +150,7 @@ class Plans:
     def numbers(self) -> list[int]:
         """Return the numbers of the plans, ascending."""
         names = (key.rsplit("/", 1)[1].removesuffix(".jsonl") for key in self._storage.list(self.folder))
-        return sorted(int(name) for name in names if name.isdigit())
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def read(self, number: int) -> list[LandedFile]:
         """Return a plan's files; empty if the plan no longer exists.
@@ -212,7 +213,7 @@ class Plans:
         """Return why files were quarantined as a whole, by the label of the reading."""
         entry = self._storage.read(f"{self.folder}/{_REFUSED}")
         try:
-            found = json.loads(entry.data) if entry is not None else {}
+            found = parse(entry.data) if entry is not None else {}
         except ValueError:
             found = None
         # A damaged document only informs people; the next refusal writes it anew.

@@ -18,7 +18,10 @@ def loads(text: str) -> Any:
     ValueError
         If it is none.
     """
-    return json.loads(text, parse_float=Decimal)
+    try:
+        return json.loads(text, parse_float=Decimal)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def dumps(value: Any) -> str:

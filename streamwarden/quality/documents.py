@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse
 from streamwarden.model.gate import Decision
 from streamwarden.names import part
 from streamwarden.quality.report import render_index, render_report
@@ -103,7 +104,7 @@ def _list(storage: Storage, prefix: str, change: Callable[[list[dict[str, Any]]]
     for _ in range(_RACES):
         entry = storage.read(key)
         try:
-            listed = json.loads(entry.data) if entry is not None else None
+            listed = parse(entry.data) if entry is not None else None
         except ValueError:
             listed = None
         if listed is None:

@@ -128,6 +128,9 @@ def _parse_one(text: str) -> Any:
         raise StatementError(" ".join(str(error).split())[:300]) from error
     except RecursionError:
         raise StatementError("too deeply nested") from None
+    except Exception as error:
+        # The parser itself fails for some texts that are no SQL.
+        raise StatementError(f"the parser fails: {type(error).__name__}") from error
     if len(found) != 1:
         raise StatementError(f"one statement is allowed, and not {len(found)}")
     return found[0]

@@ -7,7 +7,6 @@ checks expectation types and arguments when it builds the suite.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Literal, Self
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse
 from streamwarden.names import Name
 from streamwarden.quality.arguments import QUERY, checked_arguments
 from streamwarden.quality.results import Severity
@@ -193,10 +193,10 @@ def load_suite(path: Path) -> Suite:
         ``SUITE_INVALID``, with file and field.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StreamwardenError("SUITE_INVALID", f"{path}: cannot be read: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise StreamwardenError("SUITE_INVALID", f"{path}: not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise StreamwardenError("SUITE_INVALID", f"{path}: must be an object")

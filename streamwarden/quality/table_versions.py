@@ -7,7 +7,6 @@ upserted these are all rows of the rewritten files, so some rows are older than 
 
 from __future__ import annotations
 
-import json
 import urllib.parse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.store.workspace import Workspace
 
@@ -246,7 +246,7 @@ def check_features(table: DeltaTable) -> None:
 
 
 def _file(add: dict[str, Any]) -> NewFile:
-    stats = json.loads(add["stats"]) if add.get("stats") else {}
+    stats = parse(add["stats"]) if add.get("stats") else {}
     return NewFile(add["path"], int(add["size"]), stats.get("numRecords"), add)
 
 

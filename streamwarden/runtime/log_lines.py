@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from streamwarden.foreign_json import parse
 
 __all__ = ["readable"]
 
@@ -18,7 +18,7 @@ def readable(line: str) -> str:
     if not line.startswith("{"):
         return line
     try:
-        record = json.loads(line)
+        record = parse(line)
         head = f"{record['time']} {record['level'].upper()} {record['job']} {record['incarnation']}"
         message = str(record["message"])
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -12,6 +11,7 @@ from typing import Protocol
 from urllib.parse import unquote
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.checkpoint_files import StateFileMissing, closure
 from streamwarden.formats.delta_log import DeltaLog
@@ -371,7 +371,7 @@ def _source(
         elif offset is not None and isinstance(source, DeltaSource):
             yield from _delta_source(workspace, source.table, offset)
         elif offset is not None and isinstance(source, FileSource) and current is not None:
-            yield from _landed(workspace, source, current, int(json.loads(offset)["logOffset"]))
+            yield from _landed(workspace, source, current, int(parse(offset)["logOffset"]))
 
 
 def _landed(
@@ -387,7 +387,7 @@ def _landed(
 
 
 def _delta_source(workspace: Workspace, table: str, offset: str) -> Iterator[StreamwardenError]:
-    log, position = DeltaLog(workspace.files, table), json.loads(offset)
+    log, position = DeltaLog(workspace.files, table), parse(offset)
     needed = int(position["reservoirVersion"])
     if log.latest is None:
         yield StreamwardenError("RESTORE_SOURCE_GONE", "the source table does not exist")

@@ -6,9 +6,8 @@ Source: Delta's ``DeltaSourceOffset``, whose ``reservoirId`` is the table's id; 
 
 from __future__ import annotations
 
-import json
-
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.source_spec import KafkaSource
 from streamwarden.model.spec import JobSpec
@@ -30,7 +29,7 @@ def is_on_history(workspace: Workspace, spec: JobSpec, offset: str | None) -> bo
         return False
     if offset is None:
         return True
-    known = json.loads(offset).get("reservoirId")
+    known = parse(offset).get("reservoirId")
     if isinstance(spec.source, KafkaSource):
         return isinstance(known, str)
     return known is not None and known == table_id(workspace, spec.history.table)

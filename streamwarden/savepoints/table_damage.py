@@ -9,11 +9,11 @@ Source: the Delta transaction log protocol; each ``N.json`` has an action a line
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.model.savepoint import Manifest
@@ -243,7 +243,7 @@ def _is_any_past(spec: JobSpec, positions: Mapping[str, str | None], table: str,
 
 
 def _is_past(offset: str, version: int) -> bool:
-    position = json.loads(offset)
+    position = parse(offset)
     # Index -1 is the position before a version's first row.
     return (int(position["reservoirVersion"]), int(position["index"])) > (version, -1)
 
@@ -258,6 +258,6 @@ def _is_there(workspace: Workspace, key: str) -> bool:
 
 def _is_whole(data: bytes) -> bool:
     try:
-        return all(isinstance(json.loads(line), dict) for line in data.splitlines())
+        return all(isinstance(parse(line), dict) for line in data.splitlines())
     except ValueError:
         return False

@@ -28,6 +28,8 @@ M = TypeVar("M", bound=BaseModel)
 _TAGS = ("files", "delta", "kafka", "json", "avro", "protobuf")
 
 CONFIG_ENV = "STREAMWARDEN_CONFIG"
+_DEEPEST = 50
+"""Brackets within brackets. A spec has three."""
 
 
 def config_dir() -> Path:
@@ -133,6 +135,12 @@ def describe_validation(error: ValidationError) -> str:
 class _UniqueKeys(yaml.SafeLoader):
     """YAML loader that rejects duplicate keys; PyYAML silently uses the last value."""
 
+    def fetch_flow_collection_start(self, kind: type[yaml.Token]) -> None:
+        # PyYAML's time grows with the square of the depth: a thousand brackets take ten seconds.
+        if self.flow_level > _DEEPEST:
+            raise yaml.scanner.ScannerError(None, None, "brackets are nested too deeply", self.get_mark())
+        super().fetch_flow_collection_start(kind)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
@@ -173,6 +181,10 @@ def _read(path: Path) -> Any:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         # Without the cause: a traceback would show the line, and so would the error's message. It may hold a secret.
         raise StreamwardenError("CONFIG_INVALID", f"{path}: not YAML: {_slip(error)}") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        # A day that does not exist, a list as a key, or a thousand brackets. Without its text: it has the value.
+        what = f"{path}: not YAML that can be read: {type(error).__name__}"
+        raise StreamwardenError("CONFIG_INVALID", what) from None
 
 
 def _slip(error: yaml.YAMLError | UnicodeDecodeError) -> str:

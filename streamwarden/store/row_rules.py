@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse
 from streamwarden.model.row_rules import RowRule, compile_rule, quarantine_of
 from streamwarden.model.spec import RULES_OUTPUT, JobSpec, SinkSpec
 
@@ -93,7 +94,7 @@ def compiled(kind: str, arguments: Mapping[str, Any], meta: Mapping[str, Any], r
 
 def _rules(path: Path) -> tuple[RowRule, ...]:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise StreamwardenError("SUITE_INVALID", f"{path}: not JSON: {error}") from error
     found: list[RowRule] = []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.foreign_json import parse
 from streamwarden.model.kafka_spec import AvroValue, ProtobufValue
 from streamwarden.model.source_spec import THE_SOURCE
 from streamwarden.model.spec import JobSpec
@@ -58,7 +58,7 @@ def avro_schema(config: Path, file: str, field: str) -> str:
 def record_of(schema: str) -> dict[str, object]:
     """Return a parsed Avro schema; raise ValueError if it is no record, whose fields can become columns."""
     try:
-        parsed = json.loads(schema)
+        parsed = parse(schema)
     except ValueError as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(parsed, dict) or parsed.get("type") != "record" or not isinstance(parsed.get("fields"), list):
