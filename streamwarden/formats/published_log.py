@@ -15,7 +15,6 @@ none: of two publishers one wins, and the other notices.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from contextlib import suppress
