@@ -77,6 +77,7 @@ def test_no_key_of_root_holds_it(name: str) -> None:
     ]
     one_name = [layout.table_key, layout.delta_log_key, layout.published_key, layout.published_log_key]
     one_name += [layout.gate_key, layout.gate_events_key, layout.serving_key]
+    one_name += [layout.host_key, layout.start_key]
     for build in [*built, *((lambda make=make: make(name)) for make in one_name)]:
         with pytest.raises(StreamwardenError) as error:
             build()
