@@ -232,7 +232,7 @@ class Demo:
         if len(found) != CROWDED or not all(row.rules for row in found):
             raise DemoError(f"{len(found)} trips of {file} are quarantined, not {CROWDED}")
         self.say(
-            f"[yellow]quarantine: {len(found)} trips of {file} are kept out of trips[/yellow]: {found[0].rules[0]}:"
+            f"[yellow]quarantine: {len(found)} trips of {file} are kept out of trips[/yellow]:"
             f" {found[0].reasons[0]} Look: streamwarden quarantine show trips --root {self.workspace.root}"
         )
         self.figures["quarantined_by_rule"] = {found[0].rules[0]: len(found)}
