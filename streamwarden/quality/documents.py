@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.foreign_json import parse
-from streamwarden.model.gate import Decision
+from streamwarden.model.gate import Decision, Verdict
 from streamwarden.names import part
 from streamwarden.quality.report import render_index, render_report
 from streamwarden.quality.results import QualityRun
@@ -49,8 +49,11 @@ def write_run(storage: Storage, prefix: str, run: QualityRun) -> None:
 
 
 def write_decision(storage: Storage, prefix: str, decision: Decision) -> None:
-    """Write a run's report again, with what the gate or a person decided by it. Nothing to do without the run."""
-    if decision.run is None:
+    """Write a run's report again, with a hold or an acceptance. Without the run, there is nothing to do.
+
+    Nor for what is published: its report needs no further words, and each decision would be rendered twice.
+    """
+    if decision.run is None or decision.verdict is Verdict.PUBLISHED:
         return
     try:
         run = read_run(storage, prefix, decision.run)

@@ -33,7 +33,7 @@ def render_report(run: QualityRun, decision: Decision | None = None) -> str:
     Parameters
     ----------
     decision
-        What the gate or a person has decided by this run, if it was about the gate's range.
+        The gate's hold of the checked range, or a person's acceptance.
     """
     tables = sorted(run.tables, key=lambda table: _ORDER[table.status])
     return _environment().get_template("report.html.j2").render(run=run, tables=tables, decision=decision)

@@ -84,8 +84,8 @@ def clear_ending(workspace: Workspace, job: str) -> None:
 def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None = None) -> str | None:
     """Start a new driver after the observed incarnation, once.
 
-    First kills a silent or a stuck driver on this machine. A stuck driver on another machine can only be asked to stop;
-    it is restarted after it has stopped. If several supervisors restart the same ended incarnation, one launches.
+    First kills a silent or a stuck driver, see :func:`kill_driver`. A stuck driver that can't be killed is asked to
+    stop, and restarted after it has stopped. If several supervisors restart the same ended incarnation, one launches.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def ask_to_stop(workspace: Workspace, seen: Observation, *, by: str, why: str) -
 def end_stuck(workspace: Workspace, seen: Observation, *, by: str, why: str) -> bool:
     """Kill a driver that lives and is stuck, and write its exit; return whether it was killed.
 
-    A driver on another machine cannot be killed from here: it is asked to stop, once.
+    A driver on another machine without a driver host can't be killed from here: it is asked to stop, once.
     """
     if kill_driver(workspace, seen):
         _say_for_it(JobDocuments(workspace.storage, seen.job), seen, stuck_error(seen, why))

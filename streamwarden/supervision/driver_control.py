@@ -104,7 +104,8 @@ def stop(
     timeout
         Seconds to wait for the end; None does not wait.
     kill
-        After the time-out, kill the driver if it runs on this machine. The next start finishes its batch.
+        After the time-out, kill the driver if it runs on this machine or has a driver host. The next start finishes
+        its batch.
 
     Raises
     ------

@@ -155,7 +155,7 @@ def process_of_driver(seen: Observation) -> ProcessRef | None:
 
 
 def is_here(seen: Observation) -> bool:
-    """Return whether the observed driver is a process on this machine, which can be killed."""
+    """Return whether the observed driver is a process on this machine."""
     process = process_of_driver(seen)
     return process is not None and is_alive(process) is not None
 

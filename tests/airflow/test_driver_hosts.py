@@ -88,7 +88,7 @@ def test_a_driver_belongs_to_its_host_and_outlives_it(place: Place, hosts: Hosts
     hosts.start("h1")
     assert pid_of(place.seen()) == pid_of(seen)
 
-    # A driver that dies is told at once, and is restarted by the host, not by the process that decides it.
+    # The host tells a driver's death at once. The next driver, too, is a process of the host.
     os.kill(pid_of(seen), signal.SIGKILL)
     dead = place.until(lambda seen: not seen.phase.alive, timeout=10)
     assert dead.error is not None and dead.error.code == "DRIVER_DIED"

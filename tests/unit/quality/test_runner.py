@@ -25,19 +25,24 @@ def run(place, **over):
 
 
 def test_each_table_gets_its_verdict_without_spark(place):
-    for name in ("bad", "empty", "lost", "absent"):
+    for name in ("bad", "empty", "lost", "absent", "bad_quarantine"):
         place.suite(ZONE, KEY, name=name)
     place.write(1, 2)
     place.write(3, hour=1)
     place.write(1, 300, table="bad")
     place.write(table="empty")
+    place.write(table="bad_quarantine")
     place.write(1, table="lost")
     for path in (place.workspace.root / "tables/lost").glob("*.parquet"):
         path.unlink()
-    found = {one.table: one for one in run(place, tables=["bad", "empty", "lost", "absent", "windows"]).tables}
+    found = {
+        one.table: one
+        for one in run(place, tables=["bad", "bad_quarantine", "empty", "lost", "absent", "windows"]).tables
+    }
     statuses = {name: one.status for name, one in found.items()}
     assert statuses == {
         "bad": "failed",
+        "bad_quarantine": "passed",
         "empty": "no_rows",
         "lost": "unreadable",
         "absent": "not_found",
