@@ -21,7 +21,8 @@ from streamwarden.model.profile import Profile
 
 # Not public, since no other program needs it; a person who writes a job does.
 from streamwarden.model.spec import _OWNED_SETTINGS, JobSpec
-from streamwarden.runtime import launcher, spares
+from streamwarden.runtime import spares
+from streamwarden.runtime.launchers import local
 from streamwarden.spark import jars
 from streamwarden.store import config, workspace
 
@@ -67,7 +68,7 @@ ENVIRONMENT = {
         "Address of the schema registry, with its login; it overrides `value.registry` of a source.",
     ),
     "STREAMWARDEN_REDIS_URL": ("none", "Address of the Redis server of serving stores; it overrides `serve.url`."),
-    launcher.DRIVER_MODULE_ENV: (
+    local.DRIVER_MODULE_ENV: (
         "`streamwarden.driver`",
         "For tests: the module that is launched instead of the driver.",
     ),

@@ -15,8 +15,8 @@ from rich.table import Table
 from streamwarden.cli.terminal import JsonOption, ProfileOption, RootOption, out, print_json, reported
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
-from streamwarden.runtime.driver_hosts import LOST, driver_hosts
 from streamwarden.runtime.host_agent import HostAgent
+from streamwarden.runtime.launchers.hosts import LOST, driver_hosts
 from streamwarden.store.workspace import open_workspace
 
 __all__ = ["app"]

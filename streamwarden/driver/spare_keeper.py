@@ -11,7 +11,7 @@ import psutil
 
 from streamwarden.model.spec import JobSpec
 from streamwarden.runtime import spares, work_dirs
-from streamwarden.runtime.launcher import order_spare
+from streamwarden.runtime.launchers.local import order_spare
 from streamwarden.store.layout import SPARES
 from streamwarden.store.workspace import Workspace
 

@@ -10,7 +10,7 @@ from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.status import Desired
 from streamwarden.operations.rollout import interrupted_rollout, is_same_rollout, rollout, settle
 from streamwarden.operations.spec_diff import Change, Effect, RolloutPlan, plan
-from streamwarden.runtime.launcher import launch_driver
+from streamwarden.runtime.launchers.launch import launch_driver
 from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.savepoints.take import Report
 from streamwarden.store.documents import JobDocuments, dump

@@ -18,8 +18,8 @@ from streamwarden.model.hosting import DriverHost, DriverStart
 from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.status import Exit
 from streamwarden.names import part
-from streamwarden.runtime.driver_hosts import LOST, host_document
-from streamwarden.runtime.launcher import start_here
+from streamwarden.runtime.launchers.hosts import LOST, host_document
+from streamwarden.runtime.launchers.local import start_here
 from streamwarden.runtime.processes import current_process, is_alive, kill
 from streamwarden.storage import Conflict
 from streamwarden.store.documents import Document, JobDocuments

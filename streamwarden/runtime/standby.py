@@ -17,7 +17,7 @@ from streamwarden.model.record import utc_now
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Desired, Launch
 from streamwarden.runtime import spares
-from streamwarden.runtime.launcher import driver_process, end_orphan
+from streamwarden.runtime.launchers.local import driver_process, end_orphan
 from streamwarden.runtime.postmortem import last_words
 from streamwarden.runtime.processes import kill, process_of
 from streamwarden.runtime.spares import Assignment, Taken

@@ -10,8 +10,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.status import Exit
 from streamwarden.model.supervision import Decision, Ending, Restart, Supervision
-from streamwarden.runtime.driver_hosts import kill_by_host
-from streamwarden.runtime.launcher import launch_driver
+from streamwarden.runtime.launchers.launch import launch_driver, launcher_of
 from streamwarden.runtime.processes import kill
 from streamwarden.storage import Conflict
 from streamwarden.store.documents import JobDocuments
@@ -173,8 +172,8 @@ def kill_silent(workspace: Workspace, seen: Observation) -> bool:
 
 
 def kill_driver(workspace: Workspace, seen: Observation) -> bool:
-    """Kill the observed driver on this machine, or through its driver host; return whether it was killed."""
+    """Kill the observed driver on this machine, or through its launcher; return whether it was killed."""
     process = process_of_driver(seen)
     if process is not None and kill(process):
         return True
-    return seen.incarnation is not None and kill_by_host(workspace, seen.incarnation)
+    return seen.incarnation is not None and launcher_of(workspace).kill(seen.job, seen.incarnation)

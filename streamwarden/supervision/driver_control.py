@@ -10,7 +10,7 @@ from streamwarden.model.record import utc_now
 from streamwarden.model.status import Desired
 from streamwarden.model.supervision import Decision, Supervision
 from streamwarden.runtime import processes, spares
-from streamwarden.runtime.launcher import launch_driver
+from streamwarden.runtime.launchers.launch import launch_driver
 from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.standby import Standby

@@ -7,13 +7,13 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from streamwarden.errors import ErrorCode, StreamwardenError
-from streamwarden.model.hosting import DriverStart
 from streamwarden.model.operation import Operation
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.progress import Progress
 from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.status import Desired, Exit, Heartbeat, Launch
-from streamwarden.runtime.driver_hosts import driver_start
+from streamwarden.runtime.launchers.interface import DriverState, FoundDriver
+from streamwarden.runtime.launchers.launch import launcher_of
 from streamwarden.runtime.lease import lease_is_live
 from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.runtime.processes import is_alive
@@ -35,6 +35,9 @@ __all__ = [
 START_TIMEOUT = timedelta(seconds=90)
 """How long a launched process may take to its first heartbeat. 90 s: a JVM and Python on a machine under heavy load.
 Longer with long leases: see :data:`_AFTER_LEASE`."""
+
+_MISSED = 3
+"""So many heartbeats must be missing before the launcher is asked: a driver's writes are late now and then."""
 
 POLL_S = 0.25
 """Seconds between two observations while somebody waits for the job."""
@@ -119,9 +122,10 @@ def observe(workspace: Workspace, job: str) -> Observation:
     heartbeat = documents.heartbeat(incarnation).read()
     progress = documents.progress(incarnation).read()
     ended = documents.exit(incarnation).read()
-    # Only before the first heartbeat: later it says nothing that the heartbeat does not.
-    start = driver_start(workspace, incarnation) if heartbeat is None and ended is None else None
-    phase, reason, since, error = _conclude(workspace, incarnation, launch, heartbeat, ended, now, start)
+    found = None
+    if ended is None and _is_quiet(workspace, heartbeat, now):
+        found = launcher_of(workspace).find(job, incarnation)
+    phase, reason, since, error = _conclude(workspace, incarnation, launch, heartbeat, ended, now, found)
     if phase is Phase.DEAD:
         # The driver may have written its exit between the two reads; its last error then says more.
         ended = documents.exit(incarnation).read()
@@ -176,6 +180,14 @@ def current_incarnation(documents: JobDocuments) -> str | None:
     return launched[-1] if launched else None
 
 
+def _is_quiet(workspace: Workspace, heartbeat: Heartbeat | None, now: datetime) -> bool:
+    """Whether only the launcher can say more: a driver that lives is seen by its heartbeat, for one read less."""
+    # A process of this machine is looked at in any case.
+    if workspace.profile.launcher == "local":
+        return False
+    return heartbeat is None or now - heartbeat.at > _MISSED * workspace.profile.heartbeat
+
+
 def _conclude(
     workspace: Workspace,
     incarnation: str,
@@ -183,27 +195,27 @@ def _conclude(
     heartbeat: Heartbeat | None,
     ended: Exit | None,
     now: datetime,
-    start: DriverStart | None = None,
+    found: FoundDriver | None = None,
 ) -> tuple[Phase, str, datetime, ErrorInfo | None]:
     if ended is not None:
         if ended.outcome == "stopped":
             return Phase.STOPPED, f"stopped after batch {ended.batch}", ended.at, None
         what = f"{ended.error.code}: {ended.error.what.splitlines()[0]}" if ended.error else "failed"
         return Phase.FAILED, what, ended.at, ended.error
-    if start is not None and start.ended is None and start.host is None:
-        waited = (now - start.at).total_seconds()
-        # A host takes it within a second, one with ten drivers within eleven.
-        question = ": is `streamwarden host` running?" if waited > 15 else ""
-        waits = f"no driver host has taken it for {waited:.0f} s{question}"
-        return Phase.STARTING, waits, start.at, None
+    found = found or FoundDriver(DriverState.UNKNOWN)
+    if heartbeat is None and found.state is DriverState.WAITING:
+        return Phase.STARTING, found.reason, found.since or now, None
     process = heartbeat.process if heartbeat else launch.process if launch else None
     last_sign = heartbeat.at if heartbeat else launch.at if launch else now
-    if start is not None and start.taken is not None:
-        last_sign = start.taken
+    if heartbeat is None and found.state is DriverState.STARTED and found.since is not None:
+        last_sign = found.since
+    code: ErrorCode = "DRIVER_DIED" if heartbeat else "DRIVER_DID_NOT_START"
     if process is not None and is_alive(process) is False:
-        code: ErrorCode = "DRIVER_DIED" if heartbeat else "DRIVER_DID_NOT_START"
         died = StreamwardenError(code, f"incarnation {incarnation}, pid {process.pid}")
         return Phase.DEAD, f"its process {process.pid} is gone", last_sign, ErrorInfo.of(died)
+    if found.state is DriverState.ENDED:
+        died = found.error or StreamwardenError(code, f"incarnation {incarnation}: {found.reason or 'ended'}")
+        return Phase.DEAD, found.reason or "its launcher says that it has ended", last_sign, ErrorInfo.of(died)
     limit = workspace.profile.lease if heartbeat else max(START_TIMEOUT, workspace.profile.lease + _AFTER_LEASE)
     age = now - last_sign
     if age > limit:

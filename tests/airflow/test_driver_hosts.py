@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from streamwarden.cli.app import app
 from streamwarden.errors import StreamwardenError
 from streamwarden.operations.deploy import deploy_job
-from streamwarden.runtime.driver_hosts import driver_hosts, driver_start, start_document
 from streamwarden.runtime.host_agent import HostAgent
+from streamwarden.runtime.launchers.hosts import driver_hosts, start_document
 from streamwarden.runtime.processes import is_alive
 from streamwarden.runtime.standby import standby
 from streamwarden.supervision import driver_control
@@ -98,7 +98,7 @@ def test_a_driver_belongs_to_its_host_and_outlives_it(place: Place, hosts: Hosts
     assert psutil.Process(pid_of(again)).ppid() == hosts.started[-1].pid
     stopped = driver_control.stop(place.workspace, place.job, by="test")
     assert stopped.phase is Phase.STOPPED
-    hosts.until(lambda: driver_start(place.workspace, str(stopped.incarnation)).ended is not None)  # type: ignore[union-attr]
+    hosts.until(lambda: start_document(place.workspace, str(stopped.incarnation)).read().ended is not None)  # type: ignore[union-attr]
 
 
 def test_of_two_hosts_one_starts_a_driver_and_the_less_loaded_the_next(place: Place, hosts: Hosts) -> None:
@@ -169,7 +169,7 @@ def test_a_request_that_a_later_one_has_replaced_starts_nothing(place: Place, ho
     driver_control.start(place.workspace, place.job, by="test")
     looking(HostAgent(place.workspace, name="h1"), until=lambda: place.seen().phase is Phase.RUNNING)
     assert place.seen().incarnation != old
-    start = driver_start(place.workspace, old)
+    start = start_document(place.workspace, old).read()
     assert start is not None and start.ended is not None and start.process is None
 
 
@@ -184,7 +184,7 @@ def test_a_standby_leaves_the_start_to_a_host(place: Place, hosts: Hosts) -> Non
         spare.await_ready()
         incarnation = driver_control.start(place.workspace, place.job, by="test", spare=spare)
     looking(agent, until=lambda: place.seen().phase is Phase.RUNNING)
-    start = driver_start(place.workspace, incarnation)
+    start = start_document(place.workspace, incarnation).read()
     assert start is not None and start.host == "h1"
 
 
@@ -199,5 +199,5 @@ def test_a_driver_elsewhere_is_killed_through_its_host(place: Place, hosts: Host
     assert seen.heartbeat is not None and is_alive(seen.heartbeat.process) is None
     ended = driver_control.stop(place.workspace, place.job, by="test", timeout=2, kill=True)
     assert ended.error is not None and ended.error.code in ("DRIVER_KILLED", "DRIVER_DIED")
-    start = driver_start(place.workspace, str(ended.incarnation))
+    start = start_document(place.workspace, str(ended.incarnation)).read()
     assert start is not None and start.kill and start.ended is not None

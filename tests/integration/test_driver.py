@@ -21,7 +21,7 @@ from streamwarden.model.record import utc_now
 from streamwarden.model.status import DriverState
 from streamwarden.model.supervision import Supervision
 from streamwarden.operations.deploy import deploy_job
-from streamwarden.runtime.launcher import launch_driver
+from streamwarden.runtime.launchers.launch import launch_driver
 from streamwarden.runtime.processes import current_process, is_alive
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.act import restart

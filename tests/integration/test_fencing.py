@@ -19,7 +19,7 @@ from streamwarden.model.savepoint import Origin
 from streamwarden.model.status import CheckpointRef, Exit
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.restore import restore
-from streamwarden.runtime.launcher import launch_driver
+from streamwarden.runtime.launchers.launch import launch_driver
 from streamwarden.savepoints import fresh_checkpoint as fresh_checkpoint_module
 from streamwarden.savepoints.take import take
 from streamwarden.supervision import act

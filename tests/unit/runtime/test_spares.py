@@ -16,7 +16,8 @@ import yaml
 
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.spec import JobSpec
-from streamwarden.runtime import launcher, spares, work_dirs
+from streamwarden.runtime import spares, work_dirs
+from streamwarden.runtime.launchers import local
 from streamwarden.runtime.processes import is_alive, process_of
 from streamwarden.runtime.spares import Assignment, Spare
 from streamwarden.runtime.standby import standby
@@ -198,7 +199,7 @@ def test_a_spare_that_waits_is_no_running_driver(workspace: Workspace) -> None:
 
 def test_an_ordered_spare_is_nobodys_child(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     # Its job has no module: it starts and ends, and that is seen in its log.
-    launcher.order_spare(workspace, spec(module="none.such"), "fit", dict(os.environ))
+    local.order_spare(workspace, spec(module="none.such"), "fit", dict(os.environ))
     (spare,) = spares.living(workspace)
     assert spare.process.pid not in {child.pid for child in __import__("psutil").Process().children(recursive=True)}
     os.kill(spare.process.pid, 9)

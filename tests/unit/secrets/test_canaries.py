@@ -25,7 +25,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.profile import LogSpec, MetricsSpec, PrometheusSpec, S3Spec
 from streamwarden.model.record import ErrorInfo
 from streamwarden.redaction import HIDDEN, is_secret_name, redacted
-from streamwarden.runtime import launcher
+from streamwarden.runtime.launchers import local
 from streamwarden.serving.redis import RedisStore
 from streamwarden.store.config import load_job, load_profile
 from streamwarden.store.workspace import open_workspace
@@ -260,7 +260,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
 
 
 def test_no_command_line_of_a_driver_has_one(tmp_path: Path, started: list[list[str]]) -> None:
-    launcher.driver_process(make_place(tmp_path), "trips", "i", environment=os.environ)
+    local.driver_process(make_place(tmp_path), "trips", "i", environment=os.environ)
     (command,) = started
     assert found_in(" ".join(command)) == []
 

@@ -15,9 +15,9 @@ import yaml
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.record import utc_now
 from streamwarden.model.status import Desired, Lease
-from streamwarden.runtime import launcher
 from streamwarden.runtime import standby as standby_module
-from streamwarden.runtime.launcher import launch_driver
+from streamwarden.runtime.launchers import local
+from streamwarden.runtime.launchers.launch import launch_driver
 from streamwarden.runtime.processes import current_process, process_of
 from streamwarden.runtime.standby import standby
 from streamwarden.store.documents import JobDocuments
@@ -52,7 +52,7 @@ def drivers(monkeypatch: pytest.MonkeyPatch) -> None:
         ready = ["sh", "-c", "while read -r line; do echo '{}'; done"]
         return subprocess.Popen(ready, text=True, **streams)
 
-    monkeypatch.setattr(launcher, "driver_process", start)
+    monkeypatch.setattr(local, "driver_process", start)
     monkeypatch.setattr(standby_module, "driver_process", start)
 
 

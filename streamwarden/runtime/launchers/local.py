@@ -1,4 +1,4 @@
-"""Start driver processes."""
+"""Drivers as processes of this machine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
+from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.record import utc_now
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import Desired, Launch
+from streamwarden.model.status import Launch
 from streamwarden.runtime import spares
-from streamwarden.runtime.driver_hosts import ask_for_driver
+from streamwarden.runtime.launchers.interface import DriverState, FoundDriver, Launcher
 from streamwarden.runtime.processes import is_alive, kill, process_of
 from streamwarden.runtime.spares import SPEC, STARTING, Assignment, Spare
 from streamwarden.store.documents import JobDocuments
@@ -21,7 +23,7 @@ from streamwarden.store.ids import new_id
 from streamwarden.store.layout import CONSOLE_LOG, SPARES
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["driver_process", "end_orphan", "launch_driver", "order_spare", "start_here"]
+__all__ = ["LocalLauncher", "driver_process", "end_orphan", "order_spare", "start_here"]
 
 _SPARE_S = 60.0
 """Seconds until a spare's process must be there: it only starts Python and forks."""
@@ -30,33 +32,47 @@ DRIVER_MODULE_ENV = "STREAMWARDEN_DRIVER_MODULE"
 """Replaces ``streamwarden.driver``: for tests, and for stand-ins that speak the control protocol without Spark."""
 
 
-def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: str) -> str:
-    """Start a driver process for a job, detached from this process, and return its incarnation.
+class LocalLauncher(Launcher):
+    """Starts drivers as processes of this machine, detached from the process that starts them.
 
-    Does not check for another driver: the lease decides, and the loser exits with ``LEASE_HELD``. Does not wait. Kills
-    the remaining JVM of a driver that was killed; see :func:`end_orphan`. With ``launcher: host`` in the profile, only
-    asks the driver hosts for a driver.
-
-    Parameters
-    ----------
-    workspace
-        The workspace of the job.
-    desired
-        The desired state, whose spec the driver runs.
-    by, reason
-        Actor and reason of the start; written to the launch document.
+    A process is found again by its id, its start time and the machine's boot, which the launch document and the
+    heartbeat name.
     """
-    incarnation = new_id()
-    launch = Launch(
-        incarnation=incarnation, at=utc_now(), by=by, reason=reason, digest=desired.digest, spec=desired.spec
-    )
-    # Written before the process starts: a driver that dies at once must have a record.
-    JobDocuments(workspace.storage, desired.job).launch(incarnation).write(launch)
-    if workspace.profile.launcher == "host":
-        ask_for_driver(workspace, desired.job, incarnation)
-    else:
-        start_here(workspace, desired.job, launch)
-    return incarnation
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+
+    @override
+    def start(self, job: str, launch: Launch) -> None:
+        """Start the process. Kills the remaining JVM of a driver that was killed; see :func:`end_orphan`."""
+        start_here(self._workspace, job, launch)
+
+    @override
+    def find(self, job: str, incarnation: str) -> FoundDriver:
+        """Look for the process on this machine; one on another machine is unknown."""
+        documents = JobDocuments(self._workspace.storage, job)
+        process = _process(documents, incarnation)
+        if process is None:
+            return FoundDriver(DriverState.UNKNOWN)
+        lives = is_alive(process)
+        if lives is None:
+            return FoundDriver(DriverState.UNKNOWN, reason=f"its process is on {process.host}")
+        if lives:
+            return FoundDriver(DriverState.STARTED)
+        code: ErrorCode = "DRIVER_DIED" if documents.heartbeat(incarnation).read() else "DRIVER_DID_NOT_START"
+        died = StreamwardenError(code, f"incarnation {incarnation}, pid {process.pid}")
+        return FoundDriver(DriverState.ENDED, reason=f"its process {process.pid} is gone", error=died)
+
+    @override
+    def kill(self, job: str, incarnation: str) -> bool:
+        """Kill the process with its children, if it is on this machine."""
+        process = _process(JobDocuments(self._workspace.storage, job), incarnation)
+        return process is not None and kill(process)
+
+    @override
+    def logs(self, job: str, incarnation: str, lines: int) -> str | None:
+        """Return None: `streamwarden logs` reads the files."""
+        return None
 
 
 def start_here(workspace: Workspace, job: str, launch: Launch) -> ProcessRef:
@@ -67,6 +83,14 @@ def start_here(workspace: Workspace, job: str, launch: Launch) -> ProcessRef:
     process = taken.process if taken else _started(workspace, job, launch.incarnation)
     documents.launch(launch.incarnation).write(launch.model_copy(update={"process": process}))
     return process
+
+
+def _process(documents: JobDocuments, incarnation: str) -> ProcessRef | None:
+    heartbeat = documents.heartbeat(incarnation).read()
+    if heartbeat is not None:
+        return heartbeat.process
+    launch = documents.launch(incarnation).read()
+    return launch.process if launch is not None else None
 
 
 def _started(workspace: Workspace, job: str, incarnation: str) -> ProcessRef:

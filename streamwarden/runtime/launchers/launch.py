@@ -1,0 +1,47 @@
+"""Start drivers by the launcher of their profile."""
+
+from __future__ import annotations
+
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import Desired, Launch
+from streamwarden.runtime.launchers.hosts import HostLauncher
+from streamwarden.runtime.launchers.interface import Launcher
+from streamwarden.runtime.launchers.local import LocalLauncher
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.ids import new_id
+from streamwarden.store.workspace import Workspace
+
+__all__ = ["launch_driver", "launcher_of"]
+
+
+def launcher_of(workspace: Workspace) -> Launcher:
+    """Return the launcher that the profile names."""
+    match workspace.profile.launcher:
+        case "local":
+            return LocalLauncher(workspace)
+        case "host":
+            return HostLauncher(workspace)
+
+
+def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: str) -> str:
+    """Start a driver for a job, independent of this process, and return its incarnation. Does not wait.
+
+    Does not check for another driver: the lease decides, and the loser exits with ``LEASE_HELD``.
+
+    Parameters
+    ----------
+    workspace
+        The workspace of the job.
+    desired
+        The desired state, whose spec the driver runs.
+    by, reason
+        Actor and reason of the start; written to the launch document.
+    """
+    incarnation = new_id()
+    launch = Launch(
+        incarnation=incarnation, at=utc_now(), by=by, reason=reason, digest=desired.digest, spec=desired.spec
+    )
+    # Written before the process starts: a driver that dies at once must have a record.
+    JobDocuments(workspace.storage, desired.job).launch(incarnation).write(launch)
+    launcher_of(workspace).start(desired.job, launch)
+    return incarnation
