@@ -1,4 +1,7 @@
-"""Every pattern as a real driver: equal to a batch computation after a kill, a restore and a rescale from 2 to 7."""
+"""Every pattern as a real driver: equal to a batch computation after a kill, a restore and a rescale from 2 to 7.
+
+The native ones also on the memory backend, which Spark cannot repartition.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import write_deltalake
+from nyc_taxi.demo.batch import compare_zone_windows, expected_zone_windows
 from nyc_taxi.demo.compare import Difference, compare_rows
 from nyc_taxi.demo.patterns import (
     compare_rolling_alerts,
@@ -38,6 +42,7 @@ from nyc_taxi.streams.feed import FeedOptions, disordered
 from nyc_taxi.streams.payments import payments_of
 from nyc_taxi.streams.series import sensor_readings, trades
 
+from streamwarden.errors import StreamwardenError
 from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.rescale import rescale
@@ -131,6 +136,13 @@ def _zone_statistics(trips: pa.Table) -> Case:
     return Case("zone_running_stats", {"trips": _arriving(trips, PIECES)}, compare)
 
 
+def _windows(trips: pa.Table) -> Case:
+    def compare(place: Place) -> list[Difference]:
+        return [compare_zone_windows(expected_zone_windows(trips), place.table("zone_windows"))]
+
+    return Case("zone_windows", {"trips": _arriving(trips, PIECES)}, compare)
+
+
 def _card_statistics(trips: pa.Table) -> Case:
     def compare(place: Place) -> list[Difference]:
         return [compare_card_statistics(expected_card_statistics(trips), place.table("card_statistics"))]
@@ -217,12 +229,28 @@ CASES: dict[str, Callable[[pa.Table], Case]] = {
 }
 
 
+NATIVE = {
+    "trip_payments": _payments,
+    "dedup_events": _dedup,
+    "zone_running_stats": _zone_statistics,
+    "zone_windows": _windows,
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_jobs_on_the_memory_backend(place: Place, make_trips: TripMaker, name: str) -> None:
+    case = NATIVE[name](as_trips(make_trips(1500, cards=80)))
+    place.job(case.job, state={"backend": "memory", "partitions": 2})
+    made = run_case(place, case, rescalable=False)
+    assert made.settings["spark.sql.streaming.stateStore.providerClass"].endswith("HDFSBackedStateStoreProvider")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_equal_to_batch_after_a_kill_a_restore_and_a_rescale(place: Place, make_trips: TripMaker, name: str) -> None:
     run_case(place, CASES[name](as_trips(make_trips(1500, cards=80))))
 
 
-def run_case(place: Place, case: Case) -> Manifest:
+def run_case(place: Place, case: Case, *, rescalable: bool = True) -> Manifest:
     """Feed a job through a kill, a restore and a rescale, compare its tables, and return the restored savepoint."""
     place.job(case.job, **({"options": {**_options(place, case.job), **case.options}} if case.options else {}))
     _feed(place, case, 0)
@@ -246,8 +274,12 @@ def run_case(place: Place, case: Case) -> Manifest:
     _feed(place, case, 3)
     _await_idle(place, case)
 
-    done = rescale(place.workspace, case.job, partitions=7, by=BY)
-    assert done.state == "done", done
+    if rescalable:
+        done = rescale(place.workspace, case.job, partitions=7, by=BY)
+        assert done.state == "done", done
+    else:
+        with pytest.raises(StreamwardenError, match="RESCALE_UNSUPPORTED"):
+            rescale(place.workspace, case.job, partitions=7, by=BY)
     for piece in range(4, PIECES):
         _feed(place, case, piece)
     _await_idle(place, case)
