@@ -13,6 +13,7 @@ Options: ``--jobs``, ``--weeks`` (two numbers), ``--requests`` (of each page).
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shutil
 import statistics
@@ -169,6 +170,7 @@ def _measured(workspace: Workspace, requests: int) -> dict[str, tuple[float, flo
     """
     from fastapi.testclient import TestClient
 
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
     client = TestClient(_client(workspace))
     found = {}
     for name, path in PAGES.items():

@@ -78,7 +78,7 @@ def _soon(month: pa.Table, commits: int, rows: int) -> list[tuple[str, float, fl
                 part = _repeated(month, number, rows)
                 write_deltalake(workspace.table("trips"), part, mode="append")
                 began = time.monotonic()
-                while not (workspace.root / f"{log._folder}/{number:020d}.json").exists():
+                while not (workspace.root / f"{log.folder}/{number:020d}.json").exists():
                     if time.monotonic() - began > 120 or gate.poll() is not None:
                         raise SystemExit(f"commit {number} was not decided")
                     time.sleep(0.01)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import cache
 from typing import Any, TypeVar
 
-__all__ = ["Fresh"]
+__all__ = ["Fresh", "freeze_heap"]
 
 T = TypeVar("T")
 
@@ -44,3 +46,13 @@ class Fresh:
                     while len(self._kept) > self._size:
                         self._locks.pop(self._kept.popitem(last=False)[0], None)
             return value  # type: ignore[no-any-return]
+
+
+@cache
+def freeze_heap() -> None:
+    """Leave what lives now out of the garbage collector's full passes, once in this process.
+
+    With Airflow's modules loaded such a pass takes 0.2 s, and each fourth list of a hundred jobs waited for one.
+    """
+    gc.collect()
+    gc.freeze()

@@ -10,7 +10,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 
 from streamwarden.airflow.pages.acts import ACTS
 from streamwarden.airflow.pages.batches import newest_batches
-from streamwarden.airflow.pages.fresh import Fresh
+from streamwarden.airflow.pages.fresh import Fresh, freeze_heap
 from streamwarden.airflow.pages.logs import log_ends
 from streamwarden.airflow.pages.places import SPANS, Job, Place, Span, Who, all_jobs
 from streamwarden.airflow.pages.render import page
@@ -40,7 +40,10 @@ def streams(request: Request, place: Place, who: Who, span: Span = "1h", q: str 
     found = fresh.get(("streams", place.base, span, tuple(jobs)), read)
     chosen = [one for one in found.streams if one.matches(q, show)]
     values: dict[str, Any] = {"span": span, "spans": list(SPANS), "q": q, "show": show}
-    return page(request, "streams.html.j2", found=found, chosen=chosen, **values)
+    answer = page(request, "streams.html.j2", found=found, chosen=chosen, **values)
+    # After the first one, when all that a page needs is loaded.
+    freeze_heap()
+    return answer
 
 
 @router.get("/streams/{job}")
