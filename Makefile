@@ -15,7 +15,7 @@ endif
 # The environments name their folder: in a copied or moved checkout they would run the code of the first one.
 $(shell [ ! -s .venv/.ready ] || [ "$$(cat .venv/.ready)" = "$$(pwd -P)" ] || rm -rf .venv .tools)
 
-.PHONY: audit fuzz help setup s3-server kafka-server demo chaos test test-drivers test-fast test-long test-browser compose-engine compose-test check format up down docs docs-site \
+.PHONY: audit fuzz help setup s3-server kafka-server demo chaos test test-ci test-fast test-long test-browser compose-engine compose-test check format up down docs docs-site \
 	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet bench-pages record-load \
 	clean
 
@@ -71,8 +71,8 @@ test: setup s3-server ## The tests, but for the long ones (TRIPS=file.parquet: w
 test-long: setup s3-server kafka-server ## Long random sequences, kills and load, one at a time (STREAMWARDEN_TEST_ACTIONS, _KILLS, _TAKES, _SEED)
 	@$(BIN)/pytest -s -m long
 
-test-drivers: setup s3-server kafka-server ## Those of the long tests that CI runs: real drivers, on disk and S3, from Delta and Kafka
-	@$(BIN)/pytest -n 2 -m driver
+test-ci: setup s3-server kafka-server ## The long tests that CI runs, too: real drivers on disk, S3 and Kafka, and the longest of Spark
+	@$(BIN)/pytest -n 2 -m ci
 
 test-fast: setup ## The tests that take under half a minute each, without JVM, Airflow or S3
 	@$(BIN)/pytest -m "not slow and not integration and not airflow and not spark and not s3 and not packaging"

@@ -40,7 +40,7 @@ def _checkpoint(place: Place, job: str) -> CheckpointReader:
 
 
 @pytest.mark.long
-@pytest.mark.driver
+@pytest.mark.ci
 def test_a_stop_under_backlog_finishes_the_batch_in_flight(place: Place) -> None:
     files = 12
     place.numbers(options={"slow": 0.3})

@@ -276,7 +276,7 @@ def test_rows_of_the_source_that_were_changed(again: Place) -> None:
     ("how", "said"),
     [
         pytest.param("outputs", "KeyError: 'night'", marks=pytest.mark.long),
-        pytest.param("worker", "KeyError: 'weekend'", marks=[pytest.mark.long, pytest.mark.driver]),
+        pytest.param("worker", "KeyError: 'weekend'", marks=[pytest.mark.long, pytest.mark.ci]),
     ],
 )
 def test_an_exception_of_the_jobs_own_code_shows_its_traceback_first(again: Place, how: str, said: str) -> None:

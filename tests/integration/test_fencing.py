@@ -96,7 +96,7 @@ def at(seen: Observation, batch: int) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.driver
+@pytest.mark.ci
 def test_paused_between_check_and_commit_its_batch_is_there_once(place: Place, tmp_path: Path) -> None:
     marker = tmp_path / "paused"
     pausing(place, marker, before=2)

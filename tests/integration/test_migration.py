@@ -25,7 +25,7 @@ from tests.integration.conftest import BY, Place
 from tests.spark.job_runs import as_trips, in_order_of_arrival
 from tests.spark.test_zone_windows import real_days
 
-pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.driver]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.ci]
 
 JOB = "card_sessions"
 PLAIN = {"module": "spark_jobs.card_sessions_plain", "state": {"backend": "rocksdb", "partitions": 2, "ttl": "24h"}}

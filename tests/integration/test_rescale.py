@@ -106,6 +106,8 @@ def running(place: Place) -> None:
     )
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_two_to_eight_partitions_while_rows_land(place: Place) -> None:
     counts = Counts(place)
     counts.add([*range(200), 1, 1])

@@ -57,7 +57,7 @@ def running(place: Place) -> Place:
 
 
 @pytest.mark.long
-@pytest.mark.driver
+@pytest.mark.ci
 def test_rows_written_after_a_savepoint_are_replayed_once(running: Place) -> None:
     place = running
     made = _take(place)

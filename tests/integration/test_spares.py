@@ -17,7 +17,7 @@ from streamwarden.supervision.decide import Action, decide
 from streamwarden.supervision.observe import Observation
 from tests.integration.conftest import BY, REPOSITORY, Place, log_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.long, pytest.mark.driver]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.long, pytest.mark.ci]
 
 
 def test_a_spare_takes_over_unless_its_code_has_changed(

@@ -80,7 +80,7 @@ def trips(make_trips: TripMaker) -> list[tuple[int, float]]:
 
 
 @pytest.mark.long
-@pytest.mark.driver
+@pytest.mark.ci
 def test_a_topic_is_waited_for_and_counted_through_a_kill(
     place: Place, kafka: KafkaServer, trips: list[tuple[int, float]]
 ) -> None:

@@ -53,7 +53,7 @@ def files(place: Place) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.driver
+@pytest.mark.ci
 def test_a_driver_on_s3_survives_its_own_death_and_the_servers(place: Place, server: S3Server) -> None:
     place.numbers(failures={"tolerable_consecutive": 6, "backoff": "1s"})
     place.land("0.txt")

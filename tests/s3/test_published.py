@@ -103,6 +103,8 @@ def change(numbers: Numbers) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long
+@pytest.mark.ci
 def test_what_passes_is_read_by_delta_rs_and_spark(
     numbers: Numbers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

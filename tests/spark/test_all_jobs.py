@@ -42,7 +42,7 @@ CONFIG = REPOSITORY / "config"
 
 
 @pytest.mark.long
-@pytest.mark.driver
+@pytest.mark.ci
 def test_equal_to_batch_from_files_to_sessions(
     spark: SparkSession, tmp_path: Path, real_trips: Path | None, make_trips: TripMaker
 ) -> None:

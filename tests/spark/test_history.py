@@ -80,7 +80,8 @@ def _rows(workspace: Workspace, folder: str, spec: JobSpec) -> list[str]:
     return sorted(map(str, read_table(workspace.root / folder / spec.sinks[0].table).to_pylist()))
 
 
-@pytest.mark.parametrize("job", ["zone_windows", pytest.param("dedup_events", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("job", [pytest.param("zone_windows", marks=pytest.mark.ci), "dedup_events"])
 def test_history_and_source_give_what_one_stream_gives(
     spark: SparkSession, workspace: Workspace, make_trips: TripMaker, job: str
 ) -> None:

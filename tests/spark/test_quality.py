@@ -188,8 +188,11 @@ def test_a_whole_run_over_good_tables(spark, place, good_tables):
     assert spark._jsparkSession.sharedState().cacheManager().isEmpty()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "rows_of", [pytest.param(lambda table: GOOD[table], marks=pytest.mark.long), bad_rows], ids=["good", "bad"]
+    "rows_of",
+    [pytest.param(lambda table: GOOD[table]), pytest.param(bad_rows, marks=pytest.mark.ci)],
+    ids=["good", "bad"],
 )
 def test_a_check_in_memory_finds_what_spark_finds(spark, place, rows_of):
     for table in GOOD:

@@ -79,8 +79,9 @@ def _of_keyed(old: PreviousState) -> DataFrame:
     return rows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("before", "migrate"), [pytest.param(_plain, _of_plain, marks=pytest.mark.long), (_keyed, _of_keyed)]
+    ("before", "migrate"), [(_plain, _of_plain), pytest.param(_keyed, _of_keyed, marks=pytest.mark.ci)]
 )
 def test_sums_timers_and_the_watermark_go_on(
     spark: SparkSession, tmp_path: Path, before: Query, migrate: Callable[[PreviousState], DataFrame]
