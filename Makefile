@@ -16,7 +16,7 @@ endif
 $(shell [ ! -s .venv/.ready ] || [ "$$(cat .venv/.ready)" = "$$(pwd -P)" ] || rm -rf .venv .tools)
 
 .PHONY: audit fuzz help setup s3-server kafka-server demo chaos test test-ci test-fast test-long test-browser compose-engine compose-test check format up down docs docs-site \
-	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet bench-pages record-load \
+	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet bench-pages bench-scale record-load \
 	clean
 
 help: ## Say what there is
@@ -155,6 +155,9 @@ bench-pages: setup ## Server time of the pages: a hundred jobs, a week and thirt
 
 bench-fleet: setup ## What supervision costs Airflow, by the number of jobs
 	@$(BIN)/python -m benchmarks.fleet
+
+bench-scale: setup s3-server ## Requests and time of what is done for a job and a savepoint: 10, 100, 1,000 of them
+	@$(BIN)/python -m benchmarks.scale
 
 record-load: setup ## A job's batches under a load with steps and a spike, for the advisor's tests
 	@$(BIN)/python -m benchmarks.record_load

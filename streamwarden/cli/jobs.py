@@ -34,6 +34,7 @@ from streamwarden.operations.status import job_status
 from streamwarden.runtime import spares
 from streamwarden.runtime.log_lines import readable
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.each import for_each
 from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision import alert_queue, driver_control
 from streamwarden.supervision.act import ask_to_stop, restart
@@ -131,7 +132,7 @@ def status(
     workspace = open_workspace(profile, root=root)
     if job is not None and job not in deployed_jobs(workspace):
         workspace.job(job)
-    found = [_status(workspace, name) for name in ([job] if job else jobs_to_show(workspace))]
+    found = for_each(workspace, [job] if job else jobs_to_show(workspace), lambda name: _status(workspace, name))
     if as_json:
         print_json(found[0] if job else found)
     else:

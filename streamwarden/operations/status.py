@@ -13,6 +13,7 @@ from streamwarden.operations.spec_diff import changed_fields
 from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.runtime.processes import is_alive
 from streamwarden.store.documents import JobDocuments, dump
+from streamwarden.store.each import for_each
 from streamwarden.store.effective_spec import effective_spec
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.decide import assess, decide
@@ -69,13 +70,9 @@ def metrics_targets(workspace: Workspace) -> dict[str, str]:
     """
     living: dict[str, str] = {}
     down: dict[str, str] = {}
-    for job in deployed_jobs(workspace):
-        try:
-            seen = observe(workspace, job)
-        except StreamwardenError as error:
-            if error.code != "DOCUMENT_INVALID":
-                raise
-            # A job with damaged documents is skipped; the other jobs are unaffected.
+    jobs = deployed_jobs(workspace)
+    for job, seen in zip(jobs, for_each(workspace, jobs, lambda job: _observed(workspace, job)), strict=True):
+        if seen is None:
             continue
         address = seen.heartbeat.metrics if seen.heartbeat else ""
         if seen.phase.alive and address:
@@ -89,6 +86,16 @@ def metrics_targets(workspace: Workspace) -> dict[str, str]:
     taken = set(living.values())
     free = {job: f"{at.rpartition(':')[0]}:0" if at in taken else at for job, at in down.items()}
     return dict(sorted({**living, **free}.items()))
+
+
+def _observed(workspace: Workspace, job: str) -> Observation | None:
+    try:
+        return observe(workspace, job)
+    except StreamwardenError as error:
+        if error.code != "DOCUMENT_INVALID":
+            raise
+        # A job with damaged documents is skipped; the other jobs are unaffected.
+        return None
 
 
 def _row_rules(seen: Observation) -> list[dict[str, str]]:

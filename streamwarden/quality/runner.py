@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from streamwarden.errors import StreamwardenError
 from streamwarden.quality import engine
 from streamwarden.quality.documents import write_run
@@ -51,7 +53,7 @@ def check(
     spark: SparkSession | None = None,
     versions: Mapping[str, int] | None = None,
     master: str = "local[2]",
-    memory: str = "1g",
+    memory: str | None = None,
     settings: Mapping[str, str] | None = None,
     s3: S3Server | None = None,
     examples: int = 5,
@@ -78,7 +80,7 @@ def check(
     versions
         Delta version to check by TABLE; default the latest. Later commits have no effect.
     master, memory, settings
-        For a new session: Spark master, heap, further Spark settings.
+        For a new session: Spark master, heap (default a quarter of the machine's memory, 1 to 4 GB), further settings.
     s3
         For a new session: the S3 server of the tables, or None on disk.
     examples
@@ -172,7 +174,7 @@ def _judged_by_spark(
     examples: int,
     spark: SparkSession | None,
     master: str,
-    memory: str,
+    memory: str | None,
     settings: Mapping[str, str] | None,
     s3: S3Server | None,
 ) -> _BySpark:
@@ -217,21 +219,19 @@ def _alone(suite: Suite) -> list[Expectation]:
 def own_session(
     *,
     master: str = "local[2]",
-    memory: str = "1g",
+    memory: str | None = None,
     settings: Mapping[str, str] | None = None,
     s3: S3Server | None = None,
 ) -> SparkSession:
     """Start a session for a check, with Delta. The caller stops it."""
-    from streamwarden.spark.java_options import SHORT_LIVED
     from streamwarden.spark.session import build_session
 
-    options = SHORT_LIVED if master.startswith("local") else ""
     return build_session(
         "streamwarden-check",
         master=master,
-        memory=memory,
+        # What comes here is more than five million rows, as a rule. They are read from the cache many times.
+        memory=memory or f"{min(max(psutil.virtual_memory().total // 2**32, 1), 4)}g",
         settings={**_SETTINGS, **(settings or {})},
-        java_options=options,
         s3=s3,
     )
 

@@ -15,6 +15,7 @@ from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.standby import Standby
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.each import for_each
 from streamwarden.store.layout import CONTROL
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.act import kill_by_hand, kill_driver, kill_silent
@@ -252,7 +253,9 @@ def stop_all(
 
 def deployed_jobs(workspace: Workspace) -> list[str]:
     """Return the sorted names of all jobs that were ever deployed here, including jobs whose YAML was removed."""
-    return [job for job in workspace.files.folders(CONTROL) if _was_deployed(workspace, job)]
+    names = workspace.files.folders(CONTROL)
+    deployed = for_each(workspace, names, lambda job: _was_deployed(workspace, job))
+    return [job for job, was in zip(names, deployed, strict=True) if was]
 
 
 def _was_deployed(workspace: Workspace, job: str) -> bool:

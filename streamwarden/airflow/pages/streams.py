@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -11,6 +10,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_history import RATES, Curves, ProgressHistory, Window
 from streamwarden.model.operation import Operation
 from streamwarden.operations.overview import Overview, Trouble, overview
+from streamwarden.store.each import for_each
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.backlog import pending
 from streamwarden.supervision.health_rules import Level
@@ -146,11 +146,7 @@ def list_streams(workspace: Workspace, jobs: list[str], length: timedelta, now: 
 
 
 def _overviews(workspace: Workspace, jobs: list[str]) -> list[Overview]:
-    if workspace.s3 is None:
-        # Most of the time is the parsing of documents: threads would take turns, and lose time.
-        return [overview(workspace, job) for job in jobs]
-    with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(lambda job: overview(workspace, job), jobs))
+    return for_each(workspace, jobs, lambda job: overview(workspace, job))
 
 
 def _stream(one: Overview, curves: Curves | None) -> Stream:

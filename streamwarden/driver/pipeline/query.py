@@ -35,6 +35,9 @@ _RARELY_S = 0.5
 """A stop looks for the commit every 5 ms, then ever more rarely, at last every 0.5 s: on S3 a look is two LISTs, and a
 large state takes many seconds to commit."""
 
+_TOLD_S = 0.5
+"""How long a stop waits for the progress of the last batch. If the next batch begins meanwhile, it is finished."""
+
 
 class BatchError(Exception):
     """Reports a failed batch to Spark, without its cause. The cause is kept on the Python side."""
@@ -161,16 +164,28 @@ class RunningQuery:
 
     def _wait_until_between(self) -> None:
         """Wait for the moment between a commit and the next batch's offsets, or until the query ends."""
-        listed, pause = 0.0, 0.0
+        listed, pause, waited = 0.0, 0.0, False
         while self._query.isActive:
             if self._writer.in_flight is not None:
                 # Its commit follows soon, and then the moment may be short.
-                pause = 0.0
+                pause, waited = 0.0, True
             elif time.monotonic() - listed >= pause:
                 begun, done = self._where()
                 if begun == done and self._writer.in_flight is None:
+                    if waited and done is not None:
+                        self._await_progress(done)
                     return
+                waited = True
                 listed, pause = time.monotonic(), min(max(2 * pause, _LOOK_S), _RARELY_S)
+            time.sleep(_LOOK_S)
+
+    def _await_progress(self, batch: int) -> None:
+        """Wait until Spark has told the progress of a batch, which follows its commit: a stop in between loses it."""
+        deadline = time.monotonic() + _TOLD_S
+        while self._query.isActive and time.monotonic() < deadline:
+            last = self._query.lastProgress
+            if last is not None and last.batchId >= batch:
+                return
             time.sleep(_LOOK_S)
 
     def _where(self) -> tuple[int | None, int | None]:

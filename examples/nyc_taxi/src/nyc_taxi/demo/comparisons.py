@@ -20,6 +20,7 @@ from nyc_taxi.demo.statistics import (
 )
 from nyc_taxi.demo.velocity import compare_card_alerts, compare_card_velocity, expected_card_velocity
 from nyc_taxi.demo.verify import read_table
+from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.durations import parse_duration
 from streamwarden.model.spec import JobSpec
 from streamwarden.store.documents import JobDocuments
@@ -70,12 +71,13 @@ def _with_zones(schema: pa.Schema) -> pa.Schema:
 
 
 def _watermark(workspace: Workspace, job: str) -> datetime:
-    documents = JobDocuments(workspace.storage, job)
-    for incarnation in reversed(documents.incarnations()):
-        progress = documents.progress(incarnation).read()
-        if progress is not None and progress.last is not None and progress.last.watermark is not None:
-            return progress.last.watermark
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=365)
+    """Return the watermark of a job's last batch, from its checkpoint: its progress is told a moment later."""
+    reference = JobDocuments(workspace.storage, job).checkpoint.read()
+    assert reference is not None
+    checkpoint = CheckpointReader(workspace.storage, reference.path)
+    last = checkpoint.last_commit()
+    offsets = None if last is None else checkpoint.offsets(last)
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=offsets.watermark_ms if offsets else 0)
 
 
 def _dedup(workspace: Workspace, _: JobSpec) -> list[Difference]:
