@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.quality.arguments import ROWS
 
 __all__ = ["ExpectationResult", "QualityRun", "Severity", "TableResult", "TableStatus", "table_status"]
 
@@ -60,6 +61,11 @@ class ExpectationResult(_Record):
         if self.unexpected_count is not None:
             if self.unexpected_count == 0:
                 return f"all {self.checked:,} rows" if self.checked is not None else "no failing row"
+            if self.type == ROWS:
+                # They need not be rows of the table: a drift's query returns one row of figures.
+                if self.unexpected_count > 1 or not self.examples:
+                    return f"its query finds {self.unexpected_count:,} rows"
+                return "its query finds " + ", ".join(f"{name}={_words(at)}" for name, at in self.examples[0].items())
             share = f" ({_percent(self.unexpected_percent)})" if self.unexpected_percent is not None else ""
             rows = f"{self.checked:,} rows" if self.checked is not None else "the rows"
             return f"{self.unexpected_count:,} of {rows} {'fails' if self.unexpected_count == 1 else 'fail'}{share}"

@@ -216,6 +216,7 @@ def test_pictures(visit: Visit, addresses: dict[str, str], tmp_path: Path) -> No
     folder = Path(os.environ.get("STREAMWARDEN_PICTURES") or tmp_path)
     visitor = visit()
     for name in ("stream", "held", "operation"):
+        visitor.page.set_viewport_size({"width": 1280, "height": 1700 if name == "stream" else 900})
         visitor.inside(addresses[name])
         visitor.page.wait_for_timeout(1_500)
         visitor.page.screenshot(path=folder / f"pages-{name}.png")
