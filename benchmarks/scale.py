@@ -53,8 +53,9 @@ class Requests:
 
     def __init__(self, workspace: Workspace) -> None:
         self.sent: Counter[str] = Counter()
-        client: Any = workspace.storage._bucket.client  # type: ignore[attr-defined]
-        client.meta.events.register("before-send.s3", self._count)
+        for access in (workspace.storage, workspace.files):
+            client: Any = access._bucket.client  # type: ignore[union-attr]
+            client.meta.events.register("before-send.s3", self._count)
 
     def _count(self, request: Any, **_: Any) -> None:
         listing = request.method == "GET" and "list-type=2" in request.url
@@ -88,6 +89,7 @@ def main() -> int:
             requests = Requests(workspace)
             jobs = _by_jobs(workspace, requests, sizes)
             savepoints = _by_savepoints(workspace, requests, sizes)
+            _by_state(workspace, requests)
         finally:
             server.stop()
     met = []
@@ -170,6 +172,18 @@ def _by_savepoints(workspace: Workspace, requests: Requests, sizes: list[int]) -
             found.setdefault("list of savepoints", []),
         )
     return found
+
+
+def _by_state(workspace: Workspace, requests: Requests) -> None:
+    """Copy and hash a gigabyte of state as a savepoint does, in files as large as RocksDB makes them."""
+    size = 64 * 2**20
+    names = [f"{number:02d}.sst" for number in range(2**30 // size)]
+    for name in names:
+        workspace.files.write(f"state/{name}", os.urandom(2**20) * 64)
+    pairs = [(f"state/{name}", f"copy/{name}") for name in names]
+    _say("a gigabyte of state: copied by the server", 1, *requests.of(lambda: workspace.files.copy_many(pairs)), [])
+    keys = [target for _, target in pairs]
+    _say("a gigabyte of state: hashed", 1, *requests.of(lambda: workspace.files.hash_many(keys)), [])
 
 
 def _say(what: str, by: int, sent: Counter[str], seconds: float, found: list[float]) -> None:
