@@ -46,6 +46,8 @@ def test_equal_to_batch_with_real_trips_that_come_late(spark: SparkSession, tmp_
     _equal_to_batch(spark, tmp_path, real_days(data_dir, datetime(2023, 3, 8), days=1), 3 * LATEST)
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_equal_to_batch_with_generated_trips_but_for_late_ones(
     spark: SparkSession, tmp_path: Path, make_trips: TripMaker
 ) -> None:

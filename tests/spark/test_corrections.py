@@ -36,6 +36,8 @@ pytestmark = pytest.mark.spark
 JOB = "zone_windows"
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_generated_trips(spark: SparkSession, tmp_path: Path, make_trips: TripMaker) -> None:
     _corrected_while_it_runs(spark, tmp_path, as_trips(make_trips(3000, hours=30)))
 

@@ -93,6 +93,8 @@ def place(spark, tmp_path):
     return Place(spark, tmp_path)
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_a_stream_over_a_published_table_gets_each_row_once_and_no_held_one(place):
     place.write(1, 2)
     # The first published version is not the table's first: it is behind a checkpoint of Spark's.

@@ -67,6 +67,8 @@ def test_every_shipped_expectation_is_broken_below():
     assert set(ROW_EXPECTATIONS) | {name for change in CHANGES for name in change.fails} == shipped
 
 
+@pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.parametrize("table", sorted(GOOD))
 def test_good_rows_meet_every_expectation(spark, judge, table):
     results = judge(table, frame_of(spark, table, GOOD[table]), len(GOOD[table]))
@@ -75,6 +77,8 @@ def test_good_rows_meet_every_expectation(spark, judge, table):
     assert [item.id for item in results] == [item.meta.id for item in SUITES[table].expectations]
 
 
+@pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.parametrize("expectation", ROW_EXPECTATIONS)
 def test_an_expectation_finds_its_bad_rows_and_no_others(judged, expectation):
     found, rows = judged[expectation]
@@ -91,10 +95,14 @@ def test_an_expectation_finds_its_bad_rows_and_no_others(judged, expectation):
             assert name in found.examples[0]
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_bad_rows_fail_no_other_expectation(judged):
     assert {name for name, (found, _) in judged.items() if not found.success} == set(ROW_EXPECTATIONS)
 
 
+@pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: "-".join(sorted(change.fails)))
 def test_a_wrong_table_fails_exactly_its_expectations(spark, judge, change):
     frame = frame_of(spark, change.table, GOOD[change.table])

@@ -223,7 +223,7 @@ def test_a_stop_lists_a_checkpoint_ever_more_rarely(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(query_module, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
     query = object.__new__(RunningQuery)
-    query._query = SimpleNamespace(isActive=True)  # type: ignore[assignment]
+    query._query = SimpleNamespace(isActive=True, lastProgress=SimpleNamespace(batchId=7))  # type: ignore[assignment]
     query._writer = Writer()  # type: ignore[assignment]
     query._checkpoint = SimpleNamespace(last_offset=lambda: 7, last_commit=last_commit)  # type: ignore[assignment]
     query._wait_until_between()
