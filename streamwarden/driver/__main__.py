@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from streamwarden.driver.logs import RecordContext
@@ -27,6 +27,7 @@ def main() -> int:
 
     from streamwarden.driver.logs import configure_logging, rotate_console
     from streamwarden.runtime import work_dirs
+    from streamwarden.spark.cluster_mode import is_cluster_mode
     from streamwarden.spark.utc import in_utc
     from streamwarden.store.workspace import open_workspace
 
@@ -34,8 +35,12 @@ def main() -> int:
     answers = os.dup(1) if given.standby else None
     workspace = open_workspace(given.profile, config=Path(given.config), root=given.root)
     folder = workspace.log_dir(given.job, given.incarnation)
-    context = None if given.spare else configure_logging(folder, given.job, given.incarnation, workspace.profile.logs)
-    rotate_console(folder, workspace.profile.logs)
+    logs = workspace.profile.logs
+    # A cluster keeps the output of its containers. It is all that is left of one whose machine nobody can read.
+    console = is_cluster_mode()
+    context = None if given.spare else configure_logging(folder, given.job, given.incarnation, logs, console=console)
+    if not console:
+        rotate_console(folder, logs)
     own = work_dirs.claim(workspace, given.job, given.incarnation)
     # For Python, and for the workers that Spark starts; the JVM has its own option.
     os.environ["TMPDIR"] = str(own)
@@ -99,9 +104,14 @@ def _spare(workspace: Workspace, spare: str) -> int:
     return Driver(workspace, job, incarnation, context, prepared=prepared).run()
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Run :func:`main`, and end this process with its exit code."""
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
     # Leftover py4j threads of a broken gateway must not keep a finished driver alive.
     os._exit(code)
+
+
+if __name__ == "__main__":
+    run()

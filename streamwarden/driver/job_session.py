@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -9,11 +10,12 @@ from pyspark.sql import SparkSession
 from streamwarden.driver.logs import write_log4j
 from streamwarden.model.profile import Profile
 from streamwarden.model.spec import JobSpec
+from streamwarden.spark.cluster_mode import is_cluster_mode
 from streamwarden.spark.java_options import SHORT_LIVED, quoted
-from streamwarden.spark.session import build_session
+from streamwarden.spark.session import build_session, start_settings
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["PROVIDERS", "adapt_session", "checkpoint_session", "start_session", "temporary"]
+__all__ = ["PROVIDERS", "adapt_session", "checkpoint_session", "cluster_settings", "start_session", "temporary"]
 
 PROVIDERS = {
     "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -21,9 +23,11 @@ PROVIDERS = {
 }
 """State store providers by the spec's names of backends."""
 
+_EXIT_WITHOUT_MEMORY = "-XX:+ExitOnOutOfMemoryError"
+
 
 def start_session(workspace: Workspace, spec: JobSpec, incarnation: str, *, owner: str | None = None) -> SparkSession:
-    """Start a JVM with a session for a job.
+    """Start a JVM with a session for a job; in cluster deploy mode, start the session in the JVM that is there.
 
     Parameters
     ----------
@@ -34,11 +38,15 @@ def start_session(workspace: Workspace, spec: JobSpec, incarnation: str, *, owne
     owner
         Whose incarnation it is; default the job's.
     """
-    profile = workspace.profile
+    if is_cluster_mode():
+        profile = workspace.profile
+        return build_session(_name(spec), master=profile.master, settings=_settings(profile, spec), s3=workspace.s3)
+    # A standby driver works on state for an operation. Where a cluster starts drivers, it never becomes one itself.
+    profile = _on_this_machine(workspace.profile) if workspace.profile.deploys_to_cluster else workspace.profile
     logs = workspace.log_dir(owner or spec.name, incarnation)
     scratch = workspace.scratch_dir(owner or spec.name, incarnation)
     return build_session(
-        f"streamwarden {spec.name}",
+        _name(spec),
         master=profile.master.format(cores=spec.resources.cores),
         memory=spec.resources.memory,
         settings=_settings(profile, spec),
@@ -49,15 +57,39 @@ def start_session(workspace: Workspace, spec: JobSpec, incarnation: str, *, owne
     )
 
 
+def cluster_settings(workspace: Workspace, spec: JobSpec) -> dict[str, str]:
+    """Return the settings with which a cluster starts a job's JVM, for `spark-submit` in cluster deploy mode.
+
+    The cluster has its own places for logs and temporary files.
+    """
+    profile = workspace.profile
+    return {
+        "spark.app.name": _name(spec),
+        **start_settings(
+            master=profile.master,
+            memory=spec.resources.memory,
+            settings=_settings(profile, spec),
+            # Of the driver's JVM; `in_utc` comes too late for it.
+            java_options=f"-Duser.timezone=UTC {_EXIT_WITHOUT_MEMORY}",
+            s3=workspace.s3,
+            kafka=spec.uses_kafka,
+            same_image=profile.same_image,
+            deploy_mode="cluster",
+        ),
+    }
+
+
+def _name(spec: JobSpec) -> str:
+    return f"streamwarden {spec.name}"
+
+
 def checkpoint_session(workspace: Workspace, spec: JobSpec, scratch: Path) -> SparkSession:
     """Start a session with a job's settings that works on checkpoints on this machine, wherever the job runs."""
-    profile = workspace.profile
-    local = profile.master.startswith("local")
     return build_session(
-        f"streamwarden {spec.name} checkpoint",
+        f"{_name(spec)} checkpoint",
         master="local[2]",
         memory=spec.resources.memory,
-        settings=_settings(profile if local else profile.model_copy(update={"master": "local", "spark": {}}), spec),
+        settings=_settings(_on_this_machine(workspace.profile), spec),
         java_options=f"{SHORT_LIVED} {temporary(scratch)}",
         s3=workspace.s3,
         kafka=spec.uses_kafka,
@@ -69,6 +101,13 @@ def adapt_session(session: SparkSession, workspace: Workspace, spec: JobSpec) ->
     for name, value in _settings(workspace.profile, spec).items():
         if session.conf.isModifiable(name):
             session.conf.set(name, value)
+
+
+def _on_this_machine(profile: Profile) -> Profile:
+    """Return a profile without what is meant for a cluster."""
+    if profile.master.startswith("local"):
+        return profile
+    return profile.model_copy(update={"master": "local[{cores}]", "spark": {}})
 
 
 def _settings(profile: Profile, spec: JobSpec) -> dict[str, str]:
@@ -88,6 +127,10 @@ def _settings(profile: Profile, spec: JobSpec) -> dict[str, str]:
         settings[changelog] = str(spec.state.changelog_enabled).lower()
     if "spark://" in profile.master:
         settings["spark.cores.max"] = str(spec.resources.cores)
+    elif profile.on_cluster:
+        # YARN and Kubernetes count executors: one with all cores, unless a setting wants smaller executors.
+        each = int(settings.setdefault("spark.executor.cores", str(spec.resources.cores)))
+        settings["spark.executor.instances"] = str(math.ceil(spec.resources.cores / each))
     return settings
 
 
@@ -107,4 +150,4 @@ def _ends_itself(logs: Path) -> str:
     """
     # The JVM replaces %p by its process id, even in a folder's name.
     folder = str(logs).replace("%", "%%")
-    return f"-XX:+ExitOnOutOfMemoryError {quoted(f'-XX:ErrorFile={folder}/hs_err_%p.log')}"
+    return f"{_EXIT_WITHOUT_MEMORY} {quoted(f'-XX:ErrorFile={folder}/hs_err_%p.log')}"

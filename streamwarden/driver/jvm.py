@@ -1,10 +1,15 @@
-"""The JVM that a driver has started: its process, its exit cause, and its shutdown."""
+"""A driver's JVM: its process, its exit cause, and its shutdown.
+
+PySpark has started it as a child, or, in Spark's cluster deploy mode, it has started this process.
+"""
 
 from __future__ import annotations
 
 import logging
 import subprocess
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,7 @@ from streamwarden.errors import ErrorCode
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.runtime.postmortem import last_words
 from streamwarden.runtime.processes import process_of
+from streamwarden.spark.cluster_mode import container_logs, parent_jvm
 
 __all__ = ["end_jvm", "is_context_stopped", "is_unanswered", "jvm_end", "jvm_of"]
 
@@ -35,7 +41,10 @@ _END_S = 30
 
 
 def jvm_of(process: ProcessRef) -> ProcessRef | None:
-    """Return the JVM among a process's children, or None."""
+    """Return the JVM among a driver process's children, or its parent in cluster mode; None without one."""
+    parent = parent_jvm()
+    if parent is not None:
+        return process_of(parent.pid) if _lives(parent) else None
     for child in psutil.Process(process.pid).children(recursive=True):
         if child.name() == "java":
             return process_of(child.pid)
@@ -72,23 +81,26 @@ def jvm_end(session: SparkSession | None, logs: Path, *, gone: bool) -> tuple[Er
     gone
         Whether the JVM seems gone; then this waits a moment for its exit.
     """
-    ended = _exit_code(session, gone=gone)
+    ended = _end(session, gone=gone)
     if ended is None:
         return None
-    words = last_words(logs)
+    folder = container_logs() or logs
+    words = last_words(folder)
     if words.code is None:
         time.sleep(_CONSOLE_S)
-        words = last_words(logs)
-    if words.code == "OUT_OF_MEMORY" or ended in _OUT_OF_MEMORY_EXITS:
-        return "OUT_OF_MEMORY", words.evidence or f"the JVM ended with code {ended}"
+        words = last_words(folder)
+    if words.code == "OUT_OF_MEMORY" or ended.code in _OUT_OF_MEMORY_EXITS:
+        return "OUT_OF_MEMORY", words.evidence or f"the JVM ended {ended}"
     if words.code is not None:
         return words.code, words.evidence
-    how = f"signal {-ended}" if ended < 0 else f"code {ended}"
-    return "JVM_DIED", f"the JVM ended with {how}: {words.evidence or 'no error in its log'}"
+    return "JVM_DIED", f"the JVM ended {ended}: {words.evidence or 'no error in its log'}"
 
 
 def end_jvm(session: SparkSession) -> None:
-    """Stop Spark and its JVM in any state: a dead JVM is often the reason why the driver ends."""
+    """Stop Spark and its JVM in any state: a dead JVM is often the reason why the driver ends.
+
+    In cluster mode the JVM ends after this process, and reports its exit code to the cluster.
+    """
     process = _started(session)
     try:
         session.stop()
@@ -101,9 +113,33 @@ def end_jvm(session: SparkSession) -> None:
         if process is not None:
             process.kill()
             process.wait()
+        elif (parent := parent_jvm()) is not None:
+            # The cluster may then end this process too: what ran in that JVM may still write, which is worse.
+            with suppress(psutil.NoSuchProcess):
+                parent.kill()
+                parent.wait(_END_S)
 
 
-def _exit_code(session: SparkSession | None, *, gone: bool) -> int | None:
+@dataclass(frozen=True)
+class _End:
+    """How a JVM ended; without a code for one that is no child of this process."""
+
+    code: int | None = None
+
+    def __str__(self) -> str:
+        if self.code is None:
+            return "before its driver"
+        return f"with signal {-self.code}" if self.code < 0 else f"with code {self.code}"
+
+
+def _end(session: SparkSession | None, *, gone: bool) -> _End | None:
+    parent = parent_jvm()
+    if parent is not None:
+        # Also before there is a session.
+        with suppress(psutil.TimeoutExpired):
+            if gone:
+                parent.wait(_GONE_S)
+        return None if _lives(parent) else _End()
     process = _started(session)
     if process is None:
         return None
@@ -111,7 +147,14 @@ def _exit_code(session: SparkSession | None, *, gone: bool) -> int | None:
         code: int | None = process.wait(timeout=_GONE_S) if gone else process.poll()
     except subprocess.TimeoutExpired:
         return None
-    return code
+    return None if code is None else _End(code)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _started(session: SparkSession | None) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable, MutableMapping
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 
@@ -88,6 +88,17 @@ class _LogFile(RotatingFileHandler):
             self.stream = None
 
 
+class _Console(logging.StreamHandler[TextIO]):
+    """Writes records to standard output, which a cluster keeps for its containers."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stdout)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text, without the secrets of the environment."""
+        return redacted(super().format(record))
+
+
 class RecordContext(logging.Filter):
     """Adds the job, the incarnation and the batch in flight to each record; drops none.
 
@@ -110,10 +121,17 @@ class RecordContext(logging.Filter):
         return True
 
 
-def configure_logging(folder: Path, job: str, incarnation: str, spec: LogSpec) -> RecordContext:
+def configure_logging(
+    folder: Path, job: str, incarnation: str, spec: LogSpec, *, console: bool = False
+) -> RecordContext:
     """Send this process's log records to ``driver.log``, each with time (UTC), level, job and incarnation.
 
     JSON records also contain the batch in flight, the logger, and an exception's traceback in a separate field.
+
+    Parameters
+    ----------
+    console
+        Whether standard output gets the records as well.
 
     Returns
     -------
@@ -121,16 +139,17 @@ def configure_logging(folder: Path, job: str, incarnation: str, spec: LogSpec) -
         The caller sets its source of the batch in flight.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    handler = _LogFile(folder / "driver.log", spec)
-    handler.setFormatter(_json() if spec.format == "json" else _text())
     context = RecordContext(job, incarnation)
-    handler.addFilter(context)
     root = logging.getLogger()
-    root.addHandler(handler)
     root.setLevel(logging.INFO)
     # py4j logs every broken connection of a stopping JVM as an error; one of its modules uses the root logger.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    handler.addFilter(lambda record: record.name != "root" or record.module != "java_gateway")
+    file = _LogFile(folder / "driver.log", spec)
+    for handler in [file, _Console()] if console else [file]:
+        handler.setFormatter(_json() if spec.format == "json" else _text())
+        handler.addFilter(context)
+        handler.addFilter(lambda record: record.name != "root" or record.module != "java_gateway")
+        root.addHandler(handler)
     # It logs at each start where it found credentials, which is noise.
     logging.getLogger("botocore").setLevel(logging.WARNING)
     # A line for each request.

@@ -7,11 +7,13 @@ from contextlib import suppress
 
 import psutil
 
+from streamwarden.spark.cluster_mode import parent_jvm
+
 __all__ = ["ProcessMemory"]
 
 
 class ProcessMemory:
-    """Adds up the memory of this process and its descendants: the JVM, and Python workers.
+    """Adds up the memory of this process, its JVM and its Python workers.
 
     Executors on other machines are not included. A page that processes share counts once for each.
 
@@ -38,7 +40,8 @@ class ProcessMemory:
 
 def _resident() -> int | None:
     try:
-        this = psutil.Process()
+        # In cluster mode, the JVM has started this process.
+        this = parent_jvm() or psutil.Process()
         total = int(this.memory_info().rss)
         for child in this.children(recursive=True):
             # It may just have ended.

@@ -267,6 +267,11 @@ class Profile(BaseModel):
         """Whether executors run elsewhere, in slots that several drivers compete for."""
         return not self.master.startswith("local")
 
+    @property
+    def deploys_to_cluster(self) -> bool:
+        """Whether a cluster starts drivers on its own machines: Spark's cluster deploy mode."""
+        return self.launcher not in ("local", "host")
+
     @model_validator(mode="after")
     def _combination(self) -> Self:
         if self.lease < 3 * self.heartbeat:

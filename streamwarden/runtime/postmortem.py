@@ -13,8 +13,9 @@ __all__ = ["LastWords", "last_words"]
 _END = 64 * 1024
 """How much of a file's end is read. 64 KiB: a few JVM traces, and quick to read."""
 
-# The JVM's own messages first: they name the cause of death. hs_err: written by a JVM that crashed.
-_FILES = ("hs_err_*.log", "console.log", "spark.log", "driver.log")
+# The JVM's own messages first: they name the cause of death. hs_err: written by a JVM that crashed. stdout, stderr: of
+# a container of YARN.
+_FILES = ("hs_err_*.log", "console.log", "stdout", "spark.log", "stderr", "driver.log")
 
 
 @dataclass(frozen=True)

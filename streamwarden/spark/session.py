@@ -6,15 +6,17 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
+from typing import Literal
 
 from pyspark.sql import SparkSession
 
 from streamwarden.spark import class_archive, conditional_put, quick_py4j
+from streamwarden.spark.cluster_mode import is_cluster_mode
 from streamwarden.spark.conditional_put import DISK_CHECKPOINT_FILE_MANAGER, DISK_LOG_STORE
 from streamwarden.spark.jars import find_java, require
 from streamwarden.spark.s3 import S3Server, s3_settings
 
-__all__ = ["BASE", "build_session"]
+__all__ = ["BASE", "build_session", "start_settings"]
 
 # Settings of all our sessions, each with its reason.
 BASE: dict[str, str] = {
@@ -34,15 +36,19 @@ BASE: dict[str, str] = {
     # two create a hard link, so that one of two writers fails.
     "spark.sql.streaming.checkpointFileManagerClass": DISK_CHECKPOINT_FILE_MANAGER,
     "spark.delta.logStore.file.impl": DISK_LOG_STORE,
-    # The wheel includes the JVM that Python workers connect to; loopback by default.
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Default in Spark 4.2, but it hangs a plain Python UDF over a table's columns: worker and JVM wait for each other,
     # and the batch neither ends nor fails.
     "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "false",
 }
+
+# The wheel includes the JVM that Python workers connect to; loopback by default. In cluster deploy mode, Spark takes
+# the name of the machine that the cluster has chosen.
+_LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+
+# A task has one core, and polars starts a thread for each of the machine's: keyed state took a fifth more time.
+_POLARS = "POLARS_MAX_THREADS"
 
 
 def build_session(
@@ -58,6 +64,9 @@ def build_session(
     same_image: bool = False,
 ) -> SparkSession:
     """Start a JVM, or reuse the process's JVM, with a session for Delta.
+
+    In cluster deploy mode the JVM has started this process: `master`, `memory`, `java_options`, `kafka`, `archived` and
+    `same_image` were settled by the submission, and have no effect here.
 
     Parameters
     ----------
@@ -88,25 +97,64 @@ def build_session(
     StreamwardenError
         ``JAVA_MISSING`` or ``JAR_MISSING``.
     """
-    find_java()
+    if not is_cluster_mode():
+        find_java()
     quick_py4j.install()
+    # PySpark starts Python workers with these; otherwise transformWithState's driver-side worker uses any `python3`. In
+    # cluster mode, the submission names the executors' Python, whose path may differ from this one's.
+    if not (is_cluster_mode() and "PYSPARK_PYTHON" in os.environ):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault(_POLARS, "1")
+    builder = SparkSession.builder.appName(name)
+    if is_cluster_mode():
+        # The rest was set when the JVM was started.
+        merged = _session_settings(settings, s3)
+    else:
+        builder = builder.master(master)
+        merged = start_settings(
+            master=master,
+            memory=memory,
+            settings={**_LOOPBACK, **(settings or {})},
+            java_options=java_options,
+            s3=s3,
+            kafka=kafka,
+            archived=archived,
+            same_image=same_image,
+        )
+    for key, value in merged.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def start_settings(
+    *,
+    master: str,
+    memory: str = "1g",
+    settings: Mapping[str, str] | None = None,
+    java_options: str = "",
+    s3: S3Server | None = None,
+    kafka: bool = False,
+    archived: bool = True,
+    same_image: bool = False,
+    deploy_mode: Literal["client", "cluster"] = "client",
+) -> dict[str, str]:
+    """Return the settings with which a session's JVM starts; the parameters are those of :func:`build_session`.
+
+    Parameters
+    ----------
+    deploy_mode
+        ``cluster``: for `spark-submit`, which has a cluster start the JVM. With `same_image`, jars have the scheme
+        ``local:``, which is read on each machine; otherwise `spark-submit` sends them.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JAR_MISSING``.
+    """
     jars = [*(require("s3") if s3 is not None else require()), conditional_put.jar()]
     added = [path for path in require("kafka") if path not in jars] if kafka else []
-    # PySpark starts Python workers with these; otherwise transformWithState's driver-side worker uses any `python3`.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # A task has one core, and polars starts a thread for each of the machine's: keyed state took a fifth more time.
-    os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    builder = SparkSession.builder.appName(name).master(master)
-    # Spark makes this folder, and puts nothing into it: no job has a table by name. Its default is the current folder.
-    warehouse = f"{tempfile.gettempdir()}/streamwarden-warehouse-{os.getuid()}"
-    merged = {
-        "spark.sql.warehouse.dir": warehouse,
-        **BASE,
-        **(s3_settings(s3) if s3 is not None else {}),
-        "spark.executorEnv.POLARS_MAX_THREADS": os.environ["POLARS_MAX_THREADS"],
-        **(settings or {}),
-    }
+    merged = _session_settings(settings, s3)
     local = master.startswith("local")
     if local or same_image:
         # Directly on the class path: spark.jars would copy the jars at every start.
@@ -114,7 +162,8 @@ def build_session(
     else:
         added = [*jars, *added]
     if added:
-        merged["spark.jars"] = ",".join(path.as_uri() for path in added)
+        there = deploy_mode == "cluster" and same_image
+        merged["spark.jars"] = ",".join(f"local://{path}" if there else path.as_uri() for path in added)
     merged["spark.driver.memory"] = memory
     merged["spark.executor.memory"] = memory
     # A small heap collects faster without parallel threads; two-core machines have none to spare.
@@ -127,6 +176,17 @@ def build_session(
         merged["spark.executor.extraJavaOptions"] = f"{options} {own}".strip()
     options = f"{options} {java_options}".rstrip()
     merged["spark.driver.extraJavaOptions"] = f"{options} {merged.get('spark.driver.extraJavaOptions', '')}".strip()
-    for key, value in merged.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    return merged
+
+
+def _session_settings(settings: Mapping[str, str] | None, s3: S3Server | None) -> dict[str, str]:
+    """Return the settings that do not depend on how the JVM is started."""
+    # Spark makes this folder, and puts nothing into it: no job has a table by name. Its default is the current folder.
+    warehouse = f"{tempfile.gettempdir()}/streamwarden-warehouse-{os.getuid()}"
+    return {
+        "spark.sql.warehouse.dir": warehouse,
+        **BASE,
+        **(s3_settings(s3) if s3 is not None else {}),
+        f"spark.executorEnv.{_POLARS}": os.environ.get(_POLARS, "1"),
+        **(settings or {}),
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,9 @@ class Builder:
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "classes.jsa").touch()
     monkeypatch.setattr(class_archive, "jar_dir", lambda: tmp_path)
+    # What a session writes there ends with the test.
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "POLARS_MAX_THREADS"):
+        monkeypatch.setenv(name, "1")
     monkeypatch.setattr(session, "find_java", lambda: "java")
     monkeypatch.setattr(
         session, "require", lambda *uses: [tmp_path / "kafka.jar" if uses == ("kafka",) else tmp_path / "a.jar"]
@@ -65,3 +69,34 @@ def test_executors_of_the_same_image_find_jars_and_archive(build: Any, tmp_path:
 
 def test_a_local_session_has_no_executor_to_set_up(build: Any) -> None:
     assert not [name for name in build("a", master="local[2]", same_image=True) if "executor.extra" in name]
+
+
+def test_a_session_in_cluster_mode_leaves_the_running_jvm_as_it_is(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setenv("PYSPARK_PYTHON", "./environment/bin/python")
+    monkeypatch.setattr(session, "require", lambda *_: pytest.fail("there are no jars on a cluster's machine"))
+    settings = build(
+        "a", master="yarn", memory="2g", java_options="-Da=b", settings={"spark.sql.shuffle.partitions": "7"}
+    )
+    assert settings["spark.sql.shuffle.partitions"] == "7" and settings["spark.sql.session.timeZone"] == "UTC"
+    settled = ("memory", "ClassPath", "JavaOptions", "spark.jars", "driver.host", "bindAddress")
+    assert not [name for name in settings if any(part in name for part in settled)]
+    assert os.environ["PYSPARK_PYTHON"] == "./environment/bin/python"
+
+
+@pytest.mark.parametrize("same_image", [False, True])
+def test_a_submission_settles_what_a_jvm_takes_at_its_start(build: Any, tmp_path: Path, same_image: bool) -> None:
+    settings = session.start_settings(
+        master="yarn", memory="2g", kafka=True, java_options="-Da=b", same_image=same_image, deploy_mode="cluster"
+    )
+    assert settings["spark.driver.memory"] == settings["spark.executor.memory"] == "2g"
+    assert settings["spark.driver.extraJavaOptions"].endswith("-Da=b")
+    # The machine's own name: executors are elsewhere.
+    assert "spark.driver.host" not in settings and "spark.driver.bindAddress" not in settings
+    own = [tmp_path / "a.jar", tmp_path / "put.jar"]
+    if same_image:
+        assert settings["spark.jars"] == f"local://{tmp_path / 'kafka.jar'}"
+        assert settings["spark.driver.extraClassPath"] == ":".join(map(str, own))
+    else:
+        assert settings["spark.jars"] == ",".join(path.as_uri() for path in [*own, tmp_path / "kafka.jar"])
+        assert "spark.driver.extraClassPath" not in settings
