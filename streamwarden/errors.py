@@ -60,6 +60,8 @@ ErrorCode = Literal[
     "DRIVER_STUCK",
     "DRIVER_KILLED",
     "HOST_NAME_TAKEN",
+    "SUBMISSION_REFUSED",
+    "YARN_UNREACHABLE",
     "LOG_NOT_FOUND",
     "NOT_DEPLOYED",
     "STOP_TIMED_OUT",
@@ -310,6 +312,17 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "a driver host with this name is running",
         "Stop it, or start this one with another --name. After a host was killed on another machine, its name is free"
         " again in 15 seconds.",
+    ),
+    "SUBMISSION_REFUSED": ErrorKind(
+        "the cluster did not accept the driver",
+        "The message has the cluster's own words; submission.log beside the driver's logs, on the machine that"
+        " submitted, has the rest. Correct the profile or the job's resources, and deploy again.",
+        retryable=True,
+    ),
+    "YARN_UNREACHABLE": ErrorKind(
+        "no ResourceManager of YARN answers",
+        "Check that it runs, and `yarn.resource_managers` of the profile. Drivers that run go on meanwhile.",
+        retryable=True,
     ),
     "LOG_NOT_FOUND": ErrorKind(
         "the log file does not exist",

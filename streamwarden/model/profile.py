@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from streamwarden.model.durations import Duration
 from streamwarden.model.spec import ResourceSpec
@@ -21,6 +21,7 @@ __all__ = [
     "ProgressTableSpec",
     "PrometheusSpec",
     "S3Spec",
+    "YarnSpec",
 ]
 
 
@@ -213,6 +214,42 @@ class S3Spec(BaseModel):
     )
 
 
+class YarnSpec(BaseModel):
+    """A YARN cluster that starts drivers on its machines; see docs/yarn.md."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    resource_managers: tuple[Annotated[str, StringConstraints(pattern=f"^{ENDPOINT.pattern}$")], ...] = Field(
+        min_length=1,
+        description="REST addresses of the ResourceManager, such as `http://host:8088`; with high availability, of all"
+        " of them. Drivers are found and killed there.",
+    )
+    queue: str = Field(default="default", pattern=r"^[\w-][\w.-]*$", description="The queue of drivers and executors.")
+    python: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The Python of the containers. It has Streamwarden and the job modules. Default: the path of the"
+        " Python that submits.",
+    )
+    config: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The configuration folder on the cluster's machines. Default: its path where the driver is"
+        " submitted.",
+    )
+    hadoop_conf: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The folder of yarn-site.xml and core-site.xml on the machine that submits. Default:"
+        " HADOOP_CONF_DIR.",
+    )
+    environment: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$")], ...] = Field(
+        default=(),
+        description="Names of environment variables that containers get from the process that submits, such as"
+        " AWS_ACCESS_KEY_ID. YARN keeps the values with the application.",
+    )
+
+
 class Profile(BaseModel):
     """Where documents and tables are, and how drivers run there."""
 
@@ -234,11 +271,13 @@ class Profile(BaseModel):
         description="Whether a cluster's workers run from the drivers' image, with jars and class archive at the same"
         " paths. Executors then load them from there, and start sooner.",
     )
-    launcher: Literal["local", "host"] = Field(
+    launcher: Literal["local", "host", "yarn"] = Field(
         default="local",
         description="Who starts drivers. local: the process that deploys or restarts the job, on its own machine. host:"
-        " a driver host, which is `streamwarden host` on any machine that shares the place.",
+        " a driver host, which is `streamwarden host` on any machine that shares the place. yarn: a YARN cluster, on"
+        " its own machines.",
     )
+    yarn: YarnSpec | None = Field(default=None, description="For `launcher: yarn`, which also needs `master: yarn`.")
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings for every job in this place.")
     heartbeat: Duration = Field(
         default=timedelta(seconds=2), description="How often a driver writes its heartbeat and renews its lease. 2s."
@@ -276,4 +315,8 @@ class Profile(BaseModel):
     def _combination(self) -> Self:
         if self.lease < 3 * self.heartbeat:
             raise ValueError("lease must be at least three heartbeats: one lost write must not cost a job its lease")
+        if (self.launcher == "yarn") != (self.yarn is not None):
+            raise ValueError("launcher: yarn and the block `yarn` need each other")
+        if self.launcher == "yarn" and self.master != "yarn":
+            raise ValueError("launcher: yarn needs `master: yarn`")
         return self

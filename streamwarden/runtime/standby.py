@@ -126,8 +126,8 @@ class Standby:
         """Make the standby the job's driver; return its incarnation, or None if that is impossible.
 
         Returns None if the process has died, has another spec, or is older than another launched driver: the latest
-        incarnation counts. Also if driver hosts start the drivers. Then the process is ended, with the query that it
-        may have started.
+        incarnation counts. Also if driver hosts or a cluster start the drivers. Then the process is ended, with the
+        query that it may have started.
 
         Parameters
         ----------
@@ -138,8 +138,8 @@ class Standby:
         """
         documents = JobDocuments(self._workspace.storage, desired.job)
         later = any(one > self._incarnation for one in documents.incarnations())
-        # With driver hosts, this machine may not be one: it has worked on the state, and a host starts the driver.
-        elsewhere = self._workspace.profile.launcher == "host"
+        # This machine may be no driver host: it has worked on the state, and a host or a cluster starts the driver.
+        elsewhere = self._workspace.profile.launcher != "local"
         if elsewhere or later or desired.spec != self._spec or self._process.poll() is not None:
             self.end()
             return None

@@ -42,6 +42,8 @@ SPARES = "_spares"
 """In place of a job: no job has such a name."""
 CONSOLE_LOG = "console.log"
 """In an incarnation's folder of logs: what its process prints."""
+SUBMISSION_LOG = "submission.log"
+"""In an incarnation's folder of logs, on the machine that submits it to a cluster."""
 # The folders below control/JOB.
 INCARNATIONS, OPERATIONS, RECORDS, REREADS, TOTALS = "incarnations", "operations", "savepoints", "rereads", "totals"
 LAUNCH = f"{INCARNATIONS}/launch"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from streamwarden.model.record import utc_now
-from streamwarden.model.status import Desired, Launch
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.record import ErrorInfo, utc_now
+from streamwarden.model.status import Desired, Exit, Launch
 from streamwarden.runtime.launchers.hosts import HostLauncher
 from streamwarden.runtime.launchers.interface import Launcher
 from streamwarden.runtime.launchers.local import LocalLauncher
+from streamwarden.runtime.launchers.yarn import YarnLauncher
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.ids import new_id
 from streamwarden.store.workspace import Workspace
@@ -21,6 +23,8 @@ def launcher_of(workspace: Workspace) -> Launcher:
             return LocalLauncher(workspace)
         case "host":
             return HostLauncher(workspace)
+        case "yarn":
+            return YarnLauncher(workspace)
 
 
 def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: str) -> str:
@@ -36,12 +40,24 @@ def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: st
         The desired state, whose spec the driver runs.
     by, reason
         Actor and reason of the start; written to the launch document.
+
+    Raises
+    ------
+    StreamwardenError
+        If the place refuses the driver; this is also written as the driver's exit.
     """
     incarnation = new_id()
     launch = Launch(
         incarnation=incarnation, at=utc_now(), by=by, reason=reason, digest=desired.digest, spec=desired.spec
     )
+    documents = JobDocuments(workspace.storage, desired.job)
     # Written before the process starts: a driver that dies at once must have a record.
-    JobDocuments(workspace.storage, desired.job).launch(incarnation).write(launch)
-    launcher_of(workspace).start(desired.job, launch)
+    documents.launch(incarnation).write(launch)
+    try:
+        launcher_of(workspace).start(desired.job, launch)
+    except StreamwardenError as refused:
+        # Otherwise observers would wait for its first heartbeat.
+        ended = Exit(incarnation=incarnation, at=utc_now(), outcome="failed", error=ErrorInfo.of(refused))
+        documents.exit(incarnation).write(ended)
+        raise
     return incarnation

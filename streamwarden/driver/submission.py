@@ -1,0 +1,140 @@
+"""``python -m streamwarden.driver.submission``: submit a job's driver to a cluster, by `spark-submit`.
+
+Writes a refusal as the driver's exit: nobody waits for this process. Settings go by a file that only this user can
+read, and not by the command line, which every user of the machine can read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from streamwarden.driver import cluster_entry
+from streamwarden.driver.job_session import cluster_settings
+from streamwarden.driver.yarn_settings import yarn_settings
+from streamwarden.errors import StreamwardenError
+from streamwarden.model.record import ErrorInfo, utc_now
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import Exit
+from streamwarden.spark.jars import find_java
+from streamwarden.storage import Conflict
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace, open_workspace
+
+__all__ = ["main", "submit"]
+
+_TIMEOUT_S = 600.0
+"""The longest time of a submission. Without `same_image` it sends 400 MB of jars."""
+
+_UNREACHABLE = re.compile(r"ConnectException|Connection refused|UnknownHostException|NoRouteToHostException")
+
+
+def submit(workspace: Workspace, job: str, spec: JobSpec, incarnation: str, *, spark_home: Path | None = None) -> None:
+    """Run `spark-submit` until the cluster has accepted the driver; its output goes to standard error.
+
+    Parameters
+    ----------
+    spark_home
+        The folder of `bin/spark-submit`; default PySpark's.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SUBMISSION_REFUSED``, ``YARN_UNREACHABLE``, ``JAVA_MISSING``, ``JAR_MISSING`` or ``CONFIG_INVALID``.
+    """
+    find_java()
+    home = spark_home or spark_folder()
+    profile = workspace.profile
+    assert profile.yarn is not None
+    settings = {**cluster_settings(workspace, spec), **yarn_settings(profile, incarnation, home)}
+    with tempfile.NamedTemporaryFile("w", suffix=".properties", encoding="utf-8") as file:
+        file.write(_properties(settings))
+        file.flush()
+        command = [str(home / "bin" / "spark-submit"), "--master", profile.master, "--deploy-mode", "cluster"]
+        # Settings of the machine's spark-defaults.conf count too, as for any submission from there.
+        command += ["--properties-file", file.name, "--load-spark-defaults", cluster_entry.__file__]
+        command += ["--profile", profile.name, "--config", profile.yarn.config or str(workspace.config)]
+        command += ["--root", str(workspace.root), "--job", job, "--incarnation", incarnation]
+        environment = {**os.environ, "SPARK_HOME": str(home)}
+        if profile.yarn.hadoop_conf is not None:
+            environment["HADOOP_CONF_DIR"] = profile.yarn.hadoop_conf
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+                timeout=_TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise StreamwardenError("SUBMISSION_REFUSED", f"no answer in {_TIMEOUT_S:.0f} s") from None
+    sys.stderr.write(done.stdout)
+    if done.returncode != 0:
+        code = "YARN_UNREACHABLE" if _UNREACHABLE.search(done.stdout) else "SUBMISSION_REFUSED"
+        raise StreamwardenError(code, f"spark-submit exits with {done.returncode}: {_reason(done.stdout)}")
+
+
+def spark_folder() -> Path:
+    """Return PySpark's folder, which is a SPARK_HOME."""
+    spec = find_spec("pyspark")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _properties(settings: Mapping[str, str]) -> str:
+    """Return settings in the format of Java's properties files."""
+    escapes = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"})
+    keys = str.maketrans({"\\": "\\\\", " ": "\\ ", ":": "\\:", "=": "\\=", "#": "\\#", "!": "\\!"})
+    # A blank at a value's beginning would be skipped.
+    rows = ((key.translate(keys), re.sub(r"^ ", r"\\ ", value.translate(escapes))) for key, value in settings.items())
+    return "".join(f"{key}={value}\n" for key, value in rows)
+
+
+def _reason(output: str) -> str:
+    """Return the line of the output that says why it failed."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    thrown = [line for line in lines if re.search(r"\b\w+(Exception|Error)\b", line) and not line.startswith("at ")]
+    first = [line for line in thrown if line.startswith("Exception in thread")]
+    return ([*first, *reversed(thrown), *reversed(lines), "no output"])[0][:600]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Submit; return 1 if it failed, which is then the driver's exit."""
+    parser = argparse.ArgumentParser(prog="python -m streamwarden.driver.submission")
+    for name in ("profile", "config", "root", "job", "incarnation"):
+        parser.add_argument(f"--{name}", required=True)
+    given = parser.parse_args(arguments)
+    workspace = open_workspace(given.profile, config=Path(given.config), root=given.root)
+    documents = JobDocuments(workspace.storage, given.job)
+    try:
+        launch = documents.launch(given.incarnation).read()
+        if launch is None or launch.spec is None:
+            raise StreamwardenError("NOT_DEPLOYED", f"{given.job}: no launch document of {given.incarnation}")
+        submit(workspace, given.job, launch.spec, given.incarnation)
+    except Exception as raised:
+        sys.stderr.write(f"{raised}\n")
+        error = raised
+        if not isinstance(error, StreamwardenError):
+            error = StreamwardenError("SUBMISSION_REFUSED", f"{type(raised).__name__}: {raised}")
+        ended = Exit(incarnation=given.incarnation, at=utc_now(), outcome="failed", error=ErrorInfo.of(error))
+        try:
+            documents.exit(given.incarnation).create(ended)
+        except Conflict:
+            # Killed, or accepted although `spark-submit` has failed, and it has ended since.
+            return 1
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Drivers in containers of a YARN cluster: Spark's cluster deploy mode."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from typing_extensions import override
+
+from streamwarden.errors import ErrorCode, StreamwardenError
+from streamwarden.model.status import Launch
+from streamwarden.runtime.failure_signatures import fatal_in_log
+from streamwarden.runtime.launchers.interface import DriverState, FoundDriver, Launcher
+from streamwarden.runtime.launchers.submission import start_submission
+from streamwarden.runtime.launchers.yarn_rest import Application, ResourceManagers, Unanswered, container_output
+from streamwarden.store.workspace import Workspace
+
+__all__ = ["YarnLauncher", "tag_of"]
+
+_KILL_S = 10.0
+"""How long YARN may take to end a container that it is to kill."""
+
+_BYTES_PER_LINE = 400
+
+# YARN ends a container that takes more memory than it has asked for, with -104 (physical) or -103 (virtual memory).
+_TOO_LARGE = re.compile(r"beyond the '?(?:PHYSICAL|VIRTUAL)'? memory limit|exitCode: -10[34]\b", re.IGNORECASE)
+# Exit codes of the JVM's own ExitOnOutOfMemoryError, and of Spark's handler for uncaught errors.
+_NO_HEAP = re.compile(r"exitCode: (?:3|52)\b")
+
+
+def tag_of(incarnation: str) -> str:
+    """Return the tag of a driver's application. YARN keeps tags in lower case."""
+    return incarnation.lower()
+
+
+class YarnLauncher(Launcher):
+    """Submits drivers to YARN.
+
+    A driver is found again by its application's tag, which is its incarnation: YARN is asked, and nothing is
+    remembered. YARN itself starts no driver a second time: that is the supervisor's.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        assert workspace.profile.yarn is not None
+        self._yarn = ResourceManagers(workspace.profile.yarn.resource_managers)
+
+    @override
+    def start(self, job: str, launch: Launch) -> None:
+        """Start the submission, detached. A refusal is written as the driver's exit; see :func:`start_submission`."""
+        try:
+            # Asked first: `spark-submit` tries for a quarter of an hour.
+            self._yarn.check()
+        except Unanswered as error:
+            raise StreamwardenError("YARN_UNREACHABLE", str(error)) from None
+        start_submission(self._workspace, job, launch.incarnation)
+
+    @override
+    def find(self, job: str, incarnation: str) -> FoundDriver:
+        """Ask YARN. It is unknown while it is being submitted, and when YARN has forgotten it."""
+        try:
+            found = self._yarn.tagged(tag_of(incarnation))
+        except Unanswered as error:
+            return FoundDriver(DriverState.UNKNOWN, reason=f"YARN does not answer: {error}")
+        if found is None:
+            return FoundDriver(DriverState.UNKNOWN, reason="YARN knows no application of it")
+        if found.has_ended:
+            return FoundDriver(DriverState.ENDED, found.ended, _words(found), _cause(found, incarnation))
+        if found.launched is None:
+            reason = _words(found, "it has no container yet")
+            return FoundDriver(DriverState.WAITING, found.submitted, reason)
+        return FoundDriver(DriverState.STARTED, found.launched)
+
+    @override
+    def kill(self, job: str, incarnation: str) -> bool:
+        """Have YARN kill the application; waits up to 10 s for its end."""
+        try:
+            found = self._yarn.tagged(tag_of(incarnation))
+            if found is None or found.has_ended:
+                return False
+            self._yarn.kill(found.id)
+            deadline = time.monotonic() + _KILL_S
+            while time.monotonic() < deadline:
+                found = self._yarn.tagged(tag_of(incarnation))
+                if found is None or found.has_ended:
+                    return found is None or found.state == "KILLED"
+                time.sleep(0.25)
+        except Unanswered:
+            return False
+        return False
+
+    @override
+    def logs(self, job: str, incarnation: str, lines: int) -> str | None:
+        """Return the ends of the container's standard output (the driver's records) and standard error (Spark's).
+
+        None once its machine has removed them. Collected logs are not looked for.
+        """
+        try:
+            found = self._yarn.tagged(tag_of(incarnation))
+        except Unanswered:
+            return None
+        if found is None:
+            return None
+        parts = []
+        for name in ("stderr", "stdout"):
+            text = container_output(found, name, lines * _BYTES_PER_LINE)
+            if text:
+                parts.append(f"--- {name}\n" + "\n".join(text.splitlines()[-lines:]))
+        return "\n".join(parts) + "\n" if parts else None
+
+
+def _words(application: Application, default: str = "") -> str:
+    """Return what YARN says of an application, in a line."""
+    text = re.sub(r"^\[[^\]]*\]\s*", "", application.diagnostics.strip())
+    said = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    said = said or default or f"it has ended: {'succeeded' if application.succeeded else 'failed'}"
+    return f"YARN, {application.id}, {application.state}: {said[:400]}"
+
+
+def _cause(application: Application, incarnation: str) -> StreamwardenError | None:
+    """Return how an application has ended, if YARN's words show it."""
+    text = application.diagnostics
+    code: ErrorCode | None = None
+    if _TOO_LARGE.search(text) or _NO_HEAP.search(text):
+        code = "OUT_OF_MEMORY"
+    elif (fatal := fatal_in_log(text)) is not None:
+        code = fatal.code
+    return StreamwardenError(code, f"incarnation {incarnation}: {_words(application)}") if code else None
