@@ -10,6 +10,7 @@ from streamwarden.airflow.pages.links import page_address
 from streamwarden.model.operation import Operation
 from streamwarden.model.record import ErrorInfo
 from streamwarden.operations.diagnosis import describe, diagnose
+from streamwarden.runtime.launchers.launch import launcher_of
 from streamwarden.runtime.log_lines import readable
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.observe import Observation
@@ -79,4 +80,7 @@ def log_tail(workspace: Workspace, job: str, incarnation: str, *, lines: int = 3
             continue
         if last:
             parts.append(f"--- the end of {folder / name}\n{''.join(map(readable, last)).rstrip()}")
+    if not parts and (kept := launcher_of(workspace).logs(job, incarnation, lines)):
+        # The driver's files are on another machine.
+        parts.append("".join(map(readable, kept.splitlines(keepends=True))).rstrip())
     return "\n".join(parts) or f"--- no log files in {folder}"

@@ -32,6 +32,7 @@ from streamwarden.operations.diagnosis import Diagnosis, describe, diagnose
 from streamwarden.operations.give_up import put_down
 from streamwarden.operations.status import job_status
 from streamwarden.runtime import spares
+from streamwarden.runtime.launchers.launch import launcher_of
 from streamwarden.runtime.log_lines import readable
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.each import for_each
@@ -244,9 +245,14 @@ def logs(
     if chosen is None:
         raise StreamwardenError("NOT_DEPLOYED", job)
     path = workspace.log_dir(job, chosen) / f"{source}.log"
-    if not path.is_file():
-        raise StreamwardenError("LOG_NOT_FOUND", str(path))
     shown = str if raw or source is not LogSource.DRIVER else readable
+    if not path.is_file():
+        # The driver may run where its files cannot be read from here.
+        kept = None if follow else launcher_of(workspace).logs(job, chosen, lines)
+        if kept is None:
+            raise StreamwardenError("LOG_NOT_FOUND", str(path))
+        sys.stdout.writelines(shown(line) for line in kept.splitlines(keepends=True))
+        return
     with path.open(encoding="utf-8", errors="replace") as stream:
         for line in stream.readlines()[-lines:]:
             sys.stdout.write(shown(line))

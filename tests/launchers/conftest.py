@@ -17,6 +17,7 @@ __all__ = ["given_server", "place", "s3", "server", "session_server"]
 PLACES = {
     "local": "tests.launchers.local:LocalPlace",
     "host": "tests.launchers.hosts:HostPlace",
+    "yarn": "tests.launchers.yarn:YarnPlace",
     "host-s3": "tests.launchers.hosts:HostsOnS3",
 }
 """The kinds of place that the contract holds for. One whose name ends with -s3 keeps all but its logs in a bucket."""

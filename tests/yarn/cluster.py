@@ -50,10 +50,11 @@ class YarnCluster:
     """
 
     def __init__(self, folder: Path, *, nodes: int = 2, memory: int = 3072) -> None:
-        self._folder = folder
+        self.folder = folder
         self._memory = memory
         self._count = nodes
         self._ports = _free_ports(5)
+        self._node_ports: dict[int, list[int]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.address = f"http://127.0.0.1:{self._ports[4]}"
         self.conf = folder / "conf"
@@ -86,10 +87,10 @@ class YarnCluster:
         self._start("rm", _RM, self.conf)
 
     def start_node(self, number: int) -> None:
-        conf = self._folder / f"conf-node-{number}"
-        work = self._folder / f"node-{number}"
-        # Free ones: each node is this machine.
-        rpc, localizer, web = _free_ports(3)
+        conf = self.folder / f"conf-node-{number}"
+        work = self.folder / f"node-{number}"
+        # Each node is this machine. A node that is started again keeps its address, by which it finds its containers.
+        rpc, localizer, web = self._node_ports.setdefault(number, _free_ports(3))
         self._write(
             conf,
             {
@@ -98,24 +99,39 @@ class YarnCluster:
                 "yarn.nodemanager.webapp.address": f"127.0.0.1:{web}",
                 "yarn.nodemanager.local-dirs": work / "local",
                 "yarn.nodemanager.log-dirs": work / "logs",
+                "yarn.nodemanager.recovery.dir": work / "recovery",
             },
         )
         self._start(f"node-{number}", _NM, conf)
 
-    def kill(self, name: str) -> None:
-        """Kill a daemon, and what runs on a killed node: a machine that has gone."""
-        self._processes.pop(name).kill()
-        for container in self.containers(name):
+    def kill(self, name: str, *, containers: bool = False) -> None:
+        """Kill a daemon; with a node's containers, that is a machine that has gone."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+        for container in self.containers(name) if containers else ():
             container.kill()
 
-    def stop_manager(self) -> None:
-        process = self._processes.pop("rm")
-        process.terminate()
-        process.wait(30)
+    def heal(self) -> None:
+        """Start the daemons that were killed."""
+        if "rm" not in self._processes:
+            self.start_manager()
+        for number in range(self._count):
+            if f"node-{number}" not in self._processes:
+                self.start_node(number)
+        self.until(lambda: len(self.nodes()) == self._count, "its nodes are there")
+
+    def end_applications(self) -> None:
+        """Kill all applications, and wait until their containers are gone."""
+        for one in self.applications():
+            if one["state"] not in ("FINISHED", "FAILED", "KILLED"):
+                address = f"{self.address}/ws/v1/cluster/apps/{one['id']}/state"
+                httpx.put(address, json={"state": "KILLED"}, trust_env=False)
+        self.until(lambda: not self.containers(), "the end of its containers", timeout=60)
 
     def containers(self, node: str = "") -> list[psutil.Process]:
         """Return the processes of containers, of one node or of all."""
-        below = str(self._folder / node)
+        below = str(self.folder / node)
         found = []
         for process in psutil.process_iter(["pid"]):
             try:
@@ -127,7 +143,7 @@ class YarnCluster:
 
     def node_of(self, process: psutil.Process) -> str:
         """Return the name of the node that runs a container's process."""
-        return Path(process.cwd()).relative_to(self._folder).parts[0]
+        return Path(process.cwd()).relative_to(self.folder).parts[0]
 
     def nodes(self) -> list[dict[str, Any]]:
         try:
@@ -149,7 +165,7 @@ class YarnCluster:
             time.sleep(0.25)
 
     def log(self, name: str) -> str:
-        return (self._folder / f"{name}.log").read_text(errors="replace")[-6000:]
+        return (self.folder / f"{name}.log").read_text(errors="replace")[-6000:]
 
     def _start(self, name: str, main: str, conf: Path) -> None:
         jars = [FOLDER / jar.file_name for jar in pinned(JARS)]
@@ -159,10 +175,10 @@ class YarnCluster:
         options = ["-Xmx256m", "-XX:+UseSerialGC", f"-Dlog4j2.configurationFile={self._log4j()}"]
         for opened in ("java.lang", "java.util", "java.net", "java.nio"):
             options += ["--add-opens", f"java.base/{opened}=ALL-UNNAMED"]
-        with (self._folder / f"{name}.log").open("ab") as log:
+        with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [find_java(), *options, "-cp", path, main],
-                cwd=self._folder,
+                cwd=self.folder,
                 env={**os.environ, "HADOOP_CONF_DIR": str(conf), "JAVA_HOME": java_home()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -171,7 +187,7 @@ class YarnCluster:
             )
 
     def _log4j(self) -> Path:
-        path = self._folder / "log4j2.properties"
+        path = self.folder / "log4j2.properties"
         if not path.exists():
             path.write_text(
                 "rootLogger.level = info\nrootLogger.appenderRef.out.ref = out\nappender.out.type = Console\n"
@@ -197,6 +213,14 @@ class YarnCluster:
             "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "99.9",
             "yarn.scheduler.minimum-allocation-mb": 128,
             "yarn.scheduler.maximum-allocation-mb": self._memory,
+            # As a cluster in production: daemons that are started again go on with what ran.
+            "yarn.resourcemanager.recovery.enabled": "true",
+            "yarn.resourcemanager.store.class": (
+                "org.apache.hadoop.yarn.server.resourcemanager.recovery.FileSystemRMStateStore"
+            ),
+            "yarn.resourcemanager.fs.state-store.uri": f"file://{self.folder}/rm-state",
+            "yarn.nodemanager.recovery.enabled": "true",
+            "yarn.nodemanager.recovery.supervised": "true",
             # By default, ten minutes each.
             "yarn.nm.liveness-monitor.expiry-interval-ms": 8000,
             "yarn.am.liveness-monitor.expiry-interval-ms": 15000,
@@ -214,7 +238,7 @@ class YarnCluster:
             f"{root}.resource-calculator": "org.apache.hadoop.yarn.util.resource.DefaultResourceCalculator",
         }
         conf.mkdir(parents=True, exist_ok=True)
-        core = {"fs.defaultFS": "file:///", "hadoop.tmp.dir": self._folder / "tmp"}
+        core = {"fs.defaultFS": "file:///", "hadoop.tmp.dir": self.folder / "tmp"}
         for name, settings in (("core-site", core), ("yarn-site", yarn), ("capacity-scheduler", scheduler_settings)):
             rows = "".join(
                 f"<property><name>{key}</name><value>{escape(str(value))}</value></property>\n"

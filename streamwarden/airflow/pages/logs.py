@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamwarden.model.status import Exit, Launch
+from streamwarden.runtime.launchers.launch import launcher_of
 from streamwarden.runtime.log_lines import readable
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
@@ -50,6 +51,9 @@ def log_ends(workspace: Workspace, job: str, incarnation: str) -> LogEnds | None
         text = _end(workspace.log_dir(job, chosen) / f"{name}.log", raw=name != "driver")
         if text:
             ends.append((name, text))
+    if chosen and not ends and (kept := launcher_of(workspace).logs(job, chosen, _LINES)):
+        # The driver's files are on another machine.
+        ends.append(("container", "\n".join(map(readable, kept.splitlines()))))
     return LogEnds(found, chosen, ends)
 
 
