@@ -65,6 +65,9 @@ def cluster_settings(workspace: Workspace, spec: JobSpec) -> dict[str, str]:
     profile = workspace.profile
     return {
         "spark.app.name": _name(spec),
+        # As in spark.log. A cluster keeps a container's output whole: at INFO, Spark would fill its disk within weeks.
+        "spark.log.level": "WARN",
+        "spark.executor.syncLogLevel.enabled": "true",
         **start_settings(
             master=profile.master,
             memory=spec.resources.memory,

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from streamwarden.errors import ErrorCode
 from streamwarden.model.process_ref import ProcessRef
+from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.postmortem import last_words
 from streamwarden.runtime.processes import process_of
 from streamwarden.spark.cluster_mode import container_logs, parent_jvm
@@ -117,7 +118,7 @@ def end_jvm(session: SparkSession) -> None:
             # The cluster may then end this process too: what ran in that JVM may still write, which is worse.
             with suppress(psutil.NoSuchProcess):
                 parent.kill()
-                parent.wait(_END_S)
+            _await_end(parent, _END_S)
 
 
 @dataclass(frozen=True)
@@ -136,10 +137,7 @@ def _end(session: SparkSession | None, *, gone: bool) -> _End | None:
     parent = parent_jvm()
     if parent is not None:
         # Also before there is a session.
-        with suppress(psutil.TimeoutExpired):
-            if gone:
-                parent.wait(_GONE_S)
-        return None if _lives(parent) else _End()
+        return _End() if _await_end(parent, _GONE_S if gone else 0) else None
     process = _started(session)
     if process is None:
         return None
@@ -148,6 +146,15 @@ def _end(session: SparkSession | None, *, gone: bool) -> _End | None:
     except subprocess.TimeoutExpired:
         return None
     return None if code is None else _End(code)
+
+
+def _await_end(process: psutil.Process, seconds: float) -> bool:
+    """Wait for the end of a process that is no child; return whether it has ended, also as a zombie."""
+    deadline = Deadline(seconds)
+    while _lives(process):
+        if not deadline.pause(0.05):
+            return False
+    return True
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -144,8 +144,10 @@ def configure_logging(
     root.setLevel(logging.INFO)
     # py4j logs every broken connection of a stopping JVM as an error; one of its modules uses the root logger.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    file = _LogFile(folder / "driver.log", spec)
-    for handler in [file, _Console()] if console else [file]:
+    handlers: list[logging.Handler] = [_LogFile(folder / "driver.log", spec)]
+    if console:
+        handlers.append(_Console())
+    for handler in handlers:
         handler.setFormatter(_json() if spec.format == "json" else _text())
         handler.addFilter(context)
         handler.addFilter(lambda record: record.name != "root" or record.module != "java_gateway")

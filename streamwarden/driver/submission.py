@@ -13,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from streamwarden.driver import cluster_entry
 from streamwarden.driver.job_session import cluster_settings
 from streamwarden.driver.yarn_settings import yarn_settings
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Exit
@@ -80,7 +81,7 @@ def submit(workspace: Workspace, job: str, spec: JobSpec, incarnation: str, *, s
             raise StreamwardenError("SUBMISSION_REFUSED", f"no answer in {_TIMEOUT_S:.0f} s") from None
     sys.stderr.write(done.stdout)
     if done.returncode != 0:
-        code = "YARN_UNREACHABLE" if _UNREACHABLE.search(done.stdout) else "SUBMISSION_REFUSED"
+        code: ErrorCode = "YARN_UNREACHABLE" if _UNREACHABLE.search(done.stdout) else "SUBMISSION_REFUSED"
         raise StreamwardenError(code, f"spark-submit exits with {done.returncode}: {_reason(done.stdout)}")
 
 
@@ -127,11 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(error, StreamwardenError):
             error = StreamwardenError("SUBMISSION_REFUSED", f"{type(raised).__name__}: {raised}")
         ended = Exit(incarnation=given.incarnation, at=utc_now(), outcome="failed", error=ErrorInfo.of(error))
-        try:
+        # There is one if it was killed meanwhile; or if it was accepted all the same, and has ended since.
+        with suppress(Conflict):
             documents.exit(given.incarnation).create(ended)
-        except Conflict:
-            # Killed, or accepted although `spark-submit` has failed, and it has ended since.
-            return 1
         return 1
     return 0
 

@@ -13,8 +13,9 @@ from streamwarden.runtime.launchers.yarn import tag_of
 
 __all__ = ["yarn_settings"]
 
-_START_S = 100
-"""How long a driver may take to its SparkContext after it has its lease; Spark's default for all of it."""
+_START_S = 600
+"""How long a driver may take to its SparkContext, beside its wait for a lease. A supervisor restarts one that hangs
+before its first heartbeat much sooner. After that, it may wait for a slow store."""
 
 
 def yarn_settings(
@@ -52,7 +53,7 @@ def yarn_settings(
         "spark.yarn.submit.waitAppCompletion": "false",
         # The supervisor restarts, with its budget and a new incarnation. YARN would start the same one again.
         "spark.yarn.maxAppAttempts": "1",
-        # The driver waits for a dead driver's lease before it starts Spark; by default YARN gives it 100 s.
+        # The driver waits for a dead driver's lease before it starts Spark; by default Spark gives it 100 s.
         "spark.yarn.am.waitTime": f"{_START_S + round(profile.lease.total_seconds())}s",
         "spark.yarn.appMasterEnv.PYSPARK_PYTHON": python,
         "spark.yarn.appMasterEnv.PYSPARK_DRIVER_PYTHON": python,

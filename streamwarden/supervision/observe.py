@@ -129,7 +129,7 @@ def observe(workspace: Workspace, job: str) -> Observation:
     if phase is Phase.DEAD:
         # The driver may have written its exit between the two reads; its last error then says more.
         ended = documents.exit(incarnation).read()
-        phase, reason, since, error = _conclude(workspace, incarnation, launch, heartbeat, ended, now)
+        phase, reason, since, error = _conclude(workspace, incarnation, launch, heartbeat, ended, now, found)
     if operation is None and not phase.alive:
         # An operation that started since is the reason that the job is down.
         operation = active_operation(workspace, job)

@@ -71,8 +71,7 @@ class YarnPlace(LauncherPlace):
             process.kill()
 
     def restart_all_else(self) -> None:
-        for name in ("rm", "node-0", "node-1"):
-            self.cluster.kill(name)
+        self.cluster.kill("rm")
         self.cluster.heal()
 
     @contextmanager

@@ -29,7 +29,10 @@ JARS = Path(__file__).with_name("jars.toml")
 
 _RM = "org.apache.hadoop.yarn.server.resourcemanager.ResourceManager"
 _NM = "org.apache.hadoop.yarn.server.nodemanager.NodeManager"
-_START_S = 180.0
+_SHIPPED = ("hadoop-client-*.jar", "slf4j-*.jar", "log4j-*.jar", "jcl-over-slf4j-*.jar", "javax.servlet-*.jar")
+"""What the daemons need of PySpark's jars."""
+
+_START_S = 300.0
 
 
 def is_fetched() -> bool:
@@ -99,7 +102,6 @@ class YarnCluster:
                 "yarn.nodemanager.webapp.address": f"127.0.0.1:{web}",
                 "yarn.nodemanager.local-dirs": work / "local",
                 "yarn.nodemanager.log-dirs": work / "logs",
-                "yarn.nodemanager.recovery.dir": work / "recovery",
             },
         )
         self._start(f"node-{number}", _NM, conf)
@@ -169,10 +171,10 @@ class YarnCluster:
 
     def _start(self, name: str, main: str, conf: Path) -> None:
         jars = [FOLDER / jar.file_name for jar in pinned(JARS)]
-        # The wheel has Hadoop's client, which the daemons need too. Its own classes must not come first.
-        shipped = spark_folder() / "jars"
-        path = os.pathsep.join(map(str, [conf, *jars, f"{shipped}/*"]))
-        options = ["-Xmx256m", "-XX:+UseSerialGC", f"-Dlog4j2.configurationFile={self._log4j()}"]
+        shipped = [one for pattern in _SHIPPED for one in sorted((spark_folder() / "jars").glob(pattern))]
+        path = os.pathsep.join(map(str, [conf, *jars, *shipped]))
+        options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        options.append(f"-Dlog4j2.configurationFile={self._log4j()}")
         for opened in ("java.lang", "java.util", "java.net", "java.nio"):
             options += ["--add-opens", f"java.base/{opened}=ALL-UNNAMED"]
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -213,17 +215,15 @@ class YarnCluster:
             "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "99.9",
             "yarn.scheduler.minimum-allocation-mb": 128,
             "yarn.scheduler.maximum-allocation-mb": self._memory,
-            # As a cluster in production: daemons that are started again go on with what ran.
+            # As in production: a ResourceManager that is started again goes on with what ran. NodeManagers do not here:
+            # their recovery needs LevelDB, which the jar has not.
             "yarn.resourcemanager.recovery.enabled": "true",
             "yarn.resourcemanager.store.class": (
                 "org.apache.hadoop.yarn.server.resourcemanager.recovery.FileSystemRMStateStore"
             ),
             "yarn.resourcemanager.fs.state-store.uri": f"file://{self.folder}/rm-state",
-            "yarn.nodemanager.recovery.enabled": "true",
-            "yarn.nodemanager.recovery.supervised": "true",
-            # By default, ten minutes each.
-            "yarn.nm.liveness-monitor.expiry-interval-ms": 8000,
-            "yarn.am.liveness-monitor.expiry-interval-ms": 15000,
+            # By default, ten minutes.
+            "yarn.nm.liveness-monitor.expiry-interval-ms": 15000,
             "yarn.resourcemanager.nm.liveness-monitor.interval-ms": 1000,
             # Spark's own jars, and no Hadoop of the nodes.
             "yarn.application.classpath": "",

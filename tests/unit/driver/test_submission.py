@@ -113,7 +113,7 @@ def test_a_driver_is_found_by_its_tag_and_yarn_restarts_nothing(tmp_path: Path) 
     assert settings["spark.yarn.maxAppAttempts"] == "1"
     assert settings["spark.yarn.queue"] == "streams"
     # The lease, and then the start of Spark.
-    assert settings["spark.yarn.am.waitTime"] == "160s"
+    assert settings["spark.yarn.am.waitTime"] == "660s"
     assert settings["spark.yarn.jars"] == "local:///spark/jars/*"
 
 

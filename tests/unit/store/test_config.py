@@ -29,6 +29,7 @@ SOUND: dict[str, Any] = {
 }
 NEW_YEAR = "2026-01-01T00:00:00Z"
 TRIPS = {"kind": "delta", "table": "trips"}
+PLACE = {"name": "p", "root": "r"}
 KAFKA = {"kind": "kafka", "topic": "trips", "bootstrap_servers": "one:9092, [::1]:9093"}
 
 TOPICS = {"kind": "kafka", "topics": ["a", "b"], "bootstrap_servers": "one:9092"}
@@ -230,6 +231,18 @@ def test_a_profile_overrides_pace_and_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
+        ({**PLACE, "launcher": "yarn", "master": "yarn"}, "need each other"),
+        ({**PLACE, "yarn": {"resource_managers": ["http://rm:8088"]}}, "need each other"),
+        ({**PLACE, "launcher": "yarn", "yarn": {"resource_managers": ["http://rm:8088"]}}, "needs `master: yarn`"),
+        ({**PLACE, "launcher": "yarn", "master": "yarn", "yarn": {"resource_managers": []}}, "yarn.resource_managers"),
+        (
+            {**PLACE, "launcher": "yarn", "master": "yarn", "yarn": {"resource_managers": ["rm"]}},
+            "yarn.resource_managers",
+        ),
+        (
+            {**PLACE, "launcher": "yarn", "master": "yarn", "yarn": {"resource_managers": ["http://rm"], "x": 1}},
+            "unknown key",
+        ),
         ({"name": "p"}, "root"),
         ({"name": "p", "root": "r", "lease": "3s", "heartbeat": "2s"}, "three heartbeats"),
         ({"name": "p", "root": "r", "jobs": {"watermark": "1h"}}, "jobs.watermark: unknown key"),
