@@ -94,10 +94,12 @@ ErrorCode = Literal[
     "SOURCE_ROWS_CHANGED",
     "SOURCE_REPLACED",
     "SOURCE_DATA_GONE",
+    "SOURCE_BEHIND",
     "SOURCE_SCHEMA_UNKNOWN",
     "SCHEMA_REGISTRY_UNREACHABLE",
     "HISTORY_INVALID",
     "OUTPUT_GONE",
+    "OUTPUT_BEHIND",
     "OUTPUT_DATA_GONE",
     "TABLE_DAMAGED",
     "OUT_OF_MEMORY",
@@ -129,6 +131,7 @@ ErrorCode = Literal[
     "SAVEPOINT_VERIFY_FAILED",
     "CHECKPOINT_DAMAGED",
     "CHECKPOINT_BEHIND",
+    "CHECKPOINT_NEWER_SPARK",
     "OPERATION_RUNNING",
     "OPERATION_UNFINISHED",
     "OPERATION_ABANDONED",
@@ -263,12 +266,13 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     "DOCUMENT_INVALID": ErrorKind(
         "a control document cannot be read",
         "It is empty or truncated, as after a full disk or a power loss, or was written by another version or by"
-        " hand. A job's document: `streamwarden repair JOB`. Any other: restore it from a backup.",
+        " hand. A job's document: `streamwarden repair JOB`. The gate's document of a table: `streamwarden gate repair"
+        " TABLE`. Any other: restore it from a backup.",
     ),
     "REPAIR_IMPOSSIBLE": ErrorKind(
         "a damaged control document can't be rebuilt from the other data of the job",
         "Restore it from a backup of the disk or bucket, then start the job. A guess could lose rows or write them"
-        " twice.",
+        " twice. Or restore a savepoint: `streamwarden doctor JOB` names the newest whole one.",
     ),
     "LEASE_HELD": ErrorKind(
         "another driver runs this job",
@@ -494,6 +498,12 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         " that name in its place: the job quarantines it by its name. Records that Kafka dropped are lost to the job:"
         " make the topic's retention longer, too.",
     ),
+    "SOURCE_BEHIND": ErrorKind(
+        "a source table has fewer versions than the checkpoint has read; the job would skip the next ones",
+        "The table is an older copy, as from a backup. `streamwarden doctor JOB` names the newest savepoint that fits"
+        " it, and the command that restores it. Do this before the table gets new versions. Or bring back the newer"
+        " table.",
+    ),
     "SOURCE_SCHEMA_UNKNOWN": ErrorKind(
         "a record of Kafka names a schema that the registry's subject does not have",
         "The next try reads the registry again, so a new version of the subject needs no action. If the error stays,"
@@ -516,6 +526,11 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "an output table that the job has written to is gone",
         "Bring its folder back from a copy, then deploy. Or continue with an empty table: `streamwarden savepoint JOB`,"
         " then `streamwarden restore JOB --outputs leave`. It gets the rows after the savepoint, and no earlier ones.",
+    ),
+    "OUTPUT_BEHIND": ErrorKind(
+        "an output table lacks batches that the checkpoint counts as written",
+        "The table is an older copy, as from a backup. `streamwarden doctor JOB` names the newest savepoint that the"
+        " table still has, and the command that restores it. Or bring back the newer table.",
     ),
     "OUTPUT_DATA_GONE": ErrorKind(
         "a file of an output table is missing",
@@ -678,6 +693,11 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "The checkpoint or the control documents of the job were removed, or are an older copy. To go on, restore a"
         " savepoint: `streamwarden restore JOB`. To begin anew, remove the folders of the job's output tables as well,"
         " then deploy.",
+    ),
+    "CHECKPOINT_NEWER_SPARK": ErrorKind(
+        "a driver with a later version of Spark, or with another major one, has written the checkpoint",
+        "Start the job with that version. To go back, restore a savepoint from before the upgrade:"
+        " `streamwarden restore JOB --savepoint ID`. See docs/upgrading.md.",
     ),
     # Restore
     "OPERATION_RUNNING": ErrorKind(
@@ -953,7 +973,7 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "`streamwarden gate repair TABLE` writes it again from the table's log.",
     ),
     "PUBLISHED_TABLE_REPLACED": ErrorKind(
-        "the table was removed and created anew since its last published version",
+        "the table was removed and created anew, or replaced by an older copy, since its last published version",
         "`streamwarden gate check TABLE --anew` checks the new table and publishes it in the place of the old one."
         " Streams that read the published table must start again.",
     ),

@@ -18,7 +18,7 @@ from streamwarden.formats.published_log import PublishedLog
 from streamwarden.model.gate import Decision, Verdict
 from streamwarden.model.record import utc_now
 from streamwarden.names import part
-from streamwarden.quality.gate_state import GateState, gate_state
+from streamwarden.quality.gate_state import GateState, gate_state, remove_damaged
 from streamwarden.quality.gate_words import (
     decision_note,
     decision_sentence,
@@ -28,7 +28,7 @@ from streamwarden.quality.gate_words import (
     version_range,
 )
 from streamwarden.quality.suites import suite_names
-from streamwarden.store.layout import published_key
+from streamwarden.store.layout import gate_key, published_key
 from streamwarden.store.workspace import Workspace, open_workspace
 
 __all__ = ["app", "gate_app"]
@@ -227,9 +227,15 @@ def what_if(
 @gate_app.command()
 @reported
 def repair(table: TableArgument, profile: ProfileOption = None, root: RootOption = None) -> None:
-    """Write damaged entries of the log of published versions again, from the table's own log."""
-    done = PublishedLog(open_workspace(profile, root=root), table).repair()
+    """Write damaged entries of the log of published versions again, from the table's own log.
+
+    A damaged document of the gate is removed: the gate decides again about what is not published.
+    """
+    workspace = open_workspace(profile, root=root)
+    done = PublishedLog(workspace, table).repair()
     words = f"wrote {', '.join(map(str, done))} again" if done else "every entry is sound"
+    if remove_damaged(workspace, table):
+        words += f"; removed the damaged {gate_key(table)}"
     out.print(f"{table}: {words}", markup=False)
 
 

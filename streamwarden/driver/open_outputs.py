@@ -14,12 +14,13 @@ from streamwarden.driver.pipeline.row_rules import check_row_rules, output_schem
 from streamwarden.driver.pipeline.serving import ServingWriter
 from streamwarden.driver.pipeline.sink import DeltaSink
 from streamwarden.driver.pipeline.topic_sink import TopicSink
-from streamwarden.driver.start_checks import changed_by_others, check_known
+from streamwarden.driver.start_checks import changed_by_others
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_checksum import write_checksum
 from streamwarden.formats.delta_log import application_id
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef
+from streamwarden.savepoints.older_copies import check_written
 from streamwarden.serving.client import open_store
 from streamwarden.store.workspace import Workspace
 
@@ -76,8 +77,8 @@ def open_outputs(
     Raises
     ------
     StreamwardenError
-        ``CHECKPOINT_BEHIND``, ``DOCUMENT_CONFLICT``, ``RESTORE_OUTPUT_GONE``, ``SERVING_…``, ``SINK_SCHEMA_MISMATCH``,
-        ``SUITE_INVALID``.
+        ``CHECKPOINT_BEHIND``, ``DOCUMENT_CONFLICT``, ``OUTPUT_BEHIND``, ``RESTORE_OUTPUT_GONE``, ``SERVING_…``,
+        ``SINK_SCHEMA_MISMATCH``, ``SUITE_INVALID``.
     """
     schemas = output_schemas(spec, module)
     check_row_rules(session, spec, module)
@@ -89,7 +90,7 @@ def open_outputs(
         server.mark_stale(reference)
     changes = changed_by_others(workspace, spec, reference)
     start_outputs(session, workspace, reference, tables, guard=guard)
-    check_known(workspace, spec, reference, checkpoint)
+    check_written(workspace, spec, reference, checkpoint)
     application = application_id(spec.name, reference.generation)
     sinks = {
         sink.output: DeltaSink(

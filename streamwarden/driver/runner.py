@@ -47,6 +47,7 @@ from streamwarden.driver.start_checks import (
     check_first_start,
     check_fixed,
     check_sources,
+    check_spark,
     check_tables,
     check_version,
 )
@@ -64,6 +65,7 @@ from streamwarden.model.status import CheckpointRef, DriverState, Exit
 from streamwarden.model.supervision import Supervision
 from streamwarden.runtime import work_dirs
 from streamwarden.runtime.failure_signatures import Places
+from streamwarden.savepoints.older_copies import check_read
 from streamwarden.savepoints.take import writer_versions
 from streamwarden.storage import Conflict
 from streamwarden.store.documents import JobDocuments
@@ -291,10 +293,12 @@ class Driver:
             "job": str(module.VERSION),
         }
         settings_for(spec, module)
+        check_spark(self._documents, reference)
         checkpoint.check()
         check_described(self._workspace.storage, reference.path)
         check_schema_files(self._workspace.config, spec)
         check_tables(self._workspace, spec, reference)
+        check_read(self._workspace, spec, reference, checkpoint)
         check_fixed(spec, checkpoint)
         self._heart.batch = checkpoint.last_commit()
         return module

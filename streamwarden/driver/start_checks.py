@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
-
 from streamwarden.driver.job_session import PROVIDERS
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
-from streamwarden.formats.delta_fence import SHUT
-from streamwarden.formats.delta_log import DeltaLog, application_id
+from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef
+from streamwarden.savepoints.compatibility import spark_reads, spark_version
 from streamwarden.savepoints.table_damage import check_output, check_source, forget_damaged_checkpoints
+from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import CHECKPOINTS, document_key, job_key
 from streamwarden.store.workspace import Workspace
 
@@ -23,13 +21,16 @@ __all__ = [
     "changed_by_others",
     "check_first_start",
     "check_fixed",
-    "check_known",
     "check_sources",
+    "check_spark",
     "check_tables",
     "check_version",
 ]
 
 _log = logging.getLogger(__name__)
+
+_DRIVERS = 10
+"""Newest drivers whose reports are read. 10: each of them may have ended before its first batch."""
 
 
 def check_tables(workspace: Workspace, spec: JobSpec, reference: CheckpointRef) -> None:
@@ -59,33 +60,25 @@ def check_first_start(workspace: Workspace, job: str) -> None:
         )
 
 
-def check_known(workspace: Workspace, spec: JobSpec, reference: CheckpointRef, checkpoint: CheckpointReader) -> None:
-    """Reject a checkpoint that does not know a batch which its generation has written to a table.
+def check_spark(documents: JobDocuments, reference: CheckpointRef) -> None:
+    """Reject a checkpoint in which a driver with a later minor version of Spark has committed batches.
 
-    Delta would skip every batch up to that one, and the driver would take it for written. Called when the tables are in
-    place, since this may also admit the generation again.
+    Spark does not promise to read what its later versions wrote, and may do so wrongly without an error.
 
     Raises
     ------
     StreamwardenError
-        ``CHECKPOINT_BEHIND``.
+        ``CHECKPOINT_NEWER_SPARK``.
     """
-    begun = checkpoint.last_offset()
-    for sink in spec.delta_sinks:
-        address, options = workspace.delta_rs(sink.table)
-        try:
-            written = DeltaTable(address, storage_options=options).transaction_version(
-                application_id(spec.name, reference.generation)
-            )
-        except TableNotFoundError:
+    for incarnation in reversed(documents.incarnations()[-_DRIVERS:]):
+        beat, progress = documents.heartbeat(incarnation).read(), documents.progress(incarnation).read()
+        if beat is None or progress is None or progress.last is None or beat.generation != reference.generation:
             continue
-        if written is not None and written > (-1 if begun is None else begun):
-            told = "is closed to it, since a later generation ran" if written == SHUT else f"has its batch {written}"
-            raise StreamwardenError(
-                "CHECKPOINT_BEHIND",
-                f"{spec.name}: generation {reference.generation} begins with batch {0 if begun is None else begun}, and"
-                f" table {sink.table} {told}",
-            )
+        writer = beat.versions.get("spark")
+        if writer is not None and not spark_reads(writer):
+            what = f"batch {progress.last.batch} was written by Spark {writer}, here is {spark_version()}"
+            raise StreamwardenError("CHECKPOINT_NEWER_SPARK", f"{reference.path}: {what}")
+        return
 
 
 def changed_by_others(workspace: Workspace, spec: JobSpec, reference: CheckpointRef) -> list[str]:

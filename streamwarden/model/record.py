@@ -20,9 +20,9 @@ def utc_now() -> datetime:
 class Record(BaseModel):
     """A document, or a part of one: JSON on disk."""
 
-    # Unknown fields are ignored: a newer driver may write more of them. An unknown value of an enum or Literal is not
-    # ignored: the document then counts as damaged. So upgrade Airflow and the command line before the drivers. Frozen,
-    # since readers of an unchanged document may share one object.
+    # Unknown fields are ignored: a later version may write more of them. An unknown value of an enum or Literal is not
+    # ignored, nor is an unknown field of a job's spec: see docs/upgrading.md. A field that is added needs a default, as
+    # documents of earlier versions lack it. Frozen, since readers of an unchanged document may share one object.
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 

@@ -10,7 +10,12 @@ _SIZES = {"k": 2**10, "m": 2**20, "g": 2**30}
 
 
 class Strict(BaseModel):
-    """A part of the YAML: unknown keys are refused."""
+    """A part of the YAML: unknown keys are refused.
+
+    Documents hold specs, and an earlier version refuses a spec with a field that it does not know. So a field that is
+    added is left out while it has its default: ``Field(default=…, exclude_if=…)``. Then an upgrade can be rolled back
+    as long as nobody uses the field.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

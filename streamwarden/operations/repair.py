@@ -32,14 +32,14 @@ from streamwarden.model.supervision import HealthRecord, Supervision
 from streamwarden.operations.repair_documents import Restored
 from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.savepoints import catalog
-from streamwarden.savepoints.documents import manifest_document
+from streamwarden.savepoints.documents import manifest_document, record_document
 from streamwarden.storage import Conflict
 from streamwarden.store import layout
-from streamwarden.store.documents import JobDocuments
+from streamwarden.store.documents import JobDocuments, invalid, is_newer
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.claim import Claim
 
-__all__ = ["Mend", "repair"]
+__all__ = ["DOCUMENTS", "Mend", "repair"]
 
 _DECIDES: dict[str, type[BaseModel]] = {
     "desired": Desired,
@@ -66,6 +66,9 @@ _DERIVED: dict[str, type[BaseModel]] = {
     f"{layout.INCARNATIONS}/exit": Exit,
 }
 """The models of derived documents, by kind."""
+
+DOCUMENTS = {**_DECIDES, **_DERIVED}
+"""The model of each control document of a job, by kind; see :func:`~streamwarden.store.layout.kind_of`."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ def repair(workspace: Workspace, job: str, *, by: str, dry_run: bool = False) ->
     ------
     StreamwardenError
         ``LEASE_HELD`` or ``OPERATION_RUNNING`` while a driver or an operation uses a deciding document;
-        ``REPAIR_IMPOSSIBLE`` if no record shows what was in force. Nothing is changed in these cases.
+        ``REPAIR_IMPOSSIBLE`` if no record shows what was in force; ``DOCUMENT_INVALID`` if a later version of
+        Streamwarden wrote a document. Nothing is changed in these cases.
     """
     planned = _Repair(workspace, job, by).plan()
     for _, _, do in planned if not dry_run else ():
@@ -137,14 +141,30 @@ class _Repair:
         damaged = [
             name for name, model in _DECIDES.items() if self._is_damaged(layout.document_key(self._job, name), model)
         ]
-        if "checkpoint" not in damaged and known.checkpoint_is_missing():
-            damaged.append("checkpoint")
-        if set(damaged) - {"desired"}:
+        lost = self._lost() if "checkpoint" not in damaged and known.checkpoint_is_missing() else []
+        if lost or set(damaged) - {"desired"}:
             self._refuse_while_it_runs(damaged)
-        for name in damaged:
+        for name in filter({*damaged, *lost}.__contains__, _DECIDES):
             value, how = restore[name]()
             key = layout.document_key(self._job, name)
-            mends.append((key, how, self._writer(key, value)))
+            if value is not None or name in damaged:
+                mends.append((key, how, self._writer(key, value)))
+        return mends + (self._lost_records() if lost else [])
+
+    def _lost(self) -> list[str]:
+        """Return the deciding documents that are missing beside a lost checkpoint.json: perhaps all were lost."""
+        names = ("desired", "checkpoint", "parallelism", "lease")
+        return [name for name in names if self._storage.read(layout.document_key(self._job, name)) is None]
+
+    def _lost_records(self) -> list[tuple[str, str, Callable[[], None]]]:
+        """Create the savepoints' lost records: a lost label may have protected any of them from retention."""
+        mends = []
+        for one in catalog.savepoints(self._workspace, self._job):
+            key = record_document(self._workspace, self._job, one.id).key
+            if self._storage.read(key) is None:
+                anew = one.record.model_copy(update={"label": catalog.LOST, "summary": one.summary})
+                how = f"made anew from its manifest, unverified, with the label {catalog.LOST!r}"
+                mends.append((key, how, self._writer(key, anew)))
         return mends
 
     def _is_damaged(self, key: str, model: type[BaseModel] | None) -> bool:
@@ -153,7 +173,10 @@ class _Repair:
             return False
         try:
             model.model_validate_json(entry.data)
-        except ValidationError:
+        except ValidationError as error:
+            if is_newer(error):
+                # It is whole, and says more than this version can restore.
+                raise invalid(key, error) from error
             return True
         return False
 

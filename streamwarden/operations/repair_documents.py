@@ -13,12 +13,15 @@ from streamwarden.formats.delta_log import DeltaLog, application_id
 from streamwarden.model.operation import Operation
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.record import utc_now
+from streamwarden.model.savepoint import Manifest
+from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef, Desired, Heartbeat, Lease, ParallelismOverride
+from streamwarden.operations.last_writer import last_writer
 from streamwarden.runtime.operation_lock import operations_of
 from streamwarden.runtime.processes import current_process, is_alive
 from streamwarden.savepoints import catalog
 from streamwarden.store.documents import JobDocuments
-from streamwarden.store.effective_spec import parallelism_of
+from streamwarden.store.effective_spec import parallelism_of, with_parallelism
 from streamwarden.store.layout import CHECKPOINTS, CONTROL, TOTALS, checkpoint_key, generation_of, job_key
 from streamwarden.store.workspace import Workspace
 
@@ -26,6 +29,9 @@ __all__ = ["Restored", "used_generations"]
 
 _RECENT = 5
 """How many of the newest incarnations are checked for life. 5: each end of a driver starts one new driver."""
+
+_FORGOTTEN = 1000
+"""How many drivers may have come after the last batch, if no driver is recorded any more. 1000: more than ever did."""
 
 _GAP = 8
 """Numbers without a trace in the tables after which no higher one is looked for. Each operation uses one, and its start
@@ -110,19 +116,34 @@ class Restored:
     @cached_property
     def _wanted(self) -> Desired | None:
         try:
-            return self._documents.desired.read()
+            found = self._documents.desired.read()
         except StreamwardenError:
-            return self.desired()[0]
+            found = None
+        return found or self.desired()[0]
+
+    @cached_property
+    def _launched(self) -> tuple[JobSpec, str] | None:
+        """The spec of the newest launch or savepoint, and which of them it is."""
+        launches = (self._documents.launch(one).read() for one in reversed(self._documents.incarnations()))
+        found = [(one.at, one.spec, f"launch {one.incarnation}") for one in launches if one is not None and one.spec]
+        found += [(one.taken_at, one.spec, f"savepoint {one.id}") for one in self._manifests]
+        return max(found, key=lambda one: one[0])[1:] if found else None
+
+    @cached_property
+    def _manifests(self) -> list[Manifest]:
+        """The manifests of the job's savepoints, newest first."""
+        return [one.manifest for one in catalog.savepoints(self._workspace, self._job)]
 
     def desired(self) -> tuple[Desired | None, str]:
         """Restore the desired state from the newest launch or savepoint; suspended, unless the job's driver lives."""
-        launches = (self._documents.launch(one).read() for one in reversed(self._documents.incarnations()))
-        found = [(one.at, one.spec, f"launch {one.incarnation}") for one in launches if one is not None and one.spec]
-        taken = [one.manifest for one in catalog.savepoints(self._workspace, self._job)]
-        found += [(one.taken_at, one.spec, f"savepoint {one.id}") for one in taken]
-        if not found:
+        if self._launched is None:
             return None, "removed: the job was never launched; deploy it"
-        _, spec, source = max(found, key=lambda one: one[0])
+        spec, source = self._launched
+        reference = self.checkpoint()[0] if self.checkpoint_is_missing() else None
+        if reference is not None and reference.partitions is not None:
+            # A rescale may have come after that launch or savepoint.
+            now = parallelism_of(spec).model_copy(update={"partitions": reference.partitions})
+            spec = with_parallelism(spec, now)
         state: Any = "running" if self.living() is not None else "suspended"
         desired = Desired(
             job=self._job,
@@ -156,7 +177,7 @@ class Restored:
         # number of recorded incarnations.
         incarnations = self._documents.incarnations()
         written = [int(match[1]) for text in self._authors() for match in re.finditer(r'"epoch": ?(\d+)', text)]
-        epoch = max(written, default=0) + len(incarnations)
+        epoch = max(written, default=0) + (len(incarnations) or _FORGOTTEN)
         now = utc_now()
         lease = Lease(
             job=self._job,
@@ -174,9 +195,22 @@ class Restored:
             if "commitInfo" in action:
                 yield str(action["commitInfo"].get("userMetadata", ""))
 
+    @cached_property
+    def _tables(self) -> list[str]:
+        """The job's output tables, by any spec that is left."""
+        try:
+            wanted = self._documents.desired.read()
+        except StreamwardenError:
+            wanted = None
+        if wanted is not None:
+            spec = wanted.spec
+        else:
+            spec = self._launched[0] if self._launched is not None else self._workspace.job(self._job)
+        return [sink.table for sink in spec.delta_sinks]
+
     def _actions(self) -> Iterator[dict[str, Any]]:
-        for sink in self._wanted.spec.delta_sinks if self._wanted is not None else ():
-            log = DeltaLog(self._workspace.files, sink.table)
+        for table in self._tables:
+            log = DeltaLog(self._workspace.files, table)
             for version in log.versions:
                 try:
                     yield from log.actions(version)
@@ -186,6 +220,8 @@ class Restored:
 
     def checkpoint(self) -> tuple[CheckpointRef | None, str]:
         """Restore the reference to the checkpoint in force, from the newest driver's heartbeat.
+
+        If no heartbeat is left, as after the loss of all control documents, the tables show which generation ran.
 
         Raises
         ------
@@ -202,7 +238,7 @@ class Restored:
         numbers = (generation_of(name) for name in [*folders, *written, *self._totals()])
         seen = {generation, *filter(None, numbers), *(beat.generation for beat in self._beats)}
         seen |= {max(one.generation, one.highest) for one in known}
-        seen |= {one.manifest.generation for one in catalog.savepoints(self._workspace, self._job)}
+        seen |= {one.generation for one in self._manifests}
         path = checkpoint_key(self._job, generation)
         if path.rsplit("/", 1)[1] not in folders:
             raise self._impossible(f"generation {generation} ran last, but {path} does not exist")
@@ -211,7 +247,7 @@ class Restored:
         last = reader.last_commit()
         base = was.base_batch if was is not None else None
         # The first batch of a generation comes after its tables are put back.
-        begun = generation == 1 or application_id(self._job, generation) in written
+        begun = generation == 1 or not self._beats or application_id(self._job, generation) in written
         begun |= was is not None and last is not None and last > (-1 if base is None else base)
         if not begun and was is None:
             raise self._impossible(f"it is unknown which tables generation {generation} must restore")
@@ -229,8 +265,23 @@ class Restored:
             highest=max(seen) + 1,
             partitions=int(partitions) if partitions is not None else None,
             outputs=was.outputs if was is not None and not begun else [],
+            **self._facts(generation, was),
         )
         return reference, f"restored: generation {generation}, batch {last}, of those up to {reference.highest}"
+
+    def _facts(self, generation: int, was: CheckpointRef | None) -> dict[str, Any]:
+        """Return what a driver had found about a checkpoint, from an operation or a savepoint of its generation."""
+        if was is not None:
+            return {"version": was.version, "sources": was.sources, "topics": was.topics}
+        taken = next((one for one in self._manifests if one.generation == generation), None)
+        if taken is None:
+            return {}
+        version = taken.versions.get("job", "")
+        return {
+            "version": int(version) if version.isdigit() else None,
+            "sources": taken.source_names,
+            "topics": taken.topics,
+        }
 
     def checkpoint_is_missing(self) -> bool:
         """Return whether the job has a checkpoint, but no document that names it."""
@@ -252,11 +303,20 @@ class Restored:
                 "operation.json is damaged, too: that operation may have changed the checkpoint"
             ) from error
         if not self._beats:
-            raise self._impossible("no driver's heartbeat has the generation that ran last")
+            return self._adopted()
         beat = self._beats[0]
         if newest is not None and newest.state == "rolled back" and (newest.ended_at or beat.at) > beat.at:
             raise self._impossible(f"no driver has run since {newest.kind} {newest.id} was rolled back")
         return beat.generation
+
+    def _adopted(self) -> int:
+        """Return the generation in force of a job whose drivers and operations are forgotten."""
+        found = last_writer(self._workspace, self._job, self._tables) if not self._operations else None
+        if found is None and not self._operations and used_generations(self._workspace, self._job) == {1}:
+            found = 1
+        if found is None:
+            raise self._impossible("neither a driver's heartbeat nor the tables show which generation ran last")
+        return found
 
     def _impossible(self, why: str) -> StreamwardenError:
         return StreamwardenError("REPAIR_IMPOSSIBLE", f"{self._documents.checkpoint.key}: {why}")

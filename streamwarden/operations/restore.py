@@ -25,6 +25,7 @@ from streamwarden.savepoints.compatibility import (
 )
 from streamwarden.savepoints.fresh_checkpoint import fresh_checkpoint
 from streamwarden.savepoints.migrated_checkpoint import migrated_checkpoint
+from streamwarden.savepoints.older_copies import lost_versions
 from streamwarden.savepoints.table_damage import (
     cut_off,
     damaged_outputs,
@@ -148,6 +149,7 @@ class _Restore(JobOperation):
         starts = _starts(manifest, spec, self._outputs)
         reasons += missing_outputs(self._workspace, with_pending(starts, current))
         rewound = [start.table for start in starts if start.source is None]
+        reasons += self._older_copies(manifest, spec, rewound)
         if self._clones:
             reasons += taken_outputs(self._workspace, spec, ran_before=current is not None)
         else:
@@ -159,6 +161,18 @@ class _Restore(JobOperation):
                 self._say(f"also: {one.code}: {one.what}")
             raise reasons[0]
         return found, spec
+
+    def _older_copies(self, manifest: Manifest, spec: JobSpec, rewound: list[str]) -> list[StreamwardenError]:
+        """Return why tables that stay as they are lack rows that the savepoint counts as written."""
+        if self._clones or self._outputs == "leave":
+            return []
+        left = {sink.table for sink in spec.delta_sinks} - set(rewound)
+        remedy = (
+            f"The table is an older copy. `streamwarden doctor {self._job}` names the newest savepoint that fits it. To"
+            " go on without the missing rows: --outputs leave."
+        )
+        lost = lost_versions(self._workspace, manifest, left)
+        return [StreamwardenError("RESTORE_OUTPUT_GONE", what, remedy=remedy) for what in lost]
 
     def _prepare_and_switch(self, spare: Standby | None) -> None:  # noqa: ARG002 - none is used
         with self.handle.step(StepName.STOP) as step:

@@ -208,6 +208,12 @@ class Gate:
         start = log.at()
         if start != NOTHING and log.identity() != versions.identity():
             raise StreamwardenError("PUBLISHED_TABLE_REPLACED", table)
+        # Listed again: another gate may have published a version that came after the first listing.
+        if start.content > versions.log.latest and not versions.log.since(start.content):
+            what = (
+                f"{table}: version {start.content} is published, and the table ends with version {versions.log.latest}"
+            )
+            raise StreamwardenError("PUBLISHED_TABLE_REPLACED", what)
         return versions, log.finish(start)
 
     def _decide(self, lineage: DecisionRun, table: str, *, again: bool, anew: bool, idle: bool) -> Decision | None:

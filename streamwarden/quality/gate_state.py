@@ -12,7 +12,7 @@ from streamwarden.store.documents import Document
 from streamwarden.store.layout import gate_key
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["GateState", "gate_document", "gate_state"]
+__all__ = ["GateState", "gate_document", "gate_state", "remove_damaged"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,23 @@ class GateState:
 def gate_document(workspace: Workspace, table: str) -> Document[GateRecord]:
     """Return the gate's document of a table."""
     return Document(workspace.storage, gate_key(table), GateRecord)
+
+
+def remove_damaged(workspace: Workspace, table: str) -> bool:
+    """Remove the gate's document of a table if it can't be read; return whether it was removed.
+
+    What is published is in the published log. Lost are the list of decisions, which the table of results has too, and a
+    hold: the gate decides again.
+    """
+    document = gate_document(workspace, table)
+    try:
+        document.read()
+    except StreamwardenError as error:
+        if error.code != "DOCUMENT_INVALID":
+            raise
+        document.delete()
+        return True
+    return False
 
 
 def gate_state(workspace: Workspace, table: str) -> GateState:

@@ -17,7 +17,7 @@ from pathlib import Path
 from streamwarden.store.layout import SPARES
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["any_running", "claim", "newest_start", "remove", "sweep"]
+__all__ = ["any_running", "claim", "left", "newest_start", "remove", "sweep"]
 
 _log = logging.getLogger(__name__)
 _LOCK = ".lock"
@@ -76,6 +76,21 @@ def newest_start(workspace: Workspace) -> float:
     for path in starts:
         with suppress(OSError):
             found = max(found, path.stat().st_mtime)
+    return found
+
+
+def left(workspace: Workspace, job: str) -> list[str]:
+    """Return the ended drivers of a job on this machine whose scratch folders are still there. Changes nothing."""
+    found = []
+    for folder in sorted(workspace.scratch.glob(f"{job}/*/")):
+        try:
+            with (folder / _LOCK).open("rb") as lock:
+                # Shared, and given back at once: a driver that claims the folder just now waits for a moment.
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            # Its driver lives, or has not locked it yet.
+            continue
+        found.append(folder.name)
     return found
 
 

@@ -18,11 +18,12 @@ from streamwarden.model.spec import RetentionSpec
 from streamwarden.savepoints import retention as retained
 from streamwarden.savepoints.documents import is_interrupted, manifest_document, record_document
 from streamwarden.store import layout
-from streamwarden.store.documents import JobDocuments
+from streamwarden.store.documents import JobDocuments, is_newer
 from streamwarden.store.workspace import Workspace
 
 __all__ = [
     "LATEST",
+    "LOST",
     "Savepoint",
     "delete",
     "describe",
@@ -43,7 +44,7 @@ LATEST = "latest"
 
 _log = logging.getLogger(__name__)
 
-_LOST = "record lost"
+LOST = "record lost"
 """The label shown for a savepoint with a damaged record: its lost label may have protected it from retention."""
 
 _WORDS = (LATEST, "all")
@@ -418,7 +419,7 @@ def load(workspace: Workspace, job: str, name: str) -> Savepoint | None:
             origin=manifest.origin,
             by=manifest.by,
             at=manifest.taken_at,
-            label=_LOST if lost else "",
+            label=LOST if lost else "",
         )
     return Savepoint(record, manifest.summary(entry.etag), entry.data)
 
@@ -427,6 +428,12 @@ def _parsed(job: str, name: str, data: bytes) -> Manifest:
     try:
         return Manifest.model_validate_json(data)
     except ValidationError as error:
+        if is_newer(error):
+            raise StreamwardenError(
+                "SAVEPOINT_DAMAGED",
+                f"{job} {name}: a later version wrote its manifest",
+                remedy="Use another one, or upgrade this installation: for that version it is whole.",
+            ) from error
         remedy = f"Use another one; `streamwarden repair {job} --yes` removes this one: no job can start from it."
         raise StreamwardenError(
             "SAVEPOINT_DAMAGED", f"{job} {name}: its manifest can't be read", remedy=remedy

@@ -36,6 +36,7 @@ __all__ = [
     "misfits",
     "missing_outputs",
     "readers_of",
+    "spark_reads",
     "spark_version",
     "stored_backend",
     "taken_outputs",
@@ -254,10 +255,20 @@ def _code(written: Written, spec: JobSpec) -> Iterator[StreamwardenError]:
             "RESTORE_JOB_VERSION", f"{spec.module} is version {now}, the savepoint has version {before}"
         )
     writer = written.versions.get("spark")
-    if writer is not None:
-        then, here = _release(writer), _release(spark_version())
-        if then > here or then[0] != here[0]:
-            yield StreamwardenError("RESTORE_SPARK_VERSION", f"written by {writer}, here is {spark_version()}")
+    if writer is not None and not spark_reads(writer):
+        yield StreamwardenError("RESTORE_SPARK_VERSION", f"written by {writer}, here is {spark_version()}")
+
+
+def spark_reads(writer: str) -> bool:
+    """Return whether the installed Spark can read what a version of Spark wrote: not a later one's, in minor versions.
+
+    Raises
+    ------
+    StreamwardenError
+        ``SPARK_MISSING``.
+    """
+    then, here = _release(writer), _release(spark_version())
+    return then <= here and then[0] == here[0]
 
 
 def spark_version() -> str:

@@ -10,17 +10,21 @@ import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 from streamwarden.driver.job_session import PROVIDERS
-from streamwarden.driver.start_checks import check_first_start, check_fixed, check_known, check_version
+from streamwarden.driver.start_checks import check_first_start, check_fixed, check_spark, check_version
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_fence import fence
 from streamwarden.formats.delta_log import application_id
+from streamwarden.model.progress import BatchProgress, Progress
 from streamwarden.model.record import utc_now
-from streamwarden.model.status import CheckpointRef
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import CheckpointRef, DriverState, Heartbeat, Launch
 from streamwarden.operations.repair_documents import used_generations
+from streamwarden.savepoints.older_copies import check_read, check_written
+from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 from tests.unit.savepoints import test_catalog
-from tests.unit.supervision.test_supervision import JOB, desired
+from tests.unit.supervision.test_supervision import GONE, JOB, desired
 
 pytestmark = pytest.mark.unit
 
@@ -54,7 +58,7 @@ def of(generation: int, highest: int = 0) -> CheckpointRef:
 
 
 def check(workspace: Workspace, generation: int = 1) -> None:
-    check_known(workspace, desired().spec, of(generation), CheckpointReader(workspace.storage, PATH))
+    check_written(workspace, desired().spec, of(generation), CheckpointReader(workspace.storage, PATH))
 
 
 def test_a_batch_in_flight_may_be_in_the_table_and_no_later_one(workspace: Workspace) -> None:
@@ -81,6 +85,96 @@ def test_a_generation_that_was_fenced_off_does_not_begin_again(workspace: Worksp
     with pytest.raises(StreamwardenError, match="is closed to it, since a later generation ran"):
         check(workspace)
     check(workspace, generation=2)
+
+
+def report(workspace: Workspace, batch: int, rows: int, generation: int = 1) -> None:
+    """Let a driver have reported a batch."""
+    documents, name = JobDocuments(workspace.storage, JOB), f"2026010{batch + 1}T000000000z0001"
+    now = utc_now()
+    documents.launch(name).write(Launch(incarnation=name, at=now, by="test", reason="", digest=""))
+    beat = Heartbeat(
+        incarnation=name, at=now, started_at=now, state=DriverState.RUNNING, process=GONE, generation=generation
+    )
+    documents.heartbeat(name).write(beat)
+    done = BatchProgress(batch=batch, at=now, duration_ms=1, rows_in=1, rows_out=rows)
+    documents.progress(name).write(Progress(incarnation=name, at=now, last=done, recent=[done]))
+
+
+def committed(workspace: Workspace, batch: int) -> None:
+    begun(workspace, batch)
+    workspace.files.write(f"{PATH}/commits/{batch}", b"v1\n{}")
+
+
+def test_a_table_without_a_batch_that_wrote_rows_is_an_older_copy(workspace: Workspace) -> None:
+    for batch in range(4):
+        committed(workspace, batch)
+    wrote(workspace, 0)
+    wrote(workspace, 1)
+    report(workspace, 1, rows=1)
+    # Without rows, a batch leaves no commit.
+    report(workspace, 2, rows=0)
+    check(workspace)
+    report(workspace, 3, rows=1)
+    with pytest.raises(
+        StreamwardenError, match=f"batch 3 of generation 1 .* {table()} has its batches up to 1"
+    ) as raised:
+        check(workspace)
+    assert raised.value.code == "OUTPUT_BEHIND" and not raised.value.retryable
+    # The batches of another generation say nothing.
+    check(workspace, generation=2)
+    (workspace.root / PATH / "commits" / "3").unlink()
+    # Nor does a report of a batch that this copy of the checkpoint has not committed: it will be written.
+    check(workspace)
+
+
+def test_a_source_table_without_versions_that_were_read_is_an_older_copy(workspace: Workspace) -> None:
+    spec = JobSpec.model_validate(
+        {**desired().spec.model_dump(exclude_defaults=True), "source": {"kind": "delta", "table": "arrived"}}
+    )
+
+    def check_at(version: int, index: int) -> None:
+        position = json.dumps({"reservoirVersion": version, "index": index})
+        workspace.files.write(f"{PATH}/offsets/0", f"v1\n{{}}\n{position}".encode())
+        check_read(workspace, spec, of(1), CheckpointReader(workspace.storage, PATH))
+
+    # Without a table, the driver waits for it.
+    check_at(5, -1)
+    for _ in range(3):
+        write_deltalake(workspace.table("arrived"), pa.table({"x": [1]}), mode="append")
+    check_at(0, -1)
+    check_at(2, 0)
+    check_at(3, -1)
+    for version, index in ((3, 0), (4, -1)):
+        with pytest.raises(
+            StreamwardenError, match=r"version 3 of table arrived was read, and .* ends with version 2"
+        ) as raised:
+            check_at(version, index)
+        assert raised.value.code == "SOURCE_BEHIND"
+
+
+def test_a_checkpoint_of_a_later_spark_is_refused(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    check_spark(documents, of(1))
+    report(workspace, 1, rows=1)
+    name = documents.incarnations()[-1]
+
+    def written_by(version: str) -> None:
+        update = {"versions": {"spark": version}}
+        documents.heartbeat(name).update(lambda was: was.model_copy(update=update))  # type: ignore[union-attr]
+
+    monkeypatch.setattr("streamwarden.savepoints.compatibility.version", lambda _: "4.2.1")
+    for version in ("4.1.9", "4.2.0", "4.2.9"):
+        written_by(version)
+        check_spark(documents, of(1))
+    for version in ("4.3.0", "5.0.0", "3.5.0"):
+        written_by(version)
+        with pytest.raises(StreamwardenError, match=f"batch 1 was written by Spark {version}, here is 4.2.1") as raised:
+            check_spark(documents, of(1))
+        assert raised.value.code == "CHECKPOINT_NEWER_SPARK"
+        # Another generation is another checkpoint; and a driver that ended before its first batch wrote nothing.
+        check_spark(documents, of(2))
+    documents.progress(name).write(Progress(incarnation=name, at=utc_now()))
+    check_spark(documents, of(1))
 
 
 def test_a_checkpoint_without_its_document_is_no_new_job(workspace: Workspace) -> None:
