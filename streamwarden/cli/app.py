@@ -19,6 +19,7 @@ from streamwarden.cli import (
     advise,
     corrections,
     diff,
+    doctor,
     features,
     gate,
     hosts,
@@ -43,7 +44,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for part in (jobs, diff, observability, savepoints, rescale, advise, quality, gate, repair, state, hosts):
+for part in (jobs, diff, observability, savepoints, rescale, advise, quality, gate, doctor, repair, state, hosts):
     app.add_typer(part.app)
 app.add_typer(savepoints.catalogue_app, name="savepoints")
 app.add_typer(features.features_app, name="features")

@@ -166,7 +166,7 @@ def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
 
 def named(command: Any) -> list[Any]:
     """Return the parameters that take a name."""
-    known = {"job", "table", "tables", "savepoint", "incarnation", "operation", "profile"}
+    known = {"job", "jobs", "table", "tables", "savepoint", "incarnation", "operation", "profile"}
     return [one for one in command.params if one.name in known]
 
 

@@ -1,0 +1,210 @@
+"""Parts of a place lost and brought back from yesterday's copy, or lost for good: what doctor says leads back.
+
+"Equal" means: the outputs are what a batch computation over the source gives.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from typer.testing import CliRunner
+
+from streamwarden.cli.app import app
+from streamwarden.model.savepoint import Origin
+from streamwarden.operations.deploy import deploy_job
+from streamwarden.savepoints import catalog
+from streamwarden.savepoints.take import take
+from streamwarden.savepoints.verify import verify
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Observation, Phase
+from tests.integration.conftest import BY, REPOSITORY, Place
+
+pytestmark = [pytest.mark.integration, pytest.mark.long]
+
+JOB, SOURCE = "counted", "arrived"
+YESTERDAY = [(1, 10), (2, 11), (1, 12)]
+TODAY = [(2, 13), (3, 14)]
+TOMORROW = [(1, 15), (4, 16)]
+"""Key and id of each row of the source."""
+
+
+class Day:
+    """One day of the job: a source table, the job, copies of the root."""
+
+    def __init__(self, place: Place, copies: Path) -> None:
+        self.place = place
+        self.root = place.workspace.root
+        self.copies = copies
+        self.savepoints: dict[str, str] = {}
+
+    def arrive(self, *rows: tuple[int, int]) -> None:
+        """Write each row as a version of the source."""
+        for key, number in rows:
+            write_deltalake(self.place.workspace.table(SOURCE), pa.table({"key": [key], "id": [number]}), mode="append")
+
+    def source(self) -> list[dict[str, Any]]:
+        return self.place.rows(SOURCE)
+
+    def is_equal(self) -> bool:
+        rows = self.source()
+        expected = Counter(row["key"] for row in rows)
+        if not all(DeltaTable.is_deltatable(self.place.workspace.table(name)) for name in ("counts", "rows")):
+            return False
+        counts = {row["key"]: row["rows"] for row in self.place.rows("counts")}
+        passed = sorted((row["key"], row["id"]) for row in self.place.rows("rows"))
+        return counts == dict(expected) and passed == sorted((row["key"], row["id"]) for row in rows)
+
+    def await_equal(self) -> None:
+        def equal(seen: Observation) -> bool:
+            assert seen.phase.alive, seen.error
+            return self.is_equal()
+
+        self.place.wait(JOB, equal, "its outputs to equal a batch over the source", timeout=900)
+
+    def end(self, name: str) -> None:
+        """Take a verified savepoint, stop the job, and copy the root."""
+        made = take(self.place.workspace, JOB, origin=Origin.MANUAL, by=BY)
+        verify(self.place.workspace, [catalog.find(self.place.workspace, JOB, made.id)], by=BY, state=False)
+        self.savepoints[name] = made.id
+        assert driver_control.stop(self.place.workspace, JOB, by=BY, timeout=900).phase is Phase.STOPPED
+        shutil.copytree(self.root, self.copies / name)
+
+    def bring_back(self, name: str, *folders: str) -> None:
+        """Replace folders of the root by their copies of a day."""
+        for folder in folders:
+            shutil.rmtree(self.root / folder, ignore_errors=True)
+            shutil.copytree(self.copies / name / folder, self.root / folder)
+
+    def anew(self) -> None:
+        """Bring back all of today."""
+        self.place.kill_all()
+        shutil.rmtree(self.root)
+        shutil.copytree(self.copies / "today", self.root)
+
+    def run(self, *words: str, code: int = 0) -> str:
+        done = CliRunner().invoke(app, list(words))
+        assert done.exit_code == code, done.output
+        return done.stdout
+
+    def doctor(self, code: int = 1) -> tuple[set[str], list[str]]:
+        """Return the codes that doctor finds, and the commands that it names."""
+        found = json.loads(self.run("doctor", "--json", code=code))
+        sys.stdout.write(f"{json.dumps(found, indent=1)}\n")
+        return {one["code"] for one in found["findings"] if one["verdict"] == "broken"}, found["commands"]
+
+
+@pytest.fixture(scope="module")
+def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
+    folder = tmp_path_factory.mktemp("disaster")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(REPOSITORY))
+        patch.setenv("STREAMWARDEN_CONFIG", str(folder / "config"))
+        patch.setenv("STREAMWARDEN_PROFILE", "test")
+        place = Place(folder)
+        place.job(
+            JOB,
+            module="tests.integration.jobs.counts_and_rows",
+            source={"kind": "delta", "table": SOURCE, "max_files_per_batch": 1},
+            sinks=[
+                {"table": "counts", "mode": "upsert", "keys": ["key"]},
+                {"table": "rows", "output": "rows", "mode": "append"},
+            ],
+            resources={"cores": 1, "memory": "512m"},
+        )
+        made = Day(place, folder / "copies")
+        try:
+            made.arrive(*YESTERDAY)
+            deploy_job(place.workspace, JOB, by=BY)
+            made.await_equal()
+            made.end("yesterday")
+            made.arrive(*TODAY)
+            deploy_job(place.workspace, JOB, by=BY)
+            made.await_equal()
+            made.end("today")
+            yield made
+        finally:
+            place.kill_all()
+            for log in made.root.glob("logs/*/*/driver.log"):
+                sys.stdout.write(f"--- {log}\n{log.read_text()[-3000:]}\n")
+
+
+def _whole_root(day: Day) -> None:
+    shutil.rmtree(day.root)
+    shutil.copytree(day.copies / "yesterday", day.root)
+
+
+def _whole_root_under_a_newer_source(day: Day) -> None:
+    _whole_root(day)
+    day.bring_back("today", f"tables/{SOURCE}")
+
+
+def _older_checkpoint(day: Day) -> None:
+    day.bring_back("yesterday", "control", "checkpoints", "savepoints")
+
+
+def _older_outputs(day: Day) -> None:
+    day.bring_back("yesterday", "tables/counts", "tables/rows")
+
+
+def _older_source(day: Day) -> None:
+    day.bring_back("yesterday", f"tables/{SOURCE}")
+
+
+def _no_control(day: Day) -> None:
+    shutil.rmtree(day.root / "control" / JOB)
+
+
+LOSSES: list[tuple[Callable[[Day], None], set[str], str]] = [
+    (_whole_root, set(), "deploy"),
+    (_whole_root_under_a_newer_source, set(), "deploy"),
+    (_older_checkpoint, {"CHECKPOINT_BEHIND"}, "restore"),
+    (_older_outputs, {"OUTPUT_BEHIND", "RESTORE_OUTPUT_GONE"}, "restore"),
+    (_older_source, {"SOURCE_BEHIND", "RESTORE_OUTPUT_GONE"}, "restore"),
+    (_no_control, {"DOCUMENT_INVALID"}, "repair"),
+]
+
+
+@pytest.mark.parametrize(("loss", "codes", "verb"), LOSSES, ids=[loss.__name__.strip("_") for loss, *_ in LOSSES])
+def test_what_doctor_says_leads_back_to_equal(
+    day: Day, loss: Callable[[Day], None], codes: set[str], verb: str
+) -> None:
+    day.anew()
+    loss(day)
+    found, commands = day.doctor(code=1 if codes else 0)
+    assert found == codes
+    if not codes:
+        # All of one moment: the job goes on where it was.
+        commands = [f"streamwarden deploy {JOB}"]
+    assert verb in {command.split()[1] for command in commands}
+    if verb == "restore":
+        assert f"--savepoint {day.savepoints['yesterday']}" in " ".join(commands)
+    for command in commands:
+        day.run(*shlex.split(command)[1:])
+    day.arrive(*TOMORROW)
+    day.await_equal()
+    assert day.doctor(code=0) == (set(), [])
+
+
+@pytest.mark.parametrize(
+    ("loss", "code"),
+    [(_older_checkpoint, "CHECKPOINT_BEHIND"), (_older_outputs, "OUTPUT_BEHIND"), (_older_source, "SOURCE_BEHIND")],
+)
+def test_without_doctor_the_driver_ends_before_its_first_batch(
+    day: Day, loss: Callable[[Day], None], code: str
+) -> None:
+    day.anew()
+    loss(day)
+    day.arrive(*(TOMORROW if loss is not _older_source else ()))
+    deploy_job(day.place.workspace, JOB, by=BY)
+    seen = day.place.wait(JOB, lambda now: not now.phase.alive, "the driver to end", timeout=600)
+    assert seen.error is not None and (seen.error.code, seen.error.retryable) == (code, False), seen.error
