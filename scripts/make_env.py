@@ -1,6 +1,7 @@
 """Make ``.env`` for docker-compose.yml: fresh random secrets, readable by their owner only.
 
-Refuses to overwrite: the database and Airflow's connections are encrypted with, or locked by, what stands there.
+Never overwrites: the database and Airflow's connections are encrypted with, or locked by, what stands there. To a file
+of an earlier version it adds the secrets that are missing.
 Usage: ``python3 scripts/make_env.py [FILE]``. Needs nothing but Python.
 """
 
@@ -22,15 +23,14 @@ SECRETS = {
     "AIRFLOW_ADMIN_PASSWORD": "the login of user `admin` in Airflow's UI",
     "S3_ACCESS_KEY": "the S3 server's root user",
     "S3_SECRET_KEY": "its secret",
+    "GRAFANA_ADMIN_PASSWORD": "the login of user `admin` in Grafana",
+    "GRAFANA_SECRET_KEY": "encrypts what Grafana stores",
 }
 
 
 def render() -> str:
     """Return the text of a new ``.env``."""
-    lines = ["# Made by scripts/make_env.py. Secrets: never commit, never mail."]
-    for name, purpose in SECRETS.items():
-        lines += [f"# {purpose}", f"{name}={_value(name)}"]
-    return "\n".join(lines) + "\n"
+    return "# Made by scripts/make_env.py. Secrets: never commit, never mail.\n" + _lines(list(SECRETS))
 
 
 def write(path: Path) -> None:
@@ -47,6 +47,21 @@ def write(path: Path) -> None:
         stream.write(render())
 
 
+def complete(path: Path) -> list[str]:
+    """Add missing secrets to an ``.env``, and return their names. What stands there is left as it is."""
+    text = path.read_text(encoding="utf-8")
+    given = {line.partition("=")[0].strip() for line in text.splitlines()}
+    missing = [name for name in SECRETS if name not in given]
+    if missing:
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(("" if text.endswith("\n") or not text else "\n") + _lines(missing))
+    return missing
+
+
+def _lines(names: list[str]) -> str:
+    return "".join(f"# {SECRETS[name]}\n{name}={_value(name)}\n" for name in names)
+
+
 def _value(name: str) -> str:
     if name == "AIRFLOW_FERNET_KEY":
         # Fernet's own form: 32 bytes in URL-safe base64.
@@ -56,7 +71,7 @@ def _value(name: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the file and say where it is."""
+    """Write or complete the file, and say where it is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = Path(__file__).resolve().parents[1] / ".env"
     parser.add_argument("file", nargs="?", type=Path, default=default, help="default: .env of the checkout")
@@ -64,12 +79,18 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         write(path)
     except FileExistsError:
+        if added := complete(path):
+            sys.stdout.write(f"{path}: added {', '.join(added)}. The rest is left as it is.\n")
+            return 0
         sys.stderr.write(
             f"{path} exists, and is left as it is: the volumes made with it need its secrets. To start afresh, remove"
             " the volumes (docker compose down --volumes) and the file, then run this again.\n"
         )
         return 1
-    sys.stdout.write(f"{path}: made. The login is admin with AIRFLOW_ADMIN_PASSWORD of that file.\n")
+    sys.stdout.write(
+        f"{path}: made. The login is admin: in Airflow with AIRFLOW_ADMIN_PASSWORD, in Grafana with"
+        " GRAFANA_ADMIN_PASSWORD.\n"
+    )
     return 0
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import signal
 import socket
-import threading
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from streamwarden.cli.terminal import JsonOption, ProfileOption, RootOption, out, print_json, reported
+from streamwarden.cli.terminal import JsonOption, ProfileOption, RootOption, out, print_json, reported, until_stopped
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
 from streamwarden.runtime.host_agent import HostAgent
@@ -45,12 +42,7 @@ def host(
     if workspace.profile.launcher != "host":
         what = f"profile {workspace.profile.name}: launcher is {workspace.profile.launcher}, so no host is asked"
         raise StreamwardenError("CONFIG_INVALID", what, remedy="Write `launcher: host` into the profile.")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    logging.getLogger("streamwarden").setLevel(logging.INFO)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    HostAgent(workspace, name=name or socket.gethostname(), most=drivers).run(stop)
+    HostAgent(workspace, name=name or socket.gethostname(), most=drivers).run(until_stopped())
 
 
 @app.command()

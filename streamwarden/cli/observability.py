@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.filesize import decimal
 from rich.table import Table
 
-from streamwarden.cli.terminal import JobArgument, JsonOption, ProfileOption, RootOption, out, print_json, reported
-from streamwarden.operations.status import metrics_targets
+from streamwarden.cli.terminal import (
+    JobArgument,
+    JsonOption,
+    ProfileOption,
+    RootOption,
+    out,
+    print_json,
+    reported,
+    until_stopped,
+)
+from streamwarden.model.durations import parse_duration
+from streamwarden.operations.target_file import TargetFile, target_groups
 from streamwarden.store.workspace import open_workspace
 
 __all__ = ["app"]
@@ -44,16 +55,45 @@ def progress(
 
 @app.command()
 @reported
-def targets(profile: ProfileOption = None, root: RootOption = None) -> None:
+def targets(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the list to this file, in a single step.")
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option("--every", help="Write the file again after this time, such as 15s, until Ctrl-C.")
+    ] = None,
+    profile: ProfileOption = None,
+    root: RootOption = None,
+) -> None:
     """Print the drivers' Prometheus endpoints as JSON, in the format of Prometheus' file-based service discovery.
 
     A driver that should run but doesn't is included: its `up` is 0, so that an alert can fire.
     """
+    interval = _interval(every)
+    if output is None and interval is not None:
+        raise typer.BadParameter("needs --output", param_hint="--every")
+    if output is not None and not output.parent.is_dir():
+        raise typer.BadParameter(f"{output.parent} is no folder", param_hint="--output")
     workspace = open_workspace(profile, root=root)
-    found = metrics_targets(workspace)
-    # The metrics have the label `job` themselves; `up` would have none.
-    labels = {"profile": workspace.profile.name}
-    print_json([{"targets": [address], "labels": {**labels, "job": job}} for job, address in found.items()])
+    if output is None:
+        print_json(target_groups(workspace))
+    elif interval is None:
+        try:
+            TargetFile(workspace, output).write()
+        except OSError as error:
+            raise typer.BadParameter(str(error), param_hint="--output") from None
+    else:
+        TargetFile(workspace, output).keep(interval, until_stopped())
+
+
+def _interval(text: str | None) -> timedelta | None:
+    try:
+        found = None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--every") from None
+    if found is not None and found < timedelta(seconds=1):
+        raise typer.BadParameter("is less than 1s", param_hint="--every")
+    return found
 
 
 def _table(found: list[dict[str, Any]]) -> Table:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import getpass
 import json
+import logging
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -25,6 +28,7 @@ __all__ = [
     "out",
     "print_json",
     "reported",
+    "until_stopped",
     "who",
 ]
 
@@ -50,6 +54,16 @@ def who() -> str:
 def print_json(value: Any) -> None:
     """Print one JSON document."""
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+
+
+def until_stopped() -> threading.Event:
+    """Return an event that SIGTERM and Ctrl-C set, for a command that runs until then. It logs to standard error."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    logging.getLogger("streamwarden").setLevel(logging.INFO)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
 
 
 def reported(command: Callable[P, None]) -> Callable[P, None]:

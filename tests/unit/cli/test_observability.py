@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from streamwarden.cli.app import app
 from streamwarden.formats.progress_table import ProgressTable
 from streamwarden.model.record import utc_now
-from streamwarden.model.status import Desired, DriverState, Exit, Heartbeat, Launch, Lease
-from streamwarden.runtime.processes import current_process
+from streamwarden.model.status import Exit, Launch
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 from tests.batches import START, made_batch, make_place
+from tests.monitoring import write_running
 
 pytestmark = pytest.mark.unit
 
@@ -69,34 +69,7 @@ def test_progress_of_a_job_that_never_was_is_a_mistake_and_of_a_removed_one_is_n
 
 
 def running(workspace: Workspace, metrics: str) -> None:
-    """Write what a driver writes that runs, in this very process."""
-    documents = JobDocuments(workspace.storage, JOB)
-    now, process, spec = utc_now(), current_process(), workspace.job(JOB)
-    documents.desired.write(
-        Desired(
-            job=JOB,
-            state="running",
-            spec=spec,
-            digest=spec.digest(),
-            profile="test",
-            updated_at=now,
-            updated_by="test",
-        )
-    )
-    documents.launch("i1").write(Launch(incarnation="i1", at=now, by="test", reason="", digest="", process=process))
-    documents.heartbeat("i1").write(
-        Heartbeat(incarnation="i1", at=now, started_at=now, state=DriverState.RUNNING, process=process, metrics=metrics)
-    )
-    documents.lease.write(
-        Lease(
-            job=JOB,
-            incarnation="i1",
-            process=process,
-            epoch=1,
-            acquired_at=now,
-            expires_at=now + timedelta(minutes=5),
-        )
-    )
+    write_running(workspace, JOB, metrics)
 
 
 def targets() -> list[tuple[str, str]]:
@@ -142,6 +115,33 @@ def test_an_address_that_another_driver_has_taken_is_not_scraped_for_two(workspa
     other.lease.write(lease)
     dead.exit("i1").write(Exit(incarnation="i1", at=utc_now(), outcome="failed"))
     assert targets() == [(JOB, "127.0.0.1:0"), ("other", "127.0.0.1:9400")]
+
+
+def test_targets_are_written_in_a_single_step(workspace: Workspace, tmp_path: Path) -> None:
+    running(workspace, "127.0.0.1:40123")
+    file = tmp_path / "targets.json"
+    assert run("targets", "--output", str(file)) == ""
+    assert file.read_text() == run("targets")
+    assert file.stat().st_mode & 0o004, "Prometheus has another user"
+    before = file.stat().st_ino
+    run("targets", "--output", str(file))
+    assert file.stat().st_ino != before, "not the file that a reader may have open"
+    assert sorted(tmp_path.glob(".targets*")) == []
+
+
+def test_options_of_targets_that_make_no_sense_are_refused(workspace: Workspace, tmp_path: Path) -> None:
+    file = str(tmp_path / "targets.json")
+
+    def refused(*words: str) -> str:
+        # Shown in a box of 80 columns.
+        return " ".join(run("targets", *words, code=2).replace("│", " ").split())
+
+    assert "needs --output" in refused("--every", "15s")
+    assert "not a duration" in refused("--output", file, "--every", "15")
+    assert "less than 1s" in refused("--output", file, "--every", "1ms")
+    assert "is no folder" in refused("--output", str(tmp_path / "none" / "targets.json"))
+    (tmp_path / "targets.json").mkdir()
+    assert "Is a directory" in refused("--output", file)
 
 
 def test_housekeeping_of_all_jobs_looks_after_the_table(workspace: Workspace) -> None:

@@ -38,6 +38,7 @@ IMAGE_HOME = "/opt/streamwarden/"
 LONG_RUNNING = sorted(name for name, service in SERVICES.items() if service.get("restart") == "unless-stopped")
 JOBS = sorted(set(SERVICES) - set(LONG_RUNNING))
 OURS = sorted(name for name, service in SERVICES.items() if service["image"].startswith("streamwarden:"))
+MONITORING = sorted(name for name, service in SERVICES.items() if service.get("profiles") == ["monitoring"])
 
 
 def load_make_env() -> ModuleType:
@@ -86,7 +87,17 @@ def compose_config(env_file: Path, *arguments: str) -> subprocess.CompletedProce
         pytest.skip("docker-compose is not installed")
     # Only the file's variables: what the machine happens to have set must not stand in for a missing one.
     environment = {"PATH": os.environ["PATH"], "HOME": str(env_file.parent)}
-    words = [program, "--file", str(COMPOSE), "--env-file", str(env_file), "config", *arguments]
+    words = [
+        program,
+        "--file",
+        str(COMPOSE),
+        "--profile",
+        "monitoring",
+        "--env-file",
+        str(env_file),
+        "config",
+        *arguments,
+    ]
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -202,6 +213,50 @@ def test_our_containers_have_an_init_and_no_privileges(service: str) -> None:
     assert re.search(r"--uid 10001\b", DOCKERFILE) and DOCKERFILE.rstrip().endswith("USER streamwarden")
 
 
+def test_monitoring_starts_only_if_asked_for() -> None:
+    assert MONITORING == ["grafana", "metrics-targets", "prometheus"]
+    for name, service in SERVICES.items():
+        if name not in MONITORING:
+            assert "profiles" not in service
+            assert not set(service.get("depends_on", {})) & set(MONITORING), f"{name} would not start without it"
+
+
+@pytest.mark.parametrize("service", MONITORING)
+def test_monitoring_has_no_privileges(service: str) -> None:
+    found = SERVICES[service]
+    user, _, group = found["user"].partition(":")
+    assert int(user) > 0 and group.isdigit()
+    assert (found["init"], found["cap_drop"]) == (True, ["ALL"])
+    assert "no-new-privileges:true" in found["security_opt"] and not found.get("cap_add")
+    # Each has a volume that only root could write, if `volumes-init` did not give it away.
+    (script,) = [word for word in command("volumes-init") if "chown" in word]
+    mounted = dict(mount.split(":")[:2] for mount in SERVICES["volumes-init"]["volumes"])
+    own = [mount.split(":")[0] for mount in found["volumes"] if mount[0] != "." and not mount.endswith(":ro")]
+    assert own
+    for volume in own:
+        assert f"chown {found['user']} {mounted[volume]}\n" in script
+
+
+def test_grafana_lets_nobody_in_without_a_password() -> None:
+    given = SERVICES["grafana"]["environment"]
+    assert given["GF_AUTH_ANONYMOUS_ENABLED"] == given["GF_USERS_ALLOW_SIGN_UP"] == "false"
+    assert {"GF_SECURITY_ADMIN_PASSWORD", "GF_SECURITY_SECRET_KEY"} <= set(given)
+
+
+def test_prometheus_can_be_read_and_not_ordered_about() -> None:
+    # It has no login: these flags would let everybody who reaches its port stop it, or delete what it has.
+    for flag in ("--web.enable-lifecycle", "--web.enable-admin-api"):
+        assert not any(word.startswith(flag) for word in command("prometheus"))
+
+
+def test_endpoints_of_drivers_are_reached_by_containers_only() -> None:
+    published = {port.rsplit(":", 1)[1] for service in SERVICES.values() for port in service.get("ports", [])}
+    for name in ("cluster", "compose_s3"):
+        spec = load_profile(name, config=ROOT / "config").metrics.prometheus
+        assert spec is not None and spec.host == "0.0.0.0"
+        assert not {str(port) for port in range(spec.port, spec.port + spec.ports)} & published
+
+
 def test_the_root_is_shared_at_one_path() -> None:
     root = load_profile("cluster", config=ROOT / "config").root
     users = {name for name, service in SERVICES.items() if f"streamwarden:{root}" in service.get("volumes", [])}
@@ -274,6 +329,21 @@ def test_env_file_is_private_fresh_and_never_overwritten(tmp_path: Path) -> None
     before = first.read_bytes()
     assert make_env.main([str(first)]) == 1
     assert first.read_bytes() == before
+
+
+def test_an_env_file_of_an_earlier_version_gets_what_it_lacks(tmp_path: Path) -> None:
+    env = tmp_path / ".env"
+    make_env.write(env)
+    lines = env.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if "GRAFANA" not in line]
+    # As edited by hand: a port, and no newline at the end.
+    env.write_text("".join(kept) + "AIRFLOW_PORT=8090")
+    assert make_env.main([str(env)]) == 0
+    assert env.read_text().startswith("".join(kept) + "AIRFLOW_PORT=8090\n")
+    names = [line.split("=")[0] for line in env.read_text().splitlines() if not line.startswith("#")]
+    assert sorted(names) == sorted([*make_env.SECRETS, "AIRFLOW_PORT"])
+    assert stat.S_IMODE(env.stat().st_mode) == 0o600
+    assert make_env.main([str(env)]) == 1
 
 
 def test_env_file_is_ignored_by_git() -> None:
