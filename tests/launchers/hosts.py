@@ -89,5 +89,6 @@ class HostsOnS3(HostPlace):
         super().start_host(name, *before, root=root, config=config)
 
     def log(self, incarnation: str) -> str:
-        (found,) = self.folder.glob(f"h*/root/logs/*/{incarnation}/driver.log")
+        logs = [host / "root" / "logs" for host in self.folder.glob("h*")]
+        (found,) = (file for folder in logs for file in folder.glob(f"*/{incarnation}/driver.log"))
         return found.read_text()

@@ -23,7 +23,7 @@ from streamwarden.savepoints.compatibility import missing_outputs
 from streamwarden.savepoints.documents import is_interrupted, record_document
 from streamwarden.savepoints.older_copies import check_read, check_written
 from streamwarden.savepoints.table_damage import check_output, check_source
-from streamwarden.store.layout import CONTROL, RECORDS, id_of, job_key
+from streamwarden.store.layout import CHECKPOINTS, CONTROL, RECORDS, id_of, job_key
 from streamwarden.supervision.observe import Phase, observe
 
 __all__ = ["examine_job"]
@@ -151,7 +151,8 @@ def _to_restore(case: Case, about: str, error: StreamwardenError, *, rewind: boo
     else:
         remedy = (
             "No savepoint fits. Bring back the newer part from a backup. Or begin anew: stop the job, remove the"
-            f" folders control/{case.job}, checkpoints/{case.job} and those of its output tables, then deploy."
+            f" folders {job_key(CONTROL, case.job)}, {job_key(CHECKPOINTS, case.job)} and those of its output tables,"
+            " then deploy."
         )
     return broken(case.job, about, error.code, error.what, commands, remedy=remedy)
 
