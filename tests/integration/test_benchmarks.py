@@ -29,7 +29,7 @@ GOAL = re.compile(r"\S+ -?[0-9.]+ [0-9.]+ (ok|short)")
         "benchmarks.serving --runs 1 --seconds 1 --keys 1000 --only sqlite",
         "benchmarks.peers.run --share 0.05 --only ours windows",
         "benchmarks.pages --jobs 3 --weeks 1 2 --requests 2",
-        "benchmarks.state_backends --keys 1000 --batches 3 --only memory rocksdb --memory 1g",
+        "benchmarks.state_backends --keys 1000 --batches 3 --memory 1g",
         "benchmarks.quality --commits 2 --rows 1000 --times 6",
         "benchmarks.fleet --jobs 3 4 --seconds 5",
     ],
