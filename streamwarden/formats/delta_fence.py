@@ -25,19 +25,16 @@ from streamwarden import __version__
 from streamwarden.errors import StreamwardenError
 from streamwarden.foreign_json import parse
 from streamwarden.formats.delta_checksum import write_checksum
-from streamwarden.formats.delta_log import FENCE, DeltaLog, application_id
+from streamwarden.formats.delta_log import FENCE, SHUT, DeltaLog, application_id
 from streamwarden.model.status import CheckpointRef
 from streamwarden.storage import Conflict
 from streamwarden.store.layout import delta_log_key
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["SHUT", "fence"]
+__all__ = ["fence"]
 
 _TRIES = 20
 """Maximum lost races. Each is another commit: by OPTIMIZE, or, once, by the driver that is to be fenced off."""
-
-SHUT = 2**63 - 1
-"""The transaction version of a generation that is fenced off."""
 
 
 def fence(

@@ -16,10 +16,13 @@ from streamwarden.foreign_json import parse
 from streamwarden.storage import FileStore
 from streamwarden.store.layout import delta_log_key, published_log_key
 
-__all__ = ["FENCE", "ChangeCommit", "DeltaLog", "TableState", "application_id", "is_action", "start_id"]
+__all__ = ["FENCE", "SHUT", "ChangeCommit", "DeltaLog", "TableState", "application_id", "is_action", "start_id"]
 
 FENCE = "FENCE"
 """The operation of commits that fence off other generations; see :mod:`~streamwarden.formats.delta_fence`."""
+
+SHUT = 2**63 - 1
+"""The transaction version of a generation that is fenced off."""
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _GENERATION = re.compile(r"(.*/g)(\d+)")

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from streamwarden.errors import StreamwardenError
 from streamwarden.foreign_json import parse
 from streamwarden.formats.checkpoint import CheckpointReader
-from streamwarden.formats.delta_fence import SHUT
-from streamwarden.formats.delta_log import DeltaLog, application_id
+from streamwarden.formats.delta_log import SHUT, DeltaLog, application_id
 from streamwarden.model.savepoint import Manifest
 from streamwarden.model.source_spec import DeltaSource, Source
 from streamwarden.model.spec import JobSpec

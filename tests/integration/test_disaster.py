@@ -38,6 +38,10 @@ TOMORROW = [(1, 15), (4, 16)]
 """Key and id of each row of the source."""
 
 
+PATIENCE = {"deploy": ("--wait", "600"), "restore": ("--stop-timeout", "600", "--health-timeout", "600")}
+"""Options of commands, for a busy machine."""
+
+
 class Day:
     """One day of the job: a source table, the job, copies of the root."""
 
@@ -111,6 +115,8 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
         patch.setenv("STREAMWARDEN_CONFIG", str(folder / "config"))
         patch.setenv("STREAMWARDEN_PROFILE", "test")
         place = Place(folder)
+        # With it, a driver may take longer to its first heartbeat: this machine may be busy.
+        place.profile(lease="300s")
         place.job(
             JOB,
             module="tests.integration.jobs.counts_and_rows",
@@ -189,7 +195,7 @@ def test_what_doctor_says_leads_back_to_equal(
     if verb == "restore":
         assert f"--savepoint {day.savepoints['yesterday']}" in " ".join(commands)
     for command in commands:
-        day.run(*shlex.split(command)[1:])
+        day.run(*shlex.split(command)[1:], *PATIENCE.get(command.split()[1], ()))
     day.arrive(*TOMORROW)
     day.await_equal()
     assert day.doctor(code=0) == (set(), [])

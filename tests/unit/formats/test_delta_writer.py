@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.formats.delta_fence import SHUT
+from streamwarden.formats.delta_log import SHUT
 from streamwarden.formats.delta_writer import DeltaWriter, Finality, UnfitTableError, has_duplicates
 
 pytestmark = pytest.mark.unit
