@@ -16,7 +16,7 @@ endif
 $(shell [ ! -s .venv/.ready ] || [ "$$(cat .venv/.ready)" = "$$(pwd -P)" ] || rm -rf .venv .tools)
 
 .PHONY: audit fuzz help setup s3-server kafka-server demo chaos test test-ci test-fast test-long test-browser compose-engine compose-test check format up down docs docs-site test-launchers yarn-cluster \
-	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet bench-pages bench-scale record-load \
+	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet bench-pages bench-scale record-load bench-rescale-cluster \
 	clean
 
 help: ## Say what there is
@@ -155,6 +155,9 @@ bench-savepoint: setup ## Savepoints against cp, sha256sum and reprocessing
 
 bench-rescale: setup ## A rescale's downtime, beside the bare one's and reprocessing
 	@$(BIN)/python -m benchmarks.rescale
+
+bench-rescale-cluster: setup ## The same on a Spark standalone cluster with free slots
+	@$(BIN)/python -m benchmarks.rescale_cluster
 
 bench-pages: setup ## Server time of the pages: a hundred jobs, a week and thirteen weeks of batches
 	@$(BIN)/python -m benchmarks.pages

@@ -46,6 +46,8 @@ class KeyedJob:
         Maximum files of a batch.
     interval
         Seconds between the starts of two batches.
+    profile
+        Further fields of the profile.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class KeyedJob:
         partitions: int = 4,
         files: int = 1,
         interval: float = 0.1,
+        profile: Mapping[str, Any] | None = None,
     ) -> None:
         self.keys = keys
         self.written = 0
@@ -68,7 +71,8 @@ class KeyedJob:
             "state": {"partitions": partitions},
             "resources": {"cores": CORES, "memory": MEMORY},
         }
-        self.workspace = _workspace(folder, {name: {**job, **(own or {}).get(name, {})} for name in names})
+        jobs = {name: {**job, **(own or {}).get(name, {})} for name in names}
+        self.workspace = _workspace(folder, jobs, profile or {})
         self.random = np.random.default_rng(keys)
 
     def fill(self) -> None:
@@ -129,12 +133,13 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
     return result, time.perf_counter() - started
 
 
-def _workspace(folder: Path, jobs: Mapping[str, Mapping[str, Any]]) -> Workspace:
+def _workspace(folder: Path, jobs: Mapping[str, Mapping[str, Any]], profile: Mapping[str, Any]) -> Workspace:
     config = folder / "config"
     (config / "jobs").mkdir(parents=True)
     (config / "profiles").mkdir()
     for name, job in jobs.items():
         spec = {"name": name, "sinks": [{"table": f"{name}_out", "mode": "append"}], **job}
         (config / "jobs" / f"{name}.yaml").write_text(yaml.safe_dump(spec))
-    (config / "profiles" / "bench.yaml").write_text(yaml.safe_dump({"name": "bench", "root": str(folder / "root")}))
+    fields = {"name": "bench", "root": str(folder / "root"), **profile}
+    (config / "profiles" / "bench.yaml").write_text(yaml.safe_dump(fields))
     return open_workspace("bench", config=config)

@@ -33,6 +33,7 @@ from streamwarden.model.operation import Operation
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.rescale import Mode, rescale
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.workspace import Workspace
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import observe
 
@@ -92,13 +93,13 @@ class Measurement:
             modes: tuple[Mode, Mode] = ("online", "offline") if number % 2 == 0 else ("offline", "online")
             with Load(self.job.write_some, INTERVAL_S):
                 for mode, parallelism in zip(modes, PARALLELISMS, strict=True):
-                    self._settle()
+                    settle(self.workspace)
                     done = rescale(self.workspace, JOB, partitions=parallelism, mode=mode, by="benchmark")
                     found[mode].append(done.plan.downtime_s or 0.0)
                     if mode == "offline":
                         plain.append(_from_stop(done))
-                    _tell(self.job.keys, mode, parallelism, done)
-                self._settle()
+                    tell(self.job.keys, mode, parallelism, done)
+                settle(self.workspace)
                 driver_control.stop(self.workspace, JOB, by="benchmark")
                 found["bare"].append(self._bare(PARALLELISMS[0]))
             if number == runs - 1:
@@ -135,18 +136,17 @@ class Measurement:
         _say(self.job.keys, "scratch", f"{took + reading:5.1f} s", {"deploy": took, f"read {rows} rows": reading})
         return took + reading
 
-    def _settle(self) -> None:
-        """Wait for some batches of the running driver, so that measurements begin alike."""
-        incarnation = observe(self.workspace, JOB).incarnation
-        driver_control.wait_for(
-            self.workspace,
-            JOB,
-            lambda seen: (
-                seen.incarnation == incarnation and bool(seen.progress and len(seen.progress.recent) >= _SETTLED)
-            ),
-            timeout=300,
-            what="some batches",
-        )
+
+def settle(workspace: Workspace) -> None:
+    """Wait for some batches of the running driver, so that measurements begin alike."""
+    incarnation = observe(workspace, JOB).incarnation
+    driver_control.wait_for(
+        workspace,
+        JOB,
+        lambda seen: seen.incarnation == incarnation and bool(seen.progress and len(seen.progress.recent) >= _SETTLED),
+        timeout=300,
+        what="some batches",
+    )
 
 
 def bare(checkpoint: Path, rows: str, out: Path, partitions: int) -> dict[str, float]:
@@ -197,7 +197,8 @@ def _from_stop(done: Operation) -> float:
     return _seconds(ended["stop"], ended["first batch"])
 
 
-def _tell(keys: int, way: str, parallelism: int, done: Operation) -> None:
+def tell(keys: int, way: str, parallelism: int, done: Operation) -> None:
+    """Print a rescale's downtime and the seconds of its steps."""
     steps: dict[str, float] = {}
     for step in done.steps:
         # Some steps occur twice, if a copy could not keep up.

@@ -127,7 +127,7 @@ with DAG(
 
 with DAG(
     dag_id="rescale",
-    description="Change a job's state partitions, cores or memory, keeping its state; roll back if it is not healthy.",
+    description="Change a job's partitions, cores, executors or memory, keeping its state; roll back if not healthy.",
     doc_md=(
         "Checks first, while the job runs, whether it can be rescaled, and starts the new driver's JVM. With"
         " `online`: takes a savepoint, repartitions a copy of its state while the job runs, verifies that the state"
@@ -135,9 +135,9 @@ with DAG(
         " the new driver takes over. With `offline`, or if the copy can't keep up: the job is stopped first. If"
         " the job does not become healthy, it is rolled back to its untouched checkpoint and its previous"
         " parallelism, and this run fails with the reason. The job's own DAG run continues.\n\nLeave a field empty to"
-        " keep its value. A change of cores or memory alone needs no copy. The new values replace the YAML's until"
-        " somebody changes the same field there. If `rescale` is ended by hand, the job is in its old or its new"
-        " state, never between them."
+        " keep its value. A change of cores, executors or memory alone needs no copy. The new values replace the"
+        " YAML's until somebody changes the same field there. If `rescale` is ended by hand, the job is in its old or"
+        " its new state, never between them."
     ),
     schedule=None,
     tags=["streamwarden", "operations"],
@@ -152,7 +152,19 @@ with DAG(
             description="Number of parts of the state, and of tasks that a batch can use.",
         ),
         "cores": Param(
-            default=None, type=["null", "integer"], minimum=1, title="Cores", description="Cores of the driver."
+            default=None,
+            type=["null", "integer"],
+            minimum=1,
+            title="Cores",
+            description="Tasks that run at once: cores of the driver, or of all executors together.",
+        ),
+        "executors": Param(
+            default=None,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=1024,
+            title="Executors",
+            description="On a cluster: how many executors share the cores evenly.",
         ),
         "memory": Param(
             default=None,
@@ -204,6 +216,7 @@ with DAG(
         job="{{ params.job }}",
         partitions="{{ params.partitions }}",
         cores="{{ params.cores }}",
+        executors="{{ params.executors }}",
         memory="{{ params.memory or '' }}",
         wanted="{{ params.approval }}",
         advised="{{ (dag_run.conf or {}).get('advised', False) }}",
@@ -213,6 +226,7 @@ with DAG(
         job="{{ params.job }}",
         partitions="{{ params.partitions }}",
         cores="{{ params.cores }}",
+        executors="{{ params.executors }}",
         memory="{{ params.memory or '' }}",
         on_timeout="{{ params.on_timeout }}",
         mode="{{ params.mode }}",

@@ -296,7 +296,11 @@ class _Advisor:
         return max(known) if len(known) == len(rates) else None
 
     def _within(self, cores: int) -> int:
-        return min(max(cores, self.settings.min_cores), self.settings.max_cores)
+        limits, each = self.settings, self.parallelism.executors or 1
+        allowed = min(max(cores, limits.min_cores), limits.max_cores)
+        # Executors have the same number of cores each.
+        even = -(-allowed // each) * each
+        return even if even <= limits.max_cores else max(allowed // each, 1) * each
 
     # -- partitions --------------------------------------------------------------------------------------------------
 

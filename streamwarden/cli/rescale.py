@@ -44,6 +44,9 @@ def rescale(
         int | None, typer.Option("--partitions", "-n", help="New number of state partitions.")
     ] = None,
     cores: Annotated[int | None, typer.Option("--cores", "-c", help="New resources.cores.")] = None,
+    executors: Annotated[
+        int | None, typer.Option("--executors", "-e", help="New resources.executors, on a cluster.")
+    ] = None,
     memory: Annotated[
         str | None, typer.Option("--memory", "-m", help="New resources.memory, the JVM heap, such as 2g.")
     ] = None,
@@ -70,12 +73,12 @@ def rescale(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change a job's state partitions, cores or memory, keeping its state; roll back if it is not healthy."""
+    """Change a job's partitions, cores, executors or memory, keeping its state; roll back if it is not healthy."""
     if on_timeout not in get_args(OnTimeout):
         raise typer.BadParameter(f"{on_timeout!r} is not 'roll back' or 'hold'", param_hint="--on-timeout")
     _refuse_together(
         {"--resume": resume, "--cancel": cancelled, "--dry-run": dry_run},
-        {"--partitions": partitions, "--cores": cores, "--memory": memory},
+        {"--partitions": partitions, "--cores": cores, "--executors": executors, "--memory": memory},
     )
     workspace = open_workspace(profile, root=root)
     if cancelled:
@@ -85,10 +88,10 @@ def rescale(
             out.print("Its process died: it rolls back once it is resumed with --resume", markup=False)
         return
     if dry_run:
-        planned = plan_rescale(workspace, job, partitions=partitions, cores=cores, memory=memory)
+        planned = plan_rescale(workspace, job, partitions=partitions, cores=cores, executors=executors, memory=memory)
         print_json(_described(planned)) if as_json else out.print(_plan_table(planned))
         return
-    by, params = who(), {"partitions": partitions, "cores": cores, "memory": memory}
+    by, params = who(), {"partitions": partitions, "cores": cores, "executors": executors, "memory": memory}
     params |= {"on_timeout": on_timeout, "mode": mode_of(mode), "reason": reason}
     given: dict[str, float | None] = {"stop_timeout": stop_timeout, "health_timeout": health_timeout}
     timeouts: dict[str, float | None] = {"stop_timeout": _TIMEOUT_S, "health_timeout": None}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from streamwarden.driver.executors import executor_settings
 from streamwarden.driver.logs import write_log4j
 from streamwarden.model.profile import Profile
 from streamwarden.model.spec import JobSpec
@@ -128,13 +128,7 @@ def _settings(profile: Profile, spec: JobSpec) -> dict[str, str]:
     if spec.state.backend == "rocksdb":
         changelog = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
         settings[changelog] = str(spec.state.changelog_enabled).lower()
-    if "spark://" in profile.master:
-        settings["spark.cores.max"] = str(spec.resources.cores)
-    elif profile.on_cluster:
-        # YARN and Kubernetes count executors: one with all cores, unless a setting wants smaller executors.
-        each = int(settings.setdefault("spark.executor.cores", str(spec.resources.cores)))
-        settings["spark.executor.instances"] = str(math.ceil(spec.resources.cores / each))
-    return settings
+    return {**settings, **executor_settings(profile.master, spec.resources)}
 
 
 def temporary(scratch: Path) -> str:

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from streamwarden import __version__
 from streamwarden.driver.backlog import Backlog, backlog_of
 from streamwarden.driver.causes import Cause, Failure, explain, headline, shortened
+from streamwarden.driver.executors import Executors
 from streamwarden.driver.export import Export, open_export
 from streamwarden.driver.heartbeat import Heart
 from streamwarden.driver.history import History
@@ -87,6 +88,9 @@ _log = logging.getLogger(__name__)
 _WATCH_S = 0.5
 """Seconds between two looks at whether the query has failed: each is a call to the JVM, all day long."""
 
+_EXECUTORS_S = 5.0
+"""Seconds between two looks at a cluster's executors: a call to the JVM each."""
+
 _LAST_METRICS_S = 5.0
 _LAST_ROWS_S = 20.0
 """Maximum seconds that the end waits for a collector, and for the table of batches. The lease is renewed meanwhile."""
@@ -150,6 +154,7 @@ class Driver:
         self._arrivals: Arrivals | None = None
         self._query: RunningQuery | None = None
         self._history: History | None = None
+        self._executors: Executors | None = None
         self._keeper: SpareKeeper | None = None
         self._sources: list[QuerySource] = []
         # Kafka's ids of the topics that this process has read.
@@ -194,8 +199,10 @@ class Driver:
         session = self._open_session(spec)
         self._history = History(self._workspace, spec, reference.path, self._heart.guard)
         first = spec if self._history.is_read else spec.on_history()
+        self._executors = Executors(session)
+        self._await(self._executors.missing)
         for waited in (spec, first):
-            self._await_source(session, waited)
+            self._await(functools.partial(missing_source, session, self._workspace, waited))
         if self._heart.stop.is_set():
             return
         opened = open_outputs(
@@ -409,6 +416,8 @@ class Driver:
             failure = query.failure()
             if failure is not None:
                 return failure
+            if self._executors is not None:
+                self._tell(self._executors.missing(every=_EXECUTORS_S))
             if self._history is not None and not self._history.is_read and self._heart.batch != looked:
                 batch = self._heart.batch
                 # In an outage of the store, the next look may find out.
@@ -417,6 +426,14 @@ class Driver:
                         return None
                     looked = batch
         return None
+
+    def _tell(self, missing: str | None) -> None:
+        """Report WAITING while a cluster has taken all executors: a restart would not bring any."""
+        if missing is not None and self._heart.state is DriverState.RUNNING:
+            self._heart.say(DriverState.WAITING, missing)
+        elif missing is None and self._heart.state is DriverState.WAITING:
+            self._heart.idle_at = utc_now()
+            self._heart.say(DriverState.RUNNING, "the cluster has given executors again")
 
     def _survive(self, spec: JobSpec, failure: Failure) -> None:
         """Count a failed try and wait; raise after too many consecutive failures, or if another try can't help."""
@@ -522,15 +539,17 @@ class Driver:
             self._recorder = BatchRecorder(self._workspace, self._job, self._incarnation, self._heart.generation, spec)
             self._recorder.start()
 
-    def _await_source(self, session: SparkSession, spec: JobSpec) -> None:
-        while (missing := missing_source(session, self._workspace, spec)) is not None:
-            if self._heart.state is not DriverState.WAITING:
+    def _await(self, missing_now: Callable[[], str | None]) -> None:
+        """Wait until nothing is missing any more, or until a stop."""
+        while (missing := missing_now()) is not None:
+            if (self._heart.state, self._heart.reason) != (DriverState.WAITING, missing):
                 self._heart.say(DriverState.WAITING, missing)
             if self._heart.stop.wait(0.5):
                 return
             self._heart.check()
         if self._heart.state is DriverState.WAITING:
-            # Until now there was no source to read. Counted from the launch, its first batch would be late at once.
+            # Until now there was no source to read, or no executor. Counted from the launch, its first batch would be
+            # late at once.
             self._heart.idle_at = utc_now()
 
     def _checkpoint_ref(self) -> CheckpointRef:

@@ -2,12 +2,13 @@
 
 It reads a JSON command per line and answers each with a line. The first is ``{"do": "prepare", "spec": SPEC, "state":
 BOOL}``: it rehearses the job, with work on its state if BOOL is true, and ends if its JVM dies of that. Then follow
-``{"do": "digest", "checkpoint": KEY, "batch": N, "partitions": P}``; ``{"do": "repartition", "checkpoint": KEY,
-"partitions": P}``; ``{"do": "replay", "checkpoint": KEY}``, which finishes the batch that was begun there without
-writing its rows; and ``{"do": "start ahead", "checkpoint": KEY}``, which does so with the job's future query. After the
-last command, ``{"do": "run"}``, it is a driver like any other. If its input ends before that, its parent process is
-gone: it ends at once, with its JVM. Until it runs it holds no lease, and writes only to the checkpoint that it is
-given, and a rehearsal's rows to a temporary folder.
+``{"do": "executor", "within": SECONDS}``, which waits for a cluster's executor; ``{"do": "digest", "checkpoint": KEY,
+"batch": N, "partitions": P}``; ``{"do": "repartition", "checkpoint": KEY, "partitions": P}``; ``{"do": "replay",
+"checkpoint": KEY}``, which finishes the batch that was begun there without writing its rows; and ``{"do": "start
+ahead", "checkpoint": KEY}``, which does so with the job's future query. After the last command, ``{"do": "run"}``, it
+is a driver like any other. If its input ends before that, its parent process is gone: it ends at once, with its JVM.
+Until it runs it holds no lease, and writes only to the checkpoint that it is given, and a rehearsal's rows to a
+temporary folder.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pyspark.sql import SparkSession
 from streamwarden.driver.ahead import QueryAhead
 from streamwarden.driver.causes import headline
 from streamwarden.driver.commands import Commands
+from streamwarden.driver.executors import Executors
 from streamwarden.driver.job_session import adapt_session, start_session
 from streamwarden.driver.jvm import is_unanswered, jvm_end
 from streamwarden.driver.pipeline.module import load_module
@@ -94,6 +96,9 @@ def stand_by(
             answer(rehearsed)
             if "code" in rehearsed:
                 return None
+        elif command["do"] == "executor":
+            assert standby is not None
+            answer({"missing": _missing_executor(standby.prepared.session, command["within"])})
         elif command["do"] == "run":
             answer({"running": True})
             answers.close()
@@ -120,19 +125,17 @@ def _await_executor(session: SparkSession) -> None:
     StreamwardenError
         ``RESCALE_FAILED``.
     """
-    context = session.sparkContext
-    if str(context.master).startswith("local"):
-        return
-    spark: Any = context._jsc.sc()
-    deadline = Deadline(_SLOTS_S)
-    # The driver always counts as one.
-    while spark.getExecutorMemoryStatus().size() <= 1:
-        if not deadline.pause(_POLL_S):
-            what = (
-                f"no executor within {_SLOTS_S:.0f} s: {context.master} has no free slots for the new driver,"
-                " or no worker with enough memory"
-            )
-            raise StreamwardenError("RESCALE_FAILED", what)
+    missing = _missing_executor(session, _SLOTS_S)
+    if missing is not None:
+        raise StreamwardenError("RESCALE_FAILED", f"after {_SLOTS_S:.0f} s: {missing}")
+
+
+def _missing_executor(session: SparkSession, seconds: float) -> str | None:
+    """Wait for an executor, for some seconds; return why there may be none, or None if there is one."""
+    executors, deadline = Executors(session), Deadline(seconds)
+    while (missing := executors.missing()) is not None and deadline.pause(_POLL_S):
+        pass
+    return missing
 
 
 class _Standby:

@@ -76,6 +76,8 @@ _OWNED_SETTINGS = {
     "spark.driver.memory": "resources.memory",
     "spark.executor.memory": "resources.memory",
     "spark.cores.max": "resources.cores",
+    "spark.executor.cores": "resources.cores and resources.executors",
+    "spark.executor.instances": "resources.executors",
     "spark.sql.shuffle.partitions": "state.partitions",
     "spark.sql.streaming.stateStore.providerClass": "state.backend",
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "state.changelog",
@@ -407,6 +409,14 @@ class ResourceSpec(Strict):
     """What the job's driver and executors may use."""
 
     cores: int = Field(default=1, ge=1, le=1024, description="Task slots. 1: many jobs can share a small machine.")
+    executors: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="On a cluster: how many executors share the cores, each the same number of them, and each with"
+        " `memory`. Default: a standalone master decides; on YARN and Kubernetes 1. Without a cluster it has no"
+        " effect.",
+    )
     memory: str = Field(default="1g", description="JVM heap, as Spark writes it: 512m, 2g.")
 
     @field_validator("memory")
@@ -417,6 +427,12 @@ class ResourceSpec(Strict):
         if bytes_of(value) < _LEAST_MEMORY:
             raise ValueError(f"{value} is too little: Spark does not start with less than 466m")
         return value
+
+    @model_validator(mode="after")
+    def _shared_evenly(self) -> Self:
+        if self.executors is not None and self.cores % self.executors:
+            raise ValueError(f"{self.cores} cores can't be shared evenly by {self.executors} executors")
+        return self
 
     @property
     def memory_bytes(self) -> int:

@@ -98,10 +98,11 @@ class CheckpointRef(Decided):
 
 
 class Parallelism(Record):
-    """How much of the machine a job uses: its state partitions, cores and memory."""
+    """How much of the machines a job uses: its state partitions, cores, executors and memory."""
 
     partitions: int = Field(description="State partitions.")
     cores: int
+    executors: int | None = Field(default=None, description="None: the cluster decides, or there is none.")
     memory: str
 
 

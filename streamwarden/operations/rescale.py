@@ -22,7 +22,7 @@ from streamwarden.runtime.standby import Standby, standby
 from streamwarden.savepoints.compatibility import readers_of
 from streamwarden.savepoints.take import Report
 from streamwarden.store.documents import JobDocuments
-from streamwarden.store.effective_spec import with_parallelism
+from streamwarden.store.effective_spec import FIELDS, with_parallelism
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.backlog import pending
@@ -56,12 +56,18 @@ _HEALTH_S = 300.0
 """The minimum time-out for the new driver's health: a first batch may be as large as its limits allow."""
 
 
+_SLOTS_S = 60.0
+"""How long a cluster may take to give the new driver an executor beside the running job. 60 s: an executor's start on a
+loaded machine. The job runs meanwhile."""
+
+
 def rescale(
     workspace: Workspace,
     job: str,
     *,
     partitions: int | None = None,
     cores: int | None = None,
+    executors: int | None = None,
     memory: str | None = None,
     on_timeout: OnTimeout = "roll back",
     mode: Mode = "online",
@@ -73,7 +79,7 @@ def rescale(
     health_timeout: float | None = None,
     report: Report | None = None,
 ) -> Operation:
-    """Change a job's state partitions, cores or memory.
+    """Change a job's state partitions, cores, executors or memory.
 
     While the job runs, the rescale checks its preconditions and starts the new driver's JVM beside it. It takes a
     pre-rescale savepoint, repartitions a copy under a new generation, and proves that the copy has the same state. Then
@@ -92,6 +98,8 @@ def rescale(
         State partitions; None keeps them.
     cores
         Cores, as ``resources.cores``; None keeps them.
+    executors
+        Executors, as ``resources.executors``; None keeps them.
     memory
         JVM heap, as ``resources.memory``; None keeps it.
     on_timeout
@@ -99,8 +107,8 @@ def rescale(
     mode
         ``online`` repartitions a copy of a savepoint while the job runs. The copy replays the job's batches, and the
         job stops only then. ``offline`` stops the job first; so does ``online`` if the copy cannot keep up, and on a
-        cluster. Both end with the same state. Both are the same for a job that does not run, or if the number of
-        partitions stays.
+        cluster without free slots. Both end with the same state. Both are the same for a job that does not run, or if
+        the number of partitions stays.
     by, reason
         Actor and reason.
     approved_by
@@ -126,6 +134,8 @@ def rescale(
     """
     params: dict[str, Any] = {"partitions": partitions, "cores": cores, "memory": memory, "on_timeout": on_timeout}
     params |= {"mode": mode, "reason": reason}
+    if executors is not None:
+        params["executors"] = executors
     with begin(workspace, job, "rescale", by=by, params=params) as handle:
         if health_timeout is None:
             health_timeout = _time_for_health(workspace, job)
@@ -227,8 +237,9 @@ class _Rescale(RescaleVerdict):
         assert spare is not None
         planned = self._planned
         self._runs_on = observe(self._workspace, self._job).phase.alive
-        with self._step(StepName.START_SPARK):
+        with self._step(StepName.START_SPARK) as step:
             spare.await_ready(self._heed)
+            self._await_slots(spare, step)
         copy = None
         if planned.repartitions and self._mode == "online" and observe(self._workspace, self._job).phase.alive:
             copy = self._prepare_ahead(planned, spare)
@@ -240,14 +251,25 @@ class _Rescale(RescaleVerdict):
                 self._save_if_any()
         self._switch(planned, copy)
 
+    def _await_slots(self, spare: Standby, step: Step) -> None:
+        """Wait for slots of a cluster beside the running job's; without any, the job is stopped first.
+
+        The standby driver is an application of its own, and works on the state with its own executors.
+        """
+        ahead = self._planned.repartitions and self._mode == "online" and self._runs_on
+        if not (ahead and self._workspace.profile.on_cluster):
+            return
+        missing = spare.missing_executor(_SLOTS_S, self._heed)
+        if missing is not None:
+            why = f"after {_SLOTS_S:.0f} s beside the job: {missing}"
+            self.handle.plan(offline=why)
+            step.detail = f"offline: {why}"
+
     def _offline_because(self, seen: Observation) -> str:
         """Return why the job is stopped first although ``online`` was requested; empty if it is not stopped first."""
         # Reads the requested mode, not the mode of an earlier try: otherwise the next try would drop the reason.
         if self._asked_mode != "online":
             return ""
-        if self._workspace.profile.on_cluster:
-            # The standby driver is a separate application; without a slot, its first digest waits for an hour.
-            return "on a cluster its Spark may get no slots before the job has given back its own"
         assert seen.desired is not None
         bound = self._bound_tables(seen.desired.spec)
         return f"{', '.join(bound)} can't be put back, should a replayed copy differ" if bound else ""
@@ -269,7 +291,7 @@ class _Rescale(RescaleVerdict):
         return sorted({*read, *left, *(f"topic {one.topic}" for one in spec.kafka_sinks)})
 
     def _target(self) -> dict[str, Any]:
-        return {name: self.handle.operation.params[name] for name in ("partitions", "cores", "memory")}
+        return {name: self.handle.operation.params.get(name) for name in FIELDS}
 
     def _note(self, seen: Observation, planned: RescalePlan) -> None:
         """Record what the verdict and a rollback compare with, before any change; forget a killed try's values."""

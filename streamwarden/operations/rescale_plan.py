@@ -78,7 +78,7 @@ class RescalePlan:
     def words(self) -> str:
         """The changes in words: ``partitions 2 -> 8, cores 1 -> 2``."""
         return ", ".join(
-            f"{name} {getattr(self.was, name)} -> {getattr(self.to, name)}"
+            f"{name} {_said(self.was, name)} -> {_said(self.to, name)}"
             for name in FIELDS
             if getattr(self.was, name) != getattr(self.to, name)
         )
@@ -90,6 +90,7 @@ def plan_rescale(
     *,
     partitions: int | None = None,
     cores: int | None = None,
+    executors: int | None = None,
     memory: str | None = None,
     operation: str | None = None,
 ) -> RescalePlan:
@@ -97,7 +98,7 @@ def plan_rescale(
 
     Parameters
     ----------
-    partitions, cores, memory
+    partitions, cores, executors, memory
         As for :func:`~streamwarden.operations.rescale.rescale`.
     operation
         The id of the calling operation; any other operation on the job blocks the rescale.
@@ -119,7 +120,7 @@ def plan_rescale(
     # The deployed spec, not the YAML: a deploy rolls out the YAML.
     spec = seen.desired.spec
     was, facts = current_parallelism(workspace, job, spec)
-    asked = {"partitions": partitions, "cores": cores, "memory": memory}
+    asked = {"partitions": partitions, "cores": cores, "executors": executors, "memory": memory}
     to = was.model_copy(update={name: value for name, value in asked.items() if value is not None})
     _check(spec, to)
     if to == was:
@@ -261,4 +262,9 @@ def _check_spark(job: str, written: str | None) -> None:
 
 
 def _words(parallelism: Parallelism) -> str:
-    return ", ".join(f"{name} {getattr(parallelism, name)}" for name in FIELDS)
+    return ", ".join(f"{name} {_said(parallelism, name)}" for name in FIELDS if getattr(parallelism, name) is not None)
+
+
+def _said(parallelism: Parallelism, name: str) -> object:
+    value = getattr(parallelism, name)
+    return "any" if value is None else value

@@ -141,6 +141,7 @@ _RULES: dict[str, tuple[Effect, str]] = {
     "state.ttl": (Effect.SAVEPOINT, "changes how long state is kept, and so the results"),
     "state.min_batches_to_retain": (Effect.RESTART, "Spark reads it when it starts"),
     "resources.cores": (Effect.RESTART, "the JVM takes it when it starts"),
+    "resources.executors": (Effect.RESTART, "the cluster provides them when the driver starts"),
     "resources.memory": (Effect.RESTART, "the JVM takes it when it starts"),
     "savepoints": (Effect.LIVE, "read when a savepoint is due, and by housekeeping"),
     "health": (Effect.LIVE, _SUPERVISOR),

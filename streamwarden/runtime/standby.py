@@ -89,6 +89,12 @@ class Standby:
             self._next(_START_S, say)
             self._ready = True
 
+    def missing_executor(self, within: float, say: Callable[[], None]) -> str | None:
+        """Wait for a cluster's executor, for some seconds; return why there may be none, or None if there is one."""
+        answer = self._ask({"do": "executor", "within": within}, within + _END_S, say)
+        missing: str | None = answer["missing"]
+        return missing
+
     def digests(
         self, checkpoint: str, batch: int, partitions: int, *, timeout: float, say: Callable[[], None]
     ) -> dict[str, str]:

@@ -17,13 +17,24 @@ from streamwarden.store.workspace import Workspace
 
 __all__ = ["FIELDS", "as_before", "decide", "effective_spec", "forget_overruled", "parallelism_of", "with_parallelism"]
 
-FIELDS = {"partitions": "state.partitions", "cores": "resources.cores", "memory": "resources.memory"}
+FIELDS = {
+    "partitions": "state.partitions",
+    "cores": "resources.cores",
+    "executors": "resources.executors",
+    "memory": "resources.memory",
+}
 """The values that a rescale can change, with the spec's fields."""
 
 
 def parallelism_of(spec: JobSpec) -> Parallelism:
     """Return a spec's parallelism."""
-    return Parallelism(partitions=spec.state.partitions, cores=spec.resources.cores, memory=spec.resources.memory)
+    resources = spec.resources
+    return Parallelism(
+        partitions=spec.state.partitions,
+        cores=resources.cores,
+        executors=resources.executors,
+        memory=resources.memory,
+    )
 
 
 def with_parallelism(spec: JobSpec, parallelism: Parallelism) -> JobSpec:
@@ -31,7 +42,9 @@ def with_parallelism(spec: JobSpec, parallelism: Parallelism) -> JobSpec:
     return spec.model_copy(
         update={
             "state": spec.state.model_copy(update={"partitions": parallelism.partitions}),
-            "resources": spec.resources.model_copy(update={"cores": parallelism.cores, "memory": parallelism.memory}),
+            "resources": spec.resources.model_copy(
+                update={name: getattr(parallelism, name) for name in ("cores", "executors", "memory")}
+            ),
         }
     )
 

@@ -750,15 +750,34 @@ def test_tables_that_could_not_be_put_back_take_the_plain_way(
     assert [state for _, state in began] == [plain, plain], "its Spark rehearses work on state, as offline"
 
 
-@pytest.mark.parametrize(("master", "plain"), [("spark://host:7077", True), ("local[{cores}]", False)])
-def test_on_a_cluster_the_job_is_stopped_before_its_copy_needs_slots(
-    place: Place, monkeypatch: pytest.MonkeyPatch, master: str, plain: bool
+@pytest.mark.parametrize("missing", ["no executor: no free slots", None])
+def test_on_a_cluster_the_copy_is_made_ahead_if_its_spark_gets_slots(
+    place: Place, monkeypatch: pytest.MonkeyPatch, missing: str | None
 ) -> None:
-    place.profile(master=master)
+    place.profile(master="spark://host:7077")
     place.deploy()
     place.batch(1)
-    began = prechecks_of_more_partitions(place, monkeypatch)
-    assert [("offline: on a cluster" in detail, state) for detail, state in began] == [(plain, plain)] * 2
+    found = plan_rescale(place.workspace, "lamp", cores=cores(place) + 1)
+    planned = replace(found, to=found.to.model_copy(update={"partitions": found.was.partitions + 1}))
+    monkeypatch.setattr("streamwarden.operations.rescale.plan_rescale", lambda *_, **__: planned)
+    monkeypatch.setattr(Standby, "missing_executor", lambda *_: missing)
+
+    def ends(step: str) -> Any:
+        def end(*_: Any, **__: Any) -> None:
+            raise StreamwardenError("RESCALE_FAILED", step)
+
+        return end
+
+    monkeypatch.setattr(_Rescale, "_prepare_ahead", ends("ahead"))
+    monkeypatch.setattr(_Rescale, "_stop", ends("stopped first"))
+    with pytest.raises(StreamwardenError, match="ahead" if missing is None else "stopped first"):
+        rescale(place.workspace, "lamp", partitions=3, by="test")
+    told = {step.name: step.detail for step in operation(place).steps}
+    assert "offline" not in told["precheck"]
+    assert ("offline" in told["start Spark"], "no free slots" in operation(place).plan.offline) == (
+        missing is not None,
+        missing is not None,
+    )
 
 
 def prechecks_of_more_partitions(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:

@@ -18,6 +18,7 @@ PLACES = {
     "local": "tests.launchers.local:LocalPlace",
     "host": "tests.launchers.hosts:HostPlace",
     "yarn": "tests.launchers.yarn:YarnPlace",
+    "standalone": "tests.launchers.standalone:StandalonePlace",
     "host-s3": "tests.launchers.hosts:HostsOnS3",
 }
 """The kinds of place that the contract holds for. One whose name ends with -s3 keeps all but its logs in a bucket."""
@@ -43,6 +44,8 @@ def place(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[LauncherPlace]:
     """A place of a kind, open. A test for one kind alone parametrises `kind` itself."""
+    if kind not in chosen():
+        pytest.skip(f"{ONLY} leaves {kind} out")
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     # Drivers are in UTC, wherever they are started.
     monkeypatch.setenv("TZ", "America/New_York")

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import psutil
 
 from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.model.supervision import Supervision
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.runtime.launchers.interface import DriverState, FoundDriver
@@ -55,6 +56,9 @@ class LauncherPlace(Place, ABC):
     NOTICED_S: ClassVar[float] = 5.0
     """Within this time, a driver's death is known to whoever observes the job."""
 
+    ROW_MS: ClassVar[int] = 0
+    """How long a task needs for a row, at least."""
+
     NO_ROOM: ClassVar[str] = ""
     """Why a driver of this place never waits for room; empty if it does."""
 
@@ -62,7 +66,8 @@ class LauncherPlace(Place, ABC):
         self._store = store or {}
         self.hold = folder / "hold"
         super().__init__(folder)
-        self.counts = Counts(self, "tests.integration.jobs.holding", options={"marker": str(self.hold)})
+        options = {"marker": str(self.hold), "row_ms": self.ROW_MS}
+        self.counts = Counts(self, "tests.integration.jobs.holding", options=options)
         self.job(JOB, restarts={"max": 5, "backoff": "100ms", "backoff_max": "1s"})
 
     def profile(self, **fields: Any) -> Workspace:
@@ -126,8 +131,13 @@ class LauncherPlace(Place, ABC):
         """Deploy the job over some rows, wait until they are counted, and return the driver's incarnation."""
         self.counts.add(keys or [*range(20), 1, 1])
         driver = self.launch()
-        self.counts.check()
+        self.check()
         return driver
+
+    def check(self) -> None:
+        """Wait until the output equals a count of all rows that have come in."""
+        until(lambda: DeltaLog(self.workspace.files, JOB).latest is not None, "the first batch")
+        self.counts.check()
 
     def launch(self) -> str:
         """Deploy the job, and return the driver's incarnation; don't wait for it."""
@@ -170,16 +180,16 @@ class LauncherPlace(Place, ABC):
     def memory(self) -> Supervision:
         return self.documents(JOB).supervision.read() or Supervision()
 
-    def supervise(self, *, timeout: float = 120) -> None:
+    def restarted(self) -> bool:
+        """Do what a supervisor does, once; return whether it has restarted the job."""
+        seen = self.seen()
+        verdict = decide(seen, self.memory())
+        assert verdict.action is not Action.FAIL, verdict
+        return verdict.action is Action.RESTART and restart(self.workspace, seen, by=BY) is not None
+
+    def supervise(self) -> None:
         """Do what a supervisor does until it has restarted the job."""
-
-        def restarted() -> bool:
-            seen = self.seen()
-            verdict = decide(seen, self.memory())
-            assert verdict.action is not Action.FAIL, verdict
-            return verdict.action is Action.RESTART and restart(self.workspace, seen, by=BY) is not None
-
-        until(restarted, "the supervisor's restart", timeout=timeout)
+        until(self.restarted, "the supervisor's restart")
 
     def running(self) -> Observation:
         return self.wait(JOB, lambda seen: seen.phase is Phase.RUNNING, "a driver that runs")

@@ -32,7 +32,7 @@ def test_it_starts_is_found_by_a_newcomer_and_stops_between_batches(place: Launc
     # All else dies and comes back. The driver goes on, and a process that knows only the place finds it.
     place.restart_all_else()
     place.counts.add([1, 30])
-    place.counts.check()
+    place.check()
     status = place.fresh_status()
     assert (status["phase"], status["incarnation"], status["health"]) == ("running", driver, "ok")
     assert place.found(driver).state is DriverState.STARTED and place.memory().restarts == []
@@ -61,7 +61,7 @@ def test_a_killed_driver_is_noticed_and_restarted(
     assert seen.error is not None and seen.error.code == "DRIVER_DIED" and seen.error.retryable
     place.hold.unlink()
     place.supervise()
-    place.counts.check()
+    place.check()
     assert place.incarnation() != driver and len(place.memory().restarts) == 1
     place.counts.check_totals()
 
@@ -75,7 +75,7 @@ def test_of_two_drivers_one_commits(place: LauncherPlace) -> None:
     until(lambda: place.documents(JOB).exit(second).read() is not None, "the second driver's end")
     ended = place.documents(JOB).exit(second).read()
     assert ended is not None and ended.error is not None and ended.error.code == "LEASE_HELD"
-    place.counts.check()
+    place.check()
     # It never was the job's driver: nobody restarts anything.
     assert place.running().incarnation == first and place.verdict() is Action.WAIT
     place.counts.check_totals()
@@ -89,7 +89,7 @@ def test_one_that_does_not_stop_is_killed(place: LauncherPlace) -> None:
     until(lambda: not place.runs(driver), "the end of its process", timeout=30)
     place.hold.unlink()
     driver_control.start(place.workspace, JOB, by=BY)
-    place.counts.check()
+    place.check()
     place.counts.check_totals()
 
 
@@ -106,7 +106,7 @@ def test_without_room_it_waits_and_spends_no_restart(place: LauncherPlace) -> No
         while time.monotonic() < deadline:
             assert place.verdict() is Action.WAIT
             time.sleep(0.5)
-    place.counts.check()
+    place.check()
     assert place.incarnation() == driver and place.memory().restarts == []
 
 
@@ -118,7 +118,7 @@ def test_a_savepoint_and_a_rescale(place: LauncherPlace) -> None:
     assert made.manifest.partitions == 2
     assert verify(place.workspace, [made], by=BY)[made.manifest.id].verdict == "verified"
     place.counts.add([1, 2, 50])
-    place.counts.check()
+    place.check()
     # The launcher knows the new driver as it knows any other.
     assert place.found(place.incarnation()).state is DriverState.STARTED
     place.counts.check_totals()
@@ -140,5 +140,5 @@ def test_a_start_whose_asker_died_is_repeated(place: LauncherPlace, monkeypatch:
     document.update(lambda now: now.model_copy(update={"at": now.at - timedelta(minutes=2)}))  # type: ignore[union-attr]
     assert place.seen().phase is Phase.SILENT and not place.runs(never)
     place.supervise()
-    place.counts.check()
+    place.check()
     assert place.incarnation() != never and len(place.memory().restarts) == 1

@@ -32,7 +32,7 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
 
     Parameters
     ----------
-    job, partitions, cores, memory, advised
+    job, partitions, cores, executors, memory, advised
         As for :class:`~.rescale_operator.RescaleOperator`. (templated)
     wanted
         Whether to ask; if false, the run continues without approval. (templated)
@@ -40,7 +40,9 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
         The place; default the worker's ``STREAMWARDEN_PROFILE``, ``_CONFIG`` and ``_ROOT``.
     """
 
-    template_fields: Sequence[str] = ("subject", "body", "job", "partitions", "cores", "memory", "wanted", "advised")
+    template_fields: Sequence[str] = (
+        *("subject", "body", "job", "partitions", "cores", "executors", "memory", "wanted", "advised"),
+    )
     ui_color = "#f5ecd0"
 
     def __init__(
@@ -48,6 +50,7 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
         *,
         partitions: int | str | None = None,
         cores: int | str | None = None,
+        executors: int | str | None = None,
         memory: str | None = None,
         wanted: bool | str = True,
         advised: bool | str = False,
@@ -60,6 +63,7 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
         super().__init__(**kwargs)
         self.partitions = partitions
         self.cores = cores
+        self.executors = executors
         self.memory = memory
         self.wanted = wanted
         self.advised = advised
@@ -75,6 +79,7 @@ class RescaleApprovalOperator(JobOperator, ApprovalOperator):
                 self.job,
                 partitions=number_of(self.partitions),
                 cores=number_of(self.cores),
+                executors=number_of(self.executors),
                 memory=self.memory or None,
             )
         except StreamwardenError as error:

@@ -25,14 +25,14 @@ _EMPTY = (None, "", "None")
 
 
 class RescaleOperator(OperationOperator):
-    """Changes a job's state partitions, cores or memory, keeps its state, and rolls back if the job is not healthy.
+    """Changes a job's partitions, cores, executors or memory, and keeps its state; rolls back if it is not healthy.
 
     Returns operation, savepoint, batch, generation, the parallelism before and after, the downtime in seconds and the
     seconds of each step.
 
     Parameters
     ----------
-    partitions, cores, memory
+    partitions, cores, executors, memory
         The new values; an empty text, or None, keeps the current value. (templated)
     on_timeout
         ``roll back`` or ``hold``, for a job whose only fault is that it is not caught up in time. (templated)
@@ -51,7 +51,7 @@ class RescaleOperator(OperationOperator):
 
     template_fields: Sequence[str] = (
         *OperationOperator.template_fields,
-        *("partitions", "cores", "memory", "on_timeout", "mode", "advised", "approved_by", "approved"),
+        *("partitions", "cores", "executors", "memory", "on_timeout", "mode", "advised", "approved_by", "approved"),
     )
     unhealthy = "RESCALE_UNHEALTHY"
 
@@ -60,6 +60,7 @@ class RescaleOperator(OperationOperator):
         *,
         partitions: int | str | None = None,
         cores: int | str | None = None,
+        executors: int | str | None = None,
         memory: str | None = None,
         on_timeout: str = "roll back",
         mode: str = "online",
@@ -72,6 +73,7 @@ class RescaleOperator(OperationOperator):
         super().__init__(health_timeout=health_timeout if health_timeout is not None else "", **kwargs)
         self.partitions = partitions
         self.cores = cores
+        self.executors = executors
         self.memory = memory
         self.on_timeout = on_timeout
         self.mode = mode
@@ -91,6 +93,7 @@ class RescaleOperator(OperationOperator):
             self.job,
             partitions=number_of(self.partitions),
             cores=number_of(self.cores),
+            executors=number_of(self.executors),
             memory=self.memory or None,
             on_timeout=cast(OnTimeout, self.on_timeout),
             mode=mode_of(self.mode),

@@ -15,7 +15,7 @@ from streamwarden.airflow.describe import dag_id_of
 __all__ = ["ACTS", "Act", "acts_of"]
 
 
-_NUMBERS = ("partitions", "cores")
+_NUMBERS = ("partitions", "cores", "executors")
 """Fields of numbers in Airflow's form; all others are texts, also if they look like numbers."""
 
 
@@ -87,8 +87,8 @@ _ALL = (
     Act("deploy", "Deploy", "", "Starts the job with its current YAML, and supervises it.", "streamwarden deploy {}"),
     Act("savepoint", "Take a savepoint", "savepoint", "Copies the checkpoint; the job keeps running.",
         "streamwarden savepoint {}", ("note",)),
-    Act("rescale", "Rescale", "rescale", "Changes state partitions, cores or memory, and keeps the state.",
-        "streamwarden rescale {}", ("partitions", "cores", "memory", "reason")),
+    Act("rescale", "Rescale", "rescale", "Changes partitions, cores, executors or memory, and keeps the state.",
+        "streamwarden rescale {}", ("partitions", "cores", "executors", "memory", "reason")),
     Act("restore", "Restore", "restore", "Starts the job from a savepoint, and rolls back if it is not healthy.",
         "streamwarden restore {}", ("savepoint", "reason")),
     Act("stop", "Stop", "stop", "The driver finishes its batch and ends.", "streamwarden stop {}", ("reason",)),

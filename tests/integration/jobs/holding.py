@@ -1,4 +1,4 @@
-"""The job `counts`, which stays in its batch while a file is there."""
+"""The job `counts`, which stays in its batch while a file is there, and whose tasks may take their time."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ OUTPUTS = counts.OUTPUTS
 
 class Options(JobOptions):
     marker: str
+    row_ms: int = 0
 
 
 _options: Options | None = None
@@ -25,6 +26,9 @@ def transform(source: DataFrame, settings: JobSettings) -> DataFrame:
     global _options
     assert isinstance(settings.options, Options)
     _options = settings.options
+    if _options.row_ms:
+        # Not in Python: executors need no worker for it. It returns "null", as a text.
+        source = source.where(f"java_method('java.lang.Thread', 'sleep', {_options.row_ms}L) IS NOT NULL")
     return counts.transform(source, settings)
 
 

@@ -153,6 +153,13 @@ def test_the_limit_is_named_where_it_binds() -> None:
     assert "advisor.max_cores" in job.asked().why[0]
 
 
+def test_cores_are_a_multiple_of_the_executors() -> None:
+    parallelism = Parallelism(partitions=8, cores=3, executors=3, memory="1g")
+    job = SimulatedJob(lambda _: 5000, settings(max_cores=8), parallelism=parallelism)
+    job.run(3 * HOUR)
+    assert job.parallelism.cores == 6 and {to.cores % 3 for _, to, _ in job.changes} == {0}
+
+
 def test_no_more_cores_than_there_may_be_partitions() -> None:
     parallelism = Parallelism(partitions=4, cores=2, memory="1g")
     job = SimulatedJob(lambda _: 5000, settings(max_partitions=4), parallelism=parallelism)

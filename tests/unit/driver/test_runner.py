@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 
-from streamwarden.driver import heartbeat, runner
+from streamwarden.driver import heartbeat
 from streamwarden.driver.causes import Failure
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.runner import Driver
@@ -41,14 +41,10 @@ def driver(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Driver:
     return Driver(workspace, JOB, "i1", RecordContext(JOB, "i1"))
 
 
-def test_the_wait_for_a_source_table_is_no_time_without_a_batch(
-    driver: Driver, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wait_for_a_source_table_is_no_time_without_a_batch(driver: Driver, workspace: Workspace) -> None:
     looks = iter(["no table yet", None])
-    monkeypatch.setattr(runner, "missing_source", lambda *_: next(looks))
     heartbeat = JobDocuments(workspace.storage, JOB).heartbeat("i1")
-    spark: Any = None
-    driver._await_source(spark, desired().spec)
+    driver._await(lambda: next(looks))
     waited = heartbeat.read()
     assert waited is not None and waited.state is DriverState.WAITING and waited.idle_at is None
     driver._heart.say(DriverState.RUNNING, "batches every trigger interval")
@@ -56,10 +52,20 @@ def test_the_wait_for_a_source_table_is_no_time_without_a_batch(
     assert runs is not None and runs.idle_at is not None and runs.idle_at > waited.at and not runs.idle
 
 
-def test_a_source_that_is_there_leaves_no_trace(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "missing_source", lambda *_: None)
-    spark: Any = None
-    driver._await_source(spark, desired().spec)
+def test_a_job_that_loses_its_executors_waits_and_is_not_late_afterwards(driver: Driver) -> None:
+    driver._heart.say(DriverState.RUNNING, "batches every trigger interval")
+    driver._tell(None)
+    assert driver._heart.state is DriverState.RUNNING
+    driver._tell("no executor")
+    driver._tell("no executor")
+    assert (driver._heart.state, driver._heart.reason) == (DriverState.WAITING, "no executor")
+    assert driver._heart.idle_at is None
+    driver._tell(None)
+    assert driver._heart.state is DriverState.RUNNING and driver._heart.idle_at is not None
+
+
+def test_a_source_that_is_there_leaves_no_trace(driver: Driver) -> None:
+    driver._await(lambda: None)
     assert driver._heart.idle_at is None
 
 

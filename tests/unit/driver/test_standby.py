@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,6 +17,7 @@ import pytest
 
 from streamwarden.driver import standby as module
 from streamwarden.errors import StreamwardenError
+from tests.unit.driver.made_executors import MadeExecutors
 from tests.unit.operations.test_spec_diff import spec
 
 pytestmark = pytest.mark.unit
@@ -140,27 +140,15 @@ def test_what_fails_in_it_is_its_end_while_the_next_command_is_waited_for(standi
     assert standing.process.wait(timeout=20) == 1
 
 
-class Executors:
-    """A session's, of which one comes with each look; the first is the driver's own entry."""
-
-    def __init__(self, master: str, come: int) -> None:
-        self.looks, self._come = 0, come
-        context = SimpleNamespace(sc=lambda: SimpleNamespace(getExecutorMemoryStatus=lambda: self))
-        self.session: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master, _jsc=context))
-
-    def size(self) -> int:
-        self.looks += 1
-        return min(self.looks, 1 + self._come)
-
-
 def test_on_a_cluster_it_waits_for_an_executor_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_POLL_S", 0.01)
     monkeypatch.setattr(module, "_SLOTS_S", 0.2)
-    found = Executors("spark://host:7077", come=1)
+    found = MadeExecutors("spark://host:7077", come=1)
     module._await_executor(found.session)
     assert found.looks == 2
+    assert module._missing_executor(MadeExecutors("spark://host:7077", come=0).session, 0.1) is not None
     with pytest.raises(StreamwardenError, match=r"RESCALE_FAILED.*spark://host:7077 has no free slots"):
-        module._await_executor(Executors("spark://host:7077", come=0).session)
-    local = Executors("local[2]", come=0)
+        module._await_executor(MadeExecutors("spark://host:7077", come=0).session)
+    local = MadeExecutors("local[2]", come=0)
     module._await_executor(local.session)
     assert local.looks == 0

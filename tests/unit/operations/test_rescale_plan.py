@@ -96,6 +96,13 @@ def test_what_can_be_done_is_told_with_what_it_moves(place: Place) -> None:
     assert [one.name for one in found.operators] == ["stateStoreSave"] and found.bytes >= STATE_FILES
 
 
+def test_executors_are_changed_with_the_cores_that_they_share(place: Place) -> None:
+    found = plan_rescale(place.workspace, JOB, cores=4, executors=2)
+    assert found.words == "cores 1 -> 4, executors any -> 2" and not found.repartitions
+    with pytest.raises(StreamwardenError, match=r"RESCALE_INVALID.*resources: 3 cores can't be shared evenly"):
+        plan_rescale(place.workspace, JOB, cores=3, executors=2)
+
+
 def test_a_job_that_was_never_deployed(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with pytest.raises(StreamwardenError, match="NOT_DEPLOYED"):

@@ -133,8 +133,8 @@ EFFECTS = [
     ({"trigger": {"min_pause": "5s"}}, {"trigger.min_pause": Effect.RESTART}),
     ({"failures": {"backoff": "5s"}}, {"failures.backoff": Effect.RESTART}),
     (
-        {"resources": {"memory": "2g", "cores": 2}},
-        {"resources.memory": Effect.RESTART, "resources.cores": Effect.RESTART},
+        {"resources": {"memory": "2g", "cores": 2, "executors": 2}},
+        {f"resources.{name}": Effect.RESTART for name in ("memory", "cores", "executors")},
     ),
     ({"state": {"partitions": 4, "min_batches_to_retain": 5}}, {"state.min_batches_to_retain": Effect.RESTART}),
     ({"state": {"partitions": 4, "changelog": False}}, {"state.changelog": Effect.RESTART}),
