@@ -83,12 +83,11 @@ class HostsOnS3(HostPlace):
         super().__init__(folder, store)
 
     def start_host(self, name: str, *before: str, root: Path | None = None, config: Path | None = None) -> None:
-        root, config = root or self.folder / name / "root", config or self.folder / name / "config"
+        root, config = root or self.folder / name / "disk", config or self.folder / name / "config"
         # As on another machine: the configuration is the same, and no file is.
         shutil.copytree(self.config, config, dirs_exist_ok=True)
         super().start_host(name, *before, root=root, config=config)
 
     def log(self, incarnation: str) -> str:
-        logs = [host / "root" / "logs" for host in self.folder.glob("h*")]
-        (found,) = (file for folder in logs for file in folder.glob(f"*/{incarnation}/driver.log"))
+        (found,) = self.folder.glob(f"h*/disk/logs/*/{incarnation}/driver.log")
         return found.read_text()
