@@ -52,9 +52,10 @@ def test_a_submission_asks_for_one_executor_with_all_cores(tmp_path: Path) -> No
     assert settings["spark.app.name"] == "streamwarden lamp"
 
 
-def test_smaller_executors_are_as_many_as_the_cores_need(tmp_path: Path) -> None:
-    settings = cluster_settings(make_place(tmp_path, **YARN, spark={"spark.executor.cores": "3"}), spec())
-    assert (settings["spark.executor.instances"], settings["spark.executor.cores"]) == ("2", "3")
+def test_executors_share_the_cores(tmp_path: Path) -> None:
+    shared = spec(resources={"cores": 4, "memory": "2g", "executors": 2})
+    settings = cluster_settings(make_place(tmp_path, **YARN), shared)
+    assert (settings["spark.executor.instances"], settings["spark.executor.cores"]) == ("2", "2")
 
 
 def test_a_standby_driver_works_where_it_is_if_a_cluster_starts_drivers(
