@@ -82,7 +82,7 @@ def build_session(
         Further options for the driver's JVM.
     s3
         The S3 server of ``s3a://`` addresses; without it they can't be read. Its jars load only then, so that sessions
-        on local disk start faster.
+        on local disk start faster, or if the only class archive is that of S3's class path.
     kafka
         Whether the session reads Kafka. Its jars are added to the session and not to the class path, which the class
         archive depends on.
@@ -152,12 +152,16 @@ def start_settings(
     StreamwardenError
         ``JAR_MISSING``.
     """
-    jars = [*(require("s3") if s3 is not None else require()), conditional_put.jar()]
+    local = master.startswith("local")
+    # Directly on the class path: spark.jars would copy the jars at every start.
+    on_path = local or same_image
+    use = "s3" if s3 is not None else ""
+    if archived and on_path:
+        use = class_archive.class_path(use)
+    jars = [*require(use), conditional_put.jar()]
     added = [path for path in require("kafka") if path not in jars] if kafka else []
     merged = _session_settings(settings, s3)
-    local = master.startswith("local")
-    if local or same_image:
-        # Directly on the class path: spark.jars would copy the jars at every start.
+    if on_path:
         merged["spark.driver.extraClassPath"] = os.pathsep.join(str(path) for path in jars)
     else:
         added = [*jars, *added]
@@ -168,8 +172,8 @@ def start_settings(
     merged["spark.executor.memory"] = memory
     # A small heap collects faster without parallel threads; two-core machines have none to spare.
     options = "-XX:+UseSerialGC"
-    if archived and (local or same_image):
-        options = f"{options} {class_archive.java_options('s3' if s3 is not None else '')}".rstrip()
+    if archived and on_path:
+        options = f"{options} {class_archive.java_options(use)}".rstrip()
     if same_image and not local:
         merged["spark.executor.extraClassPath"] = merged["spark.driver.extraClassPath"]
         own = merged.get("spark.executor.extraJavaOptions", "")

@@ -19,3 +19,5 @@ def test_an_image_is_not_built_without_the_archive_that_a_checkout_can_do_withou
     assert class_archive.main([]) == 0
     assert class_archive.main(["--required"]) == 1
     assert capsys.readouterr().err.count("no JVM here") == 4
+    assert class_archive.main(["--required", "s3"]) == 1
+    assert capsys.readouterr().err.count("no JVM here") == 1

@@ -40,7 +40,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr(session, "find_java", lambda: "java")
     monkeypatch.setattr(
-        session, "require", lambda *uses: [tmp_path / "kafka.jar" if uses == ("kafka",) else tmp_path / "a.jar"]
+        session, "require", lambda use: [tmp_path / {"kafka": "kafka.jar", "s3": "s3.jar", "": "a.jar"}[use]]
     )
     monkeypatch.setattr(conditional_put, "jar", lambda: tmp_path / "put.jar")
     monkeypatch.setattr(session, "SparkSession", SimpleNamespace(builder=Builder()))
@@ -65,6 +65,19 @@ def test_executors_of_the_same_image_find_jars_and_archive(build: Any, tmp_path:
     assert settings["spark.jars"] == (tmp_path / "kafka.jar").as_uri()
     options = settings["spark.executor.extraJavaOptions"]
     assert str(tmp_path / "classes.jsa") in options and options.endswith(" -Da=b") and "-Ddriver" not in options
+
+
+def test_with_an_archive_of_s3s_class_path_alone_every_session_takes_that_path(build: Any, tmp_path: Path) -> None:
+    (tmp_path / "classes.jsa").rename(tmp_path / "classes-s3.jsa")
+    settings = build("a", master="local[2]")
+    assert settings["spark.driver.extraClassPath"].startswith(str(tmp_path / "s3.jar"))
+    assert str(tmp_path / "classes-s3.jsa") in settings["spark.driver.extraJavaOptions"]
+    assert not [name for name in settings if name.startswith("spark.hadoop.fs.s3a")]
+
+
+def test_executors_elsewhere_are_not_sent_jars_for_an_archive(build: Any, tmp_path: Path) -> None:
+    (tmp_path / "classes.jsa").rename(tmp_path / "classes-s3.jsa")
+    assert "s3.jar" not in build("a", master="spark://host:7077")["spark.jars"]
 
 
 def test_a_local_session_has_no_executor_to_set_up(build: Any) -> None:
