@@ -411,6 +411,7 @@ class ResourceSpec(Strict):
     cores: int = Field(default=1, ge=1, le=1024, description="Task slots. 1: many jobs can share a small machine.")
     executors: int | None = Field(
         default=None,
+        exclude_if=lambda value: value is None,
         ge=1,
         le=1024,
         description="On a cluster: how many executors share the cores, each the same number of them, and each with"

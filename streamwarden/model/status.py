@@ -102,7 +102,11 @@ class Parallelism(Record):
 
     partitions: int = Field(description="State partitions.")
     cores: int
-    executors: int | None = Field(default=None, description="None: the cluster decides, or there is none.")
+    executors: int | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="None: the cluster decides, or there is none.",
+    )
     memory: str
 
 
