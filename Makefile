@@ -15,7 +15,7 @@ endif
 # The environments name their folder: in a copied or moved checkout they would run the code of the first one.
 $(shell [ ! -s .venv/.ready ] || [ "$$(cat .venv/.ready)" = "$$(pwd -P)" ] || rm -rf .venv .tools)
 
-.PHONY: audit fuzz help setup s3-server kafka-server demo chaos test test-ci test-fast test-long test-browser compose-engine compose-test check format up down docs docs-site test-launchers yarn-cluster \
+.PHONY: audit fuzz help setup s3-server kafka-server demo chaos test test-ci test-fast test-long test-browser compose-engine compose-test check format up down docs docs-site test-launchers yarn-cluster kubernetes-server \
 	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet bench-pages bench-scale record-load bench-rescale-cluster \
 	clean
 
@@ -50,6 +50,9 @@ kafka-server: setup ## Fetch the Kafka server that the tests need
 yarn-cluster: setup ## Fetch the YARN that the tests need
 	@$(BIN)/python scripts/fetch_yarn.py
 
+kubernetes-server: | .tools/bin/uv ## Build the Kubernetes that the tests need: API server, scheduler, controllers, etcd
+	@.tools/bin/python scripts/build_kubernetes_server.py
+
 demo: setup ## The main job from end to end, headless (TRIPS=file.parquet, KEEP=1, JOBS=card_velocity,trip_payments)
 	@$(BIN)/python -m nyc_taxi.demo $(if $(JOBS),--jobs "$(JOBS)") $(if $(TRIPS),--trips "$(TRIPS)") $(if $(KEEP),--keep)
 
@@ -77,7 +80,7 @@ test-long: setup s3-server kafka-server ## Long random sequences, kills and load
 test-ci: setup s3-server kafka-server ## The long tests that CI runs, too: real drivers on disk, S3 and Kafka, and the longest of Spark
 	@$(BIN)/pytest -n 2 -m ci
 
-test-launchers: setup s3-server yarn-cluster ## What every launcher promises, with real drivers and clusters (ONLY=local,host,standalone,yarn)
+test-launchers: setup s3-server yarn-cluster kubernetes-server ## What every launcher promises, with real drivers and clusters (ONLY=local,host,standalone,yarn,kubernetes)
 	@STREAMWARDEN_TEST_LAUNCHERS="$(ONLY)" $(BIN)/pytest -m launchers tests/launchers
 
 test-fast: setup ## The tests that take under half a minute each, without JVM, Airflow or S3

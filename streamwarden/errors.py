@@ -62,6 +62,7 @@ ErrorCode = Literal[
     "HOST_NAME_TAKEN",
     "SUBMISSION_REFUSED",
     "YARN_UNREACHABLE",
+    "KUBERNETES_UNREACHABLE",
     "LOG_NOT_FOUND",
     "NOT_DEPLOYED",
     "STOP_TIMED_OUT",
@@ -326,6 +327,11 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     "YARN_UNREACHABLE": ErrorKind(
         "no ResourceManager of YARN answers",
         "Check that it runs, and `yarn.resource_managers` of the profile. Drivers that run go on meanwhile.",
+        retryable=True,
+    ),
+    "KUBERNETES_UNREACHABLE": ErrorKind(
+        "the API server of Kubernetes does not answer",
+        "Check that it runs, and `master` of the profile. Drivers that run go on meanwhile.",
         retryable=True,
     ),
     "LOG_NOT_FOUND": ErrorKind(

@@ -14,11 +14,13 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
 from streamwarden.driver import cluster_entry
 from streamwarden.driver.job_session import cluster_settings
+from streamwarden.driver.kubernetes_settings import DEFAULTS, in_image, kubernetes_settings
 from streamwarden.driver.yarn_settings import yarn_settings
 from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.model.record import ErrorInfo, utc_now
@@ -34,7 +36,9 @@ __all__ = ["main", "submit"]
 _TIMEOUT_S = 600.0
 """The longest time of a submission. Without `same_image` it sends 400 MB of jars."""
 
-_UNREACHABLE = re.compile(r"ConnectException|Connection refused|UnknownHostException|NoRouteToHostException")
+_UNREACHABLE = re.compile(
+    r"ConnectException|Connection refused|UnknownHostException|NoRouteToHostException|TimeoutException"
+)
 
 
 def submit(workspace: Workspace, job: str, spec: JobSpec, incarnation: str, *, spark_home: Path | None = None) -> None:
@@ -48,24 +52,22 @@ def submit(workspace: Workspace, job: str, spec: JobSpec, incarnation: str, *, s
     Raises
     ------
     StreamwardenError
-        ``SUBMISSION_REFUSED``, ``YARN_UNREACHABLE``, ``JAVA_MISSING``, ``JAR_MISSING`` or ``CONFIG_INVALID``.
+        ``SUBMISSION_REFUSED``, ``YARN_UNREACHABLE``, ``KUBERNETES_UNREACHABLE``, ``JAVA_MISSING``, ``JAR_MISSING`` or
+        ``CONFIG_INVALID``.
     """
     find_java()
     home = spark_home or spark_folder()
     profile = workspace.profile
-    assert profile.yarn is not None
-    settings = {**cluster_settings(workspace, spec), **yarn_settings(profile, incarnation, home)}
+    cluster = _cluster(workspace, job, incarnation, cluster_settings(workspace, spec), home)
     with tempfile.NamedTemporaryFile("w", suffix=".properties", encoding="utf-8") as file:
-        file.write(_properties(settings))
+        file.write(_properties(cluster.settings))
         file.flush()
         command = [str(home / "bin" / "spark-submit"), "--master", profile.master, "--deploy-mode", "cluster"]
         # Settings of the machine's spark-defaults.conf count too, as for any submission from there.
-        command += ["--properties-file", file.name, "--load-spark-defaults", cluster_entry.__file__]
-        command += ["--profile", profile.name, "--config", profile.yarn.config or str(workspace.config)]
-        command += ["--root", str(workspace.root), "--job", job, "--incarnation", incarnation]
-        environment = {**os.environ, "SPARK_HOME": str(home)}
-        if profile.yarn.hadoop_conf is not None:
-            environment["HADOOP_CONF_DIR"] = profile.yarn.hadoop_conf
+        command += ["--properties-file", file.name, "--load-spark-defaults", cluster.entry]
+        command += ["--profile", profile.name, "--config", cluster.config]
+        command += ["--root", cluster.root, "--job", job, "--incarnation", incarnation]
+        environment = {**os.environ, "SPARK_HOME": str(home), **cluster.environment}
         try:
             done = subprocess.run(
                 command,
@@ -81,8 +83,62 @@ def submit(workspace: Workspace, job: str, spec: JobSpec, incarnation: str, *, s
             raise StreamwardenError("SUBMISSION_REFUSED", f"no answer in {_TIMEOUT_S:.0f} s") from None
     sys.stderr.write(done.stdout)
     if done.returncode != 0:
-        code: ErrorCode = "YARN_UNREACHABLE" if _UNREACHABLE.search(done.stdout) else "SUBMISSION_REFUSED"
+        code = cluster.unreachable if _UNREACHABLE.search(done.stdout) else "SUBMISSION_REFUSED"
         raise StreamwardenError(code, f"spark-submit exits with {done.returncode}: {_reason(done.stdout)}")
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    """What a submission to one kind of cluster has of its own.
+
+    Parameters
+    ----------
+    settings
+        All of Spark's settings.
+    entry
+        The script that runs the driver, as `spark-submit` takes it.
+    config, root
+        The configuration folder and the root, as paths of the cluster's machines.
+    environment
+        Variables of the submission.
+    unreachable
+        The code for a cluster that does not answer.
+    """
+
+    settings: Mapping[str, str]
+    entry: str
+    config: str
+    root: str
+    unreachable: ErrorCode
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def _cluster(workspace: Workspace, job: str, incarnation: str, settings: Mapping[str, str], home: Path) -> _Cluster:
+    profile = workspace.profile
+    if profile.kubernetes is not None:
+        pods = profile.kubernetes
+        return _Cluster(
+            settings={
+                **DEFAULTS,
+                **in_image(settings, pods),
+                **kubernetes_settings(workspace.config, pods, job, incarnation),
+            },
+            entry=f"local://{pods.home}/streamwarden/driver/cluster_entry.py",
+            config=pods.config or f"{pods.home}/config",
+            # On S3, each pod has a folder of its own. Otherwise it is a volume, at the same path everywhere.
+            root=profile.root if workspace.s3 is not None else str(workspace.root),
+            unreachable="KUBERNETES_UNREACHABLE",
+        )
+    assert profile.yarn is not None
+    conf = profile.yarn.hadoop_conf
+    return _Cluster(
+        settings={**settings, **yarn_settings(profile, incarnation, home)},
+        entry=cluster_entry.__file__,
+        config=profile.yarn.config or str(workspace.config),
+        root=str(workspace.root),
+        environment={} if conf is None else {"HADOOP_CONF_DIR": conf},
+        unreachable="YARN_UNREACHABLE",
+    )
 
 
 def spark_folder() -> Path:
@@ -104,6 +160,10 @@ def _properties(settings: Mapping[str, str]) -> str:
 def _reason(output: str) -> str:
     """Return the line of the output that says why it failed."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
+    message = re.search(r"Message: (.*?\.)(?: Received status:|$)", output, re.MULTILINE)
+    if message is not None:
+        # An API server's own words.
+        return message[1][:600]
     thrown = [line for line in lines if re.search(r"\b\w+(Exception|Error)\b", line) and not line.startswith("at ")]
     first = [line for line in thrown if line.startswith("Exception in thread")]
     return ([*first, *reversed(thrown), *reversed(lines), "no output"])[0][:600]

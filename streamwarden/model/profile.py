@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from streamwarden.model.durations import Duration
+from streamwarden.model.kubernetes_spec import KubernetesSpec
 from streamwarden.model.spec import ResourceSpec
 
 __all__ = [
@@ -271,13 +272,16 @@ class Profile(BaseModel):
         description="Whether a cluster's workers run from the drivers' image, with jars and class archive at the same"
         " paths. Executors then load them from there, and start sooner.",
     )
-    launcher: Literal["local", "host", "yarn"] = Field(
+    launcher: Literal["local", "host", "yarn", "kubernetes"] = Field(
         default="local",
         description="Who starts drivers. local: the process that deploys or restarts the job, on its own machine. host:"
         " a driver host, which is `streamwarden host` on any machine that shares the place. yarn: a YARN cluster, on"
-        " its own machines.",
+        " its own machines. kubernetes: a Kubernetes cluster, in pods.",
     )
     yarn: YarnSpec | None = Field(default=None, description="For `launcher: yarn`, which also needs `master: yarn`.")
+    kubernetes: KubernetesSpec | None = Field(
+        default=None, description="For `launcher: kubernetes`, which also needs `master: k8s://https://HOST:PORT`."
+    )
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings for every job in this place.")
     heartbeat: Duration = Field(
         default=timedelta(seconds=2), description="How often a driver writes its heartbeat and renews its lease. 2s."
@@ -319,4 +323,13 @@ class Profile(BaseModel):
             raise ValueError("launcher: yarn and the block `yarn` need each other")
         if self.launcher == "yarn" and self.master != "yarn":
             raise ValueError("launcher: yarn needs `master: yarn`")
+        if (self.launcher == "kubernetes") != (self.kubernetes is not None):
+            raise ValueError("launcher: kubernetes and the block `kubernetes` need each other")
+        if self.kubernetes is not None:
+            if not re.fullmatch(r"k8s://https?://[^/@]+", self.master):
+                raise ValueError("launcher: kubernetes needs `master: k8s://https://HOST:PORT`, the API server")
+            if not self.root.startswith("/"):
+                raise ValueError("root: pods need an absolute path, such as the image's /var/lib/streamwarden")
+            if self.s3 is None and self.kubernetes.driver_template is None:
+                raise ValueError("s3: pods need it, or a pod template with a volume at root that all machines share")
         return self

@@ -20,6 +20,7 @@ PLACES = {
     "yarn": "tests.launchers.yarn:YarnPlace",
     "standalone": "tests.launchers.standalone:StandalonePlace",
     "host-s3": "tests.launchers.hosts:HostsOnS3",
+    "kubernetes-s3": "tests.launchers.kubernetes.place:KubernetesPlace",
 }
 """The kinds of place that the contract holds for. One whose name ends with -s3 keeps all but its logs in a bucket."""
 

@@ -138,7 +138,8 @@ def test_a_start_whose_asker_died_is_repeated(place: LauncherPlace, monkeypatch:
     assert place.seen().phase is Phase.STARTING and place.verdict() is Action.WAIT
     document = place.documents(JOB).launch(never)
     document.update(lambda now: now.model_copy(update={"at": now.at - timedelta(minutes=2)}))  # type: ignore[union-attr]
-    assert place.seen().phase is Phase.SILENT and not place.runs(never)
+    # Some launchers know more than silence: there is no such driver.
+    assert place.seen().phase in (Phase.SILENT, Phase.DEAD) and not place.runs(never)
     place.supervise()
     place.check()
     assert place.incarnation() != never and len(place.memory().restarts) == 1

@@ -7,6 +7,7 @@ from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.status import Desired, Exit, Launch
 from streamwarden.runtime.launchers.hosts import HostLauncher
 from streamwarden.runtime.launchers.interface import Launcher
+from streamwarden.runtime.launchers.kubernetes import KubernetesLauncher
 from streamwarden.runtime.launchers.local import LocalLauncher
 from streamwarden.runtime.launchers.yarn import YarnLauncher
 from streamwarden.store.documents import JobDocuments
@@ -25,6 +26,8 @@ def launcher_of(workspace: Workspace) -> Launcher:
             return HostLauncher(workspace)
         case "yarn":
             return YarnLauncher(workspace)
+        case "kubernetes":
+            return KubernetesLauncher(workspace)
 
 
 def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: str) -> str:
