@@ -188,7 +188,7 @@ def _why_ended(name: str, status: dict[str, Any], *, ran: bool) -> FoundDriver:
         error = StreamwardenError("OUT_OF_MEMORY", f"pod {name}: its JVM ended with exit code {codes[0]}")
         return FoundDriver(DriverState.ENDED, reason=error.what, error=error)
     conditions = status.get("conditions") or []
-    disruption = next((one for one in conditions if one["type"] == "DisruptionTarget"), {})
+    disruption: dict[str, Any] = next((one for one in conditions if one["type"] == "DisruptionTarget"), {})
     how = ", ".join(f"exit code {code}" for code in codes) or status["phase"]
     return _ended(f"pod {name}: {_words(status) or _words(disruption) or how}", ran=ran)
 
