@@ -210,7 +210,8 @@ def test_our_containers_have_an_init_and_no_privileges(service: str) -> None:
     if service != "volumes-init":
         assert found["user"] == "10001:10001"
         assert not found.get("cap_add")
-    assert re.search(r"--uid 10001\b", DOCKERFILE) and DOCKERFILE.rstrip().endswith("USER streamwarden")
+    assert re.search(r"--uid 10001\b", DOCKERFILE)
+    assert re.findall(r"^USER (\S+)", DOCKERFILE, re.MULTILINE)[-1] == "streamwarden"
 
 
 def test_monitoring_starts_only_if_asked_for() -> None:

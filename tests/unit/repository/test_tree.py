@@ -121,4 +121,4 @@ def test_every_yaml_of_the_configuration_is_read_by_somebody() -> None:
 def test_every_yaml_is_yaml() -> None:
     for path in tracked():
         if path.suffix in {".yaml", ".yml"}:
-            yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+            list(yaml.safe_load_all((ROOT / path).read_text(encoding="utf-8")))
