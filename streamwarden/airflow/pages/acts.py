@@ -70,7 +70,10 @@ class Act:
             return {}
         found: dict[str, Any] = {self.subject: [subject] if self.subject == "tables" else subject, **dict(self.fixed)}
         for name in self.fields:
-            if given.get(name):
+            if name in self.needs and not given.get(name):
+                # Without it the run fails: a person has to write it.
+                found[name] = "WHY"
+            elif given.get(name):
                 found[name] = int(given[name]) if name in _NUMBERS and given[name].isdigit() else given[name]
         return found
 

@@ -122,7 +122,7 @@ def build_app() -> FastAPI:
             raise HTTPException(403, f"You may not read the DAG {dag_id}")
         links = links_of(request)
         jobs = who.of(all_jobs(place))
-        found = operation_of_run(place, jobs, run_id)
+        found = operation_of_run(place, jobs, dag_id, run_id)
         if found is not None:
             return RedirectResponse(links.page("operations", found.job, found.id))
         job = next((one for one in jobs if dag_id_of(one) == dag_id), None)

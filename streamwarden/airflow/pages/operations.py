@@ -108,11 +108,13 @@ def find_operation(workspace: Workspace, job: str, name: str) -> Operation | Non
     return documents.past_operation(name).read() if name in documents.past_operations() else None
 
 
-def operation_of_run(workspace: Workspace, jobs: list[str], run: str) -> Operation | None:
+def operation_of_run(workspace: Workspace, jobs: list[str], dag_id: str, run_id: str) -> Operation | None:
     """Return the newest operation that a DAG run performed."""
+    # As operators write it; the person who has triggered the run may follow.
+    by = f"airflow:{dag_id}/{run_id}"
     for job in jobs:
         for number, one in enumerate(operations_of(JobDocuments(workspace.storage, job))):
-            if one.by == run:
+            if one.by == by or one.by.startswith(f"{by}, "):
                 return one
             if number >= _LISTED:
                 break

@@ -89,6 +89,8 @@ def stream_page(workspace: Workspace, job: str, length: timedelta, *, until: dat
     except StreamwardenError as error:
         problem = error
     events = events_of(workspace, job, window) if of.seen is not None else []
+    wanted = of.seen is not None and of.seen.desired is not None and of.seen.desired.state == "running"
+    runs = wanted or not live
     return StreamPage(
         of=of,
         window=window,
@@ -96,7 +98,8 @@ def stream_page(workspace: Workspace, job: str, length: timedelta, *, until: dat
         charts=charts_of(curves) if curves is not None else [],
         events=events,
         batches=[one for one in reversed(of.recent) if window.since <= one.at < window.until],
-        readings=read_curves(curves, spec, events) if curves is not None and spec is not None else [],
+        # Of a suspended job, the last curves say nothing about now.
+        readings=read_curves(curves, spec, events) if curves is not None and spec is not None and runs else [],
         diagnosis=diagnose(workspace, of.seen) if of.seen is not None else None,
         totals=documents.current_totals() if of.seen is not None else None,
         spec=spec,

@@ -32,7 +32,7 @@ POLL_S = 0.1
 
 _LOOK_S = 0.005
 _RARELY_S = 0.5
-"""A stop looks for the commit every 5 ms, then ever more rarely, at last every 0.5 s: on S3 a look is two LISTs, and a
+"""A stop looks for the commit every 5 ms, then ever more rarely, at last every 0.5 s. On S3 a look is two LISTs, and a
 large state takes many seconds to commit."""
 
 _TOLD_S = 0.5

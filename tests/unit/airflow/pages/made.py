@@ -155,7 +155,8 @@ def rescaled(documents: JobDocuments) -> None:
     )  # fmt: skip
     documents.past_operation(OPERATION).write(
         Operation(
-            id=OPERATION, kind="rescale", job=documents.job, by="manual__2026", params={"reason": NASTY}, plan=plan,
+            id=OPERATION, kind="rescale", job=documents.job, by="airflow:rescale/manual__2026, for ann",
+            params={"reason": NASTY}, plan=plan,
             state="done", started_at=now - timedelta(seconds=50), ended_at=now, seen_at=now, process=None, steps=steps,
         )  # type: ignore[arg-type]
     )  # fmt: skip

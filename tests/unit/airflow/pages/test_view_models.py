@@ -174,6 +174,8 @@ def test_values_of_an_act_go_into_form_and_command() -> None:
     )
     assert ACTS["savepoint"].conf("lamp", {"note": "42"}) == {"job": "lamp", "note": "42"}
     assert ACTS["check"].conf("trips", {}) == {"tables": ["trips"]}
+    # A run without a note fails.
+    assert ACTS["accept"].conf("trips", {}) == {"table": "trips", "decision": "accept", "note": "WHY"}
     assert ACTS["accept"].conf("trips", {"note": "x"}) == {"table": "trips", "decision": "accept", "note": "x"}
     assert ACTS["accept"].as_command("trips", {}) == "streamwarden gate accept trips --note WHY"
     assert ACTS["deploy"].conf("lamp", given) == {} and ACTS["deploy"].dag_id("lamp") == "job_lamp"

@@ -71,7 +71,7 @@ def _with_zones(schema: pa.Schema) -> pa.Schema:
 
 
 def _watermark(workspace: Workspace, job: str) -> datetime:
-    """Return the watermark of a job's last batch, from its checkpoint: its progress is told a moment later."""
+    """Return the watermark of a job's last batch, from its checkpoint. Progress documents are written later."""
     reference = JobDocuments(workspace.storage, job).checkpoint.read()
     assert reference is not None
     checkpoint = CheckpointReader(workspace.storage, reference.path)

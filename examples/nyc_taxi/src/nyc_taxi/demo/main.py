@@ -222,6 +222,7 @@ class Demo:
         )
         published = gate_state(self.workspace, "trips").published.content
         gate.accept("trips", by="demo", note=f"{name} was planted")
+        gate.keep_results()
         report = self.workspace.root / "quality" / str(decision.run) / "report.html"
         self.say(f"gate: accepted, with a note; readers saw version {published} until then; report: {report}")
         self.figures |= {"held": why.expectation, "held_file": name, "gate_report": str(report)}
