@@ -170,13 +170,16 @@ def trend(
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show for each day and expectation how many checks failed, and the share of failing rows."""
+    """Show for each day and expectation how many checks of new rows failed, and the share of failing rows."""
     from streamwarden.formats.quality_table import QualityTable
 
     workspace = open_workspace(profile, root=root)
     rows = QualityTable(workspace).read(part(table), since=utc_now() - timedelta(days=days))
     summed: dict[tuple[str, str], list[int]] = {}
     for row in rows:
+        # A check of the whole table has counted the same rows again.
+        if row["after"] is None:
+            continue
         sums = summed.setdefault((f"{row['at']:%Y-%m-%d}", row["expectation"]), [0, 0, 0, 0])
         for index, value in enumerate((1, not row["success"], row["checked"] or 0, row["unexpected"] or 0)):
             sums[index] += value

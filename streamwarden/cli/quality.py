@@ -47,7 +47,8 @@ def check(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check output tables against their expectations. Exits with status 1 if any fails."""
+    """Check whole output tables against their expectations. Exits with status 1 if any fails."""
+    from streamwarden.formats.quality_table import QualityTable
     from streamwarden.quality.documents import REPORT
     from streamwarden.quality.runner import check as run_check
 
@@ -63,6 +64,11 @@ def check(
             settings=workspace.profile.spark if workspace.profile.master.startswith("local") else None,
             s3=workspace.s3,
         )
+    try:
+        QualityTable(workspace).append(run.rows())
+    except StreamwardenError as error:
+        # The check itself is done, and its report is written.
+        err.print(f"not in the table of results: {error}", markup=False, style="yellow", soft_wrap=True)
     report = workspace.root / QUALITY / run.run_id / REPORT
     found = {**run.brief(), "report": str(report)}
     if data_docs:

@@ -78,8 +78,10 @@ def _down(home: Path, *, keep_jobs: bool, timeout: float) -> int:
         )
         code = _stop_jobs(workspace, timeout)
         spares.end_waiting(workspace)
+    was_up = any(airflow.running().values())
     airflow.stop()
-    out.print("Airflow is stopped")
+    # A demo that was kept has an Airflow of its own.
+    out.print("Airflow is stopped" if was_up else f"no Airflow of {home} was up")
     return code
 
 

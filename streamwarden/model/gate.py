@@ -126,7 +126,10 @@ class GateRecord(_Record):
         return self if self.began is not None else self.model_copy(update={"began": version})
 
     def decided(self, decision: Decision, hold: Hold | None) -> GateRecord:
-        """Return the record with one more decision."""
+        """Return the record with one more decision. A range that is held again has been held since the first time."""
+        before = self.hold
+        if hold is not None and before is not None and (hold.after, hold.is_empty) == (before.after, before.is_empty):
+            hold = hold.model_copy(update={"since": before.since})
         changed = {"hold": hold, "trouble": None, "decisions": [*self.decisions, decision][-KEPT:]}
         return self.model_copy(update=changed)
 

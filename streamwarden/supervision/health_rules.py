@@ -19,7 +19,7 @@ from streamwarden.model.status import Desired, Heartbeat
 from streamwarden.model.supervision import Restart
 from streamwarden.supervision.held_tables import HeldTable
 
-__all__ = ["PASSED_OVER", "RULES", "Facts", "Finding", "Health", "Level", "judge", "stuck_for"]
+__all__ = ["LATE_ROWS_FROM", "PASSED_OVER", "RULES", "Facts", "Finding", "Health", "Level", "judge", "stuck_for"]
 
 PASSED_OVER = "passed_over"
 """The rule for source commits that the job skips by configuration. It has no limits."""
@@ -36,7 +36,9 @@ _GROWTH = 10.0
 _NAMED = 3
 """How many landed files an alarm names."""
 
-_ROWS = 100
+LATE_ROWS_FROM = 100
+"""Input rows below which a share of late rows says nothing."""
+
 _KEYS = 10_000
 _READS = 1_000
 
@@ -336,7 +338,7 @@ def _idle_source(facts: Facts) -> _Measure | None:
 def _late_rows(facts: Facts) -> _Measure | None:
     rows = sum(done.rows_in for done in facts.batches)
     late = sum(done.late_rows for done in facts.batches)
-    if rows < _ROWS:
+    if rows < LATE_ROWS_FROM:
         return None
     limit = facts.spec.health.late_rows
     return _Measure(late / rows, "share of late rows", limit.warn, limit.critical, _ratio)

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
+
 from streamwarden.airflow.pages.events import Event
 from streamwarden.airflow.pages.words import count, percent, seconds
 from streamwarden.formats.progress_history import Curves
 from streamwarden.model.spec import JobSpec
+from streamwarden.supervision.health_rules import LATE_ROWS_FROM
 
 __all__ = ["Reading", "read_curves", "since_when"]
 
@@ -73,7 +76,7 @@ def read_curves(curves: Curves, spec: JobSpec, events: list[Event]) -> list[Read
     else:
         text = f"Batches take {seconds(mean)}, {percent(mean / interval)} of the interval of {seconds(interval)}."
         found.append(Reading("good", text))
-    return [*found, *_backlog(curves)]
+    return [*found, *_backlog(curves), *_late(curves, spec)]
 
 
 def since_when(values: Values, limit: float) -> int | None:
@@ -113,7 +116,10 @@ def _causes(at: datetime | None, events: list[Event]) -> list[Reading]:
     if at is None:
         return []
     near = [one for one in events if at - _NEAR <= one.at <= at + timedelta(minutes=1) and one.kind != "savepoint"]
-    return [Reading("warn", f"Shortly before: {near[-1].text}.", near[-1].at)] if near else []
+    if not near:
+        return []
+    before = (at - near[-1].at).total_seconds()
+    return [Reading("warn", f"{f'{seconds(before)} before' if before > 0 else 'At that time'}: {near[-1].text}.")]
 
 
 def _backlog(curves: Curves) -> list[Reading]:
@@ -130,3 +136,14 @@ def _backlog(curves: Curves) -> list[Reading]:
     if now > 0:
         return []
     return [Reading("good", "Nothing is left to read.")]
+
+
+def _late(curves: Curves, spec: JobSpec) -> list[Reading]:
+    """Return how many rows were late. The alarm looks at the last batches of a driver only, these curves at all."""
+    late, rows = (np.nan_to_num(curves.columns[name]) for name in ("late_rows", "rows_in"))
+    limit = spec.health.late_rows.warn
+    if rows.sum() < LATE_ROWS_FROM or limit is None or late.sum() < limit * rows.sum():
+        return []
+    at = datetime.fromtimestamp(curves.window.times[int(np.flatnonzero(late)[0])], UTC)
+    text = f"{count(late.sum())} of {count(rows.sum())} rows came after the watermark, and were dropped."
+    return [Reading("warn", f"{text} What to do: a larger `watermark` in the job's YAML, if they are to count.", at)]

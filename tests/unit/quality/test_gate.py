@@ -14,7 +14,9 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from streamwarden.cli.app import app
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.published_log import PublishedAt, PublishedLog
 from streamwarden.formats.quality_table import QualityTable
@@ -114,8 +116,9 @@ def test_a_failing_range_is_held_and_later_ones_wait(place, table, gate):
     assert failure.expectation == "zone"
     assert failure.examples == [{"start": "2023-03-06T09:00:00Z", "zone": 300, "source_file": "trips-1.parquet"}]
     assert published(place) == [1]
-    # Still failing.
+    # Still failing, and held since the first decision.
     assert gate.decide("windows", again=True).verdict is Verdict.HELD
+    assert gate_state(place[0], "windows").hold.since == state.hold.since
     DeltaTable(table).delete("zone = 300")
     assert gate.decide("windows", again=True).verdict is Verdict.PUBLISHED
     assert published(place) == [1, 2, 3]
@@ -436,6 +439,25 @@ def test_results_are_kept_for_trends_and_a_changed_suite_is_tried_on_them(place,
         assert [one.version for one in replayed if one.failed] == held
         assert [one.passed for one in replayed] == [True, True, False]
     assert PublishedLog(place[0], "windows").at() == PublishedAt(1, 1)
+
+
+def test_a_check_of_the_whole_table_is_kept_beside_those_of_ranges(place, table, gate):
+    write_deltalake(table, rows(1, 300))
+    gate.decide("windows")
+    gate.keep_results()
+    root = ["--root", str(place[0].root)]
+    done = CliRunner().invoke(app, ["check", "--expectations", str(place[1]), "--table", "windows", *root])
+    assert done.exit_code == 1, done.output
+    found = QualityTable(place[0]).read("windows")
+    assert [(row["after"], row["expectation"], row["unexpected"]) for row in found] == [
+        (-1, "zone", 1),
+        (-1, "key", 0),
+        (None, "zone", 1),
+        (None, "key", 0),
+    ]
+    done = CliRunner().invoke(app, ["gate", "trend", "windows", "--json", *root])
+    counted = {one["expectation"]: one["checked"] for one in json.loads(done.stdout)}
+    assert counted == {"zone": 2, "key": 2}
 
 
 def test_a_place_without_results_has_none(place, gate):

@@ -26,6 +26,13 @@
     }));
     return [data.times, ...sums];
   };
+  // A line joins the points of a job whose batches are rare, but not those before and after a stop.
+  const JOINED = 5;
+  const gaps = (plot, _series, _first, _last, found) => {
+    const [one, other] = plot.data[0];
+    const point = plot.valToPos(other, "x", true) - plot.valToPos(one, "x", true);
+    return found.filter(([left, right]) => right - left > JOINED * point);
+  };
   let marks = [];
   const drawMarks = (plot) => {
     const { ctx, bbox } = plot;
@@ -61,7 +68,7 @@
         series: [
           { value: (_, at) => (at == null ? "–" : new Date(at * 1000).toLocaleString()), label: "time" },
           ...chart.series.map((one, number) => ({
-            label: one.label, stroke: css(`--c${number}`), width: 1.5, spanGaps: true,
+            label: one.label, stroke: css(`--c${number}`), width: 1.5, spanGaps: false, gaps,
             points: { show: data.times.length < 400 && one.values.filter((value) => value != null).length < 40, size: 5, fill: css(`--c${number}`) },
             fill: one.fill ? `${css(`--c${number}`)}66` : undefined,
             value: (_plot, _value, _series, point) => text(point == null ? null : (drawn.get(chart.name) && drawn.get(chart.name).parts[number].values[point])),

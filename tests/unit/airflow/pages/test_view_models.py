@@ -4,28 +4,29 @@ import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("airflow")
 
 from streamwarden.airflow.pages.acts import ACTS
 from streamwarden.airflow.pages.charts import sparkline
-from streamwarden.airflow.pages.events import events_of
+from streamwarden.airflow.pages.events import Event, events_of
 from streamwarden.airflow.pages.fresh import Fresh
 from streamwarden.airflow.pages.links import Links, page_address
 from streamwarden.airflow.pages.operations import timeline_of
 from streamwarden.airflow.pages.quality import checks_of
-from streamwarden.airflow.pages.reading import since_when
+from streamwarden.airflow.pages.reading import read_curves, since_when
 from streamwarden.airflow.pages.savepoints import lineage
 from streamwarden.airflow.pages.streams import list_streams
 from streamwarden.airflow.pages.words import ago, percent, rate, seconds, size
-from streamwarden.formats.progress_history import Window
+from streamwarden.formats.progress_history import Curves, Window
 from streamwarden.model.operation import Operation, OperationPlan, Step
 from streamwarden.model.record import utc_now
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.documents import manifest_document
 from streamwarden.store.workspace import Workspace
-from tests.unit.airflow.pages.made import OPERATION, opened, populated, ran
+from tests.unit.airflow.pages.made import OPERATION, opened, populated, ran, spec
 from tests.unit.savepoints import test_catalog
 
 pytestmark = pytest.mark.unit
@@ -48,6 +49,34 @@ NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 )
 def test_since_when(values: list[float | None], start: int | None) -> None:
     assert since_when(values, 5) == start
+
+
+def curves(window: Window, **columns: list[float]) -> Curves:
+    zeros = np.zeros(window.points)
+    known = {name: np.array(values, dtype=float) for name, values in columns.items()}
+    names = ("duration_ms", "commit_ms", "checkpoint_ms", "rows_in", "late_rows", "source_pending")
+    return Curves(window, np.ones(window.points), zeros, {name: known.get(name, zeros) for name in names})
+
+
+def test_a_slow_job_is_told_with_what_happened_before() -> None:
+    window = Window.of(NOW, timedelta(minutes=5), points=5)
+    found = curves(window, duration_ms=[1000, 1000, 12000, 12000, 12000])
+    slow = datetime.fromtimestamp(window.times[2], UTC)
+    events = [Event(slow - timedelta(seconds=40), "rescale", "rescale by ann: done")]
+    texts = [one.text for one in read_curves(found, spec("lamp"), events)]
+    assert texts[0].startswith("Batches take 12 s; one is to start each 10 s.")
+    assert "40 s before: rescale by ann: done." in texts
+
+
+@pytest.mark.parametrize(("late", "told"), [([0, 4, 0, 0, 0], False), ([0, 0, 400, 5, 0], True)])
+def test_late_rows_are_told_for_the_whole_time(late: list[float], told: bool) -> None:
+    window = Window.of(NOW, timedelta(minutes=5), points=5)
+    found = curves(window, duration_ms=[1000] * 5, rows_in=[400] * 5, late_rows=late)
+    texts = [(one.text, one.at) for one in read_curves(found, spec("lamp"), []) if "after the watermark" in one.text]
+    assert len(texts) == told
+    if told:
+        assert texts[0][0].startswith("405 of 2,000 rows")
+        assert texts[0][1] == datetime.fromtimestamp(window.times[2], UTC)
 
 
 @pytest.mark.parametrize(
