@@ -106,7 +106,9 @@ class Peers:
 
     def flink_lost(self, what: str, form: str) -> None:
         """Measure what an interruption costs Flink."""
-        rows = self.rows if form == "sql" else self.rows.slice(0, min(PYTHON_ROWS, self.rows.num_rows))
+        # In process mode the rows of the rates take five minutes each time.
+        many = {"sql": self.rows.num_rows, "thread": PYTHON_ROWS, "process": PYTHON_ROWS // 4}[form]
+        rows = self.rows.slice(0, min(many, self.rows.num_rows))
         engine = Flink(self.environments)
         with self._work() as work:
             source = data.write_halves(rows, work / "in", _files(form))
@@ -166,7 +168,7 @@ def main() -> int:
             plan[f"quix {job}"] = lambda job=job: peers.quix(job)  # type: ignore[misc]
         for what in ("kill", "rescale"):
             plan[f"ours lost {what}"] = lambda what=what: peers.ours_lost(what)  # type: ignore[misc]
-            for form in ("sql", "thread"):
+            for form in ("sql", "thread", "process"):
                 plan[f"flink {form} lost {what}"] = lambda what=what, form=form: peers.flink_lost(what, form)  # type: ignore[misc]
         plan["quix lost kill"] = peers.quix_lost
         for _ in range(given.runs):
@@ -191,7 +193,7 @@ def goals(peers: Peers) -> list[bool]:
             name = f"{job}_to_{peer.replace(' ', '_')}"
             met.append(goal_met(name, peers.median(ours) / peers.median(theirs), goal, at_least=True))
     for what in ("kill", "rescale"):
-        for peer in ("flink sql", "flink thread", "quix"):
+        for peer in ("flink sql", "flink thread", "flink process", "quix"):
             ours, theirs = f"ours lost by a {what} s", f"{peer} lost by a {what} s"
             if {ours, theirs} <= peers.figures.keys():
                 name = f"lost_by_{what}_to_{peer.replace(' ', '_')}"

@@ -101,6 +101,8 @@ def test_a_driver_belongs_to_its_host_and_outlives_it(place: Place, hosts: Hosts
     hosts.until(lambda: start_document(place.workspace, str(stopped.incarnation)).read().ended is not None)  # type: ignore[union-attr]
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_of_two_hosts_one_starts_a_driver_and_the_less_loaded_the_next(place: Place, hosts: Hosts) -> None:
     jobs = [f"lamp{number}" for number in range(6)]
     for job in jobs:

@@ -213,6 +213,8 @@ def failed_for_good(place: Place, paths: dict[str, Path]) -> ReleaseOperator:
     return ReleaseOperator(task_id="release", job="lamp", **place.place())
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_the_page_of_a_jobs_end_comes_though_its_notifier_was_away(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,8 @@ def test_what_was_approved_is_done_and_nothing_else(place: Place) -> None:
     assert (place.seen().incarnation, cores(place)) == (first, was)
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_the_downtime_ends_with_the_first_batch_however_long_it_takes_to_catch_up(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,6 +407,8 @@ def test_what_was_deployed_since_the_switch_is_kept_on_the_way_back(
     assert plan(place.workspace, "lamp").effect is Effect.NONE
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_who_deploys_another_number_has_the_last_word(place: Place) -> None:
     path = place.config / "jobs" / "lamp.yaml"
     written = path.read_text()
@@ -528,6 +532,8 @@ def test_a_switch_that_was_cut_off_is_finished_also_if_a_supervisor_has_started_
     assert launched is not None and desired is not None and launched.digest == desired.digest
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_a_driver_that_freezes_as_it_is_to_stop_is_ended_before_its_state_is_copied(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -645,6 +651,8 @@ def test_a_state_that_the_copy_has_otherwise_is_rolled_back(place: Place, monkey
     assert operation(place).state == "rolled back" and cores(place) == before
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_behind_a_driver_that_ended_in_a_batch_no_copy_is_used(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a new generation, a batch that the tables may have already would be written twice."""
     place.deploy()
@@ -916,6 +924,8 @@ def test_a_way_back_that_could_not_be_finished_is_gone_on_with(place: Place, mon
     assert plan(place.workspace, "lamp").effect is Effect.NONE
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_a_job_without_a_batch_can_have_more_cores(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     # How long the way back waits for the stand-in, which will never be healthy.
     monkeypatch.setattr("streamwarden.operations.rescale_rollback.START_TIMEOUT", timedelta(seconds=1))
@@ -1058,6 +1068,8 @@ def test_a_job_that_outruns_its_savepoint_is_stopped_first(place: Place, monkeyp
     assert done.steps[2].detail.startswith("SAVEPOINT_OUTRUN: ")
 
 
+@pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.parametrize("known", [True, False])
 def test_of_one_that_is_gone_on_with_late_the_checkpoint_tells_the_downtime(
     place: Place, monkeypatch: pytest.MonkeyPatch, known: bool

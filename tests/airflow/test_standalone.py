@@ -187,6 +187,8 @@ def test_taken_port_is_said_before_anything_starts(tmp_path: Path) -> None:
             Standalone(home=tmp_path / "home", port=port).start()
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_component_that_ends_is_said_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COMPONENTS, "scheduler", ("no-such-command",))
     airflow = Standalone(home=tmp_path / "home", port=0)

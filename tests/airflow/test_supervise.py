@@ -688,6 +688,8 @@ def test_one_look_that_finds_a_driver_silent_ends_nothing(place: Place) -> None:
     assert place.until(lambda seen: seen.phase is Phase.RUNNING).incarnation == first.incarnation
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_a_driver_that_speaks_again_is_not_ended_for_its_old_batch(place: Place) -> None:
     place.profile(lease="4s")
     run, operator = Run(), supervise(place)
@@ -709,6 +711,8 @@ def test_a_driver_that_speaks_again_is_not_ended_for_its_old_batch(place: Place)
     assert place.seen().incarnation == first.incarnation
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_a_clear_right_after_an_outage_attaches_to_the_driver_that_runs(place: Place) -> None:
     place.profile(lease="4s")
     first = place.deploy()

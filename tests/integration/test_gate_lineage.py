@@ -32,6 +32,8 @@ def gate(place: Any, receiver: LineageReceiver) -> Iterator[subprocess.Popen[byt
             process.kill()
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_a_killed_gate_ends_no_run_and_the_next_one_is_another_run(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with LineageReceiver() as receiver:

@@ -89,6 +89,8 @@ def test_of_many_who_commit_a_version_one_does(jvm: Jvm, s3: Place) -> None:
     assert content(s3, "log/0.json") == b"meant to\n"
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_an_answer_that_is_lost_is_no_refusal(s3: Place, proxy: Proxy, through_proxy: S3Location) -> None:
     """S3A repeats the PUT, and finds what it has written itself."""
     made = Jvm(through_proxy)

@@ -127,6 +127,8 @@ def test_what_passes_is_read_by_delta_rs_and_spark(
     assert done.stdout.splitlines()[-2:] == ["read [1, 3, 4, 5]", "streamed [3, 4, 5]"], done.stderr[-3000:]
 
 
+@pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.parametrize("kill", range(4))
 def test_a_publisher_killed_between_entries_goes_on(
     numbers: Numbers, monkeypatch: pytest.MonkeyPatch, kill: int

@@ -128,6 +128,8 @@ def test_throttling_is_waited_out(workspace: Workspace, proxy: Proxy, through_pr
     assert verify(workspace, [found], by=BY, state=False)[made.id].verdict == "verified"
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_a_server_restarted_in_the_middle_of_a_copy(
     workspace: Workspace, server: S3Server, proxy: Proxy, through_proxy: S3Location
 ) -> None:

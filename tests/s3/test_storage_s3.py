@@ -201,6 +201,8 @@ def wait_for_copies(server: S3Server, s3: Place, number: int) -> None:
     raise AssertionError("nothing is copied")
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_a_server_that_is_restarted_in_the_middle_of_a_copy(s3: Place, server: S3Server) -> None:
     files = S3Files(s3.location)
     content = {f"a/{number:03d}": os.urandom(20_000) for number in range(300)}
@@ -331,6 +333,8 @@ def test_a_whole_bucket_needs_no_prefix(s3: Place) -> None:
     assert S3Storage(s3.location).list("control") == []
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_more_than_one_listings_worth_is_walked_and_deleted(s3: Place) -> None:
     files = S3Files(s3.location)
     files.write("a/0000", b"x")

@@ -129,6 +129,8 @@ def test_of_many_who_commit_a_version_one_does(classes: Classes, tmp_path: Path)
     assert classes.read(version) == b"meant to\n"
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_of_many_who_write_an_entry_of_a_checkpoints_log_one_does(classes: Classes, tmp_path: Path) -> None:
     def write(writer: int, entry: Path) -> None:
         out = classes.file_manager(tmp_path).createAtomic(classes.path(entry), False)

@@ -110,6 +110,8 @@ def test_history_and_source_give_what_one_stream_gives(
     assert ends[0] is not None and ends[1] is not None and ends[0].watermark_ms == ends[1].watermark_ms > 0
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_rows_that_the_source_has_too_are_left_out(
     spark: SparkSession, workspace: Workspace, make_trips: TripMaker
 ) -> None:
@@ -126,6 +128,8 @@ def test_rows_that_the_source_has_too_are_left_out(
     assert difference.equal, str(difference)
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_a_history_with_other_columns_or_without_rows_is_named(
     spark: SparkSession, workspace: Workspace, make_trips: TripMaker
 ) -> None:

@@ -115,6 +115,8 @@ def test_a_column_that_somebody_added_stays_theirs(
     assert table.record == ["id", "total"]
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_what_is_no_hindrance_is_none(table: Table) -> None:
     """Defaults, generated columns, properties, and constraints that a null meets, or that depend on the row."""
     table.sql(
@@ -282,7 +284,8 @@ def test_rows_that_are_older_than_is_final_become_final(spark: SparkSession, wor
     assert [(row["id"], row["is_final"]) for row in final.rows()] == [(1, True), (2, False)]
 
 
-@pytest.mark.parametrize("source", [None, pytest.param("other", marks=pytest.mark.long)], ids=["put back", "clone"])
+@pytest.mark.long
+@pytest.mark.parametrize("source", [pytest.param(None, marks=pytest.mark.ci), "other"], ids=["put back", "clone"])
 def test_a_table_that_is_put_back_to_fewer_columns_gets_them_again(
     spark: SparkSession, workspace: Workspace, source: str | None
 ) -> None:

@@ -51,7 +51,9 @@ def numbers(workspace: Workspace) -> list[int]:
     return sorted(DeltaTable(workspace.table("t")).to_pyarrow_table()["id"].to_pylist())
 
 
-@pytest.mark.parametrize("source", [None, "other"], ids=["emptied", "copied"])
+@pytest.mark.parametrize(
+    "source", [pytest.param(None, marks=[pytest.mark.long, pytest.mark.ci]), "other"], ids=["emptied", "copied"]
+)
 def test_what_a_successor_wrote_meanwhile_stays(spark: SparkSession, workspace: Workspace, source: str | None) -> None:
     first = [7] if source else []
     if source:

@@ -135,6 +135,8 @@ def test_batches_that_their_limit_cuts_follow_each_other_at_once_and_then_the_in
     assert again.written.rows[1] == 5
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_what_comes_one_by_one_waits_for_the_interval(paced: Callable[[timedelta, int], Paced]) -> None:
     every = paced(timedelta(seconds=4), 256)
     _wait(lambda: len(every.reported) == 1)

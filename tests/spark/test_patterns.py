@@ -150,7 +150,8 @@ SERIES: dict[str, tuple[Callable[..., pa.Table], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["trades", pytest.param("sensors", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", [pytest.param("trades", marks=pytest.mark.ci), "sensors"])
 def test_rolling_metrics_are_those_of_a_batch(spark: SparkSession, tmp_path: Path, name: str) -> None:
     make, given = SERIES[name]
     events = make(6000, seed=3, every=timedelta(seconds=1))
@@ -211,6 +212,8 @@ def test_columns_are_those_declared(spark: SparkSession, source: str, job: Any) 
     assert [(one.name, one.dataType) for one in found] == declared
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_a_lookup_table_is_read_anew_by_each_batch(spark: SparkSession, tmp_path: Path, make_trips: TripMaker) -> None:
     workspace = open_workspace("local", config=REPOSITORY / "config", root=tmp_path / "root")
     spec = workspace.job("zone_leaderboard")

@@ -137,6 +137,8 @@ def test_a_merge_and_a_restore_are_published_as_their_net_change(place):
     assert sorted(row.zone for row in old.collect()) == [1, 2]
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_a_table_with_deletion_vectors_is_checked_by_spark(place):
     place.spark.sql(
         f"CREATE TABLE delta.`{place.table}` ({COLUMNS}) USING delta"
@@ -313,6 +315,8 @@ def test_a_restore_within_a_range_leaves_the_tables_rows(place, mapped):
     assert found.exceptAll(own).count() == own.exceptAll(found).count() == 0
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_v2_checkpoints_are_read_and_the_logs_own_checkpoints_are_sparks(place, monkeypatch):
     monkeypatch.setattr(published_log, "CHECKPOINT_EVERY", 3)
     place.spark.sql(
@@ -340,6 +344,8 @@ def test_v2_checkpoints_are_read_and_the_logs_own_checkpoints_are_sparks(place, 
     assert place.stream() == place.read() == [1, 2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_a_root_with_blanks_and_signs(spark, tmp_path):
     place = Place(spark, tmp_path / "a #1 100% 'x'")
     place.spark.sql(

@@ -116,6 +116,8 @@ def test_a_wrong_table_fails_exactly_its_expectations(spark, judge, change):
     assert {name for name, item in results.items() if item.error is not None} == change.unevaluated
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_an_example_holds_keys_and_the_value_in_question(spark, judge):
     rows = [*GOOD["trips"], trip(20, PULocationID=300)]
     results = {item.id: item for item in judge("trips", frame_of(spark, "trips", rows), len(rows))}
@@ -225,6 +227,8 @@ def test_a_check_in_memory_finds_what_spark_finds(spark, place, rows_of):
     assert all(one.version_time for run in (in_memory, by_spark) for one in run.tables)
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_a_version_is_checked_as_it_was(spark, place):
     path = str(place[0] / "card_sessions")
     frame_of(spark, "card_sessions", GOOD["card_sessions"]).write.format("delta").save(path)
@@ -245,6 +249,8 @@ def test_a_version_is_checked_as_it_was(spark, place):
     assert "no version 7" in beyond.tables[0].what
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_one_bad_table_does_not_hide_the_others(spark, place, good_tables):
     shutil.copytree(good_tables / "card_sessions", place[0] / "card_sessions")
     frame_of(spark, "trips", []).write.format("delta").save(str(place[0] / "trips"))
@@ -280,6 +286,8 @@ def test_a_table_that_lost_a_file_is_unreadable(spark, place, good_tables):
     assert not run.success
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_warnings_are_reported_and_pass(spark, place):
     rows = [*GOOD["trips"], trip(20, VendorID=9, store_and_fwd_flag="<script>alert('x')</script>")]
     frame_of(spark, "trips", rows).write.format("delta").save(str(place[0] / "trips"))

@@ -481,6 +481,8 @@ def test_operators_that_stay_in_their_partitions(place: Place, name: str, why: s
     assert why in refused
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_files_are_found_while_batches_go_on_and_old_ones_are_removed(place: Place) -> None:
     for _ in range(24):
         place.land("a")
@@ -514,6 +516,8 @@ def test_files_are_found_while_batches_go_on_and_old_ones_are_removed(place: Pla
         )
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_state_is_counted_exactly_while_it_expires(place: Place) -> None:
     kind = Kind(_everything(ttl=2500), "update", SNAPSHOTS, timed=True)
     done = Run()

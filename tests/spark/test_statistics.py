@@ -40,7 +40,7 @@ JOBS: dict[str, tuple[Any, tuple[str, ...], Callable[[pa.Table], pa.Table], Call
 }
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", ["zones", pytest.param("cards", marks=[pytest.mark.long, pytest.mark.ci])])
 def test_equal_to_batch_with_trips_in_another_order(
     spark: SparkSession, tmp_path: Path, real_trips: Path | None, make_trips: TripMaker, name: str
 ) -> None:

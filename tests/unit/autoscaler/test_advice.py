@@ -97,7 +97,7 @@ def _held(job: SimulatedJob) -> list[tuple[Parallelism, float]]:
     return [(parallelism, end - begin) for parallelism, begin, end in zip(parallelisms, times, times[1:], strict=False)]
 
 
-@hypothesis_settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@hypothesis_settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     rate=st.floats(20, 6000),
     begin=st.integers(1, 16),

@@ -70,7 +70,7 @@ class Bucket:
         return [Row(**row) for row in rows]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     trips=trips_of_cards,
     batches=st.integers(1, 12),

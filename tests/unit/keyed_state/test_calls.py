@@ -163,7 +163,7 @@ BATCHES = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(BATCHES, st.dictionaries(st.sampled_from("abcdefgh"), st.integers(-2, 2)), st.integers(0, 9))
 def test_equals_a_dictionary(
     batches: list[tuple[int, list[tuple[str, int]]]], shared: dict[str, int], number: int

@@ -80,7 +80,7 @@ class Keyed(KeyedJob):
 EVENT = st.tuples(st.sampled_from("abcd"), st.integers(0, 120), st.integers(-5, 5))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(batches=st.lists(st.tuples(st.integers(0, 20), st.lists(EVENT, max_size=8)), min_size=1, max_size=10))
 def test_equals_plain_transform_with_state(batches: list[tuple[int, list[tuple[str, int, int]]]]) -> None:
     plain = TwsTester(Plain(), timeMode="EventTime", eventTimeExtractor=lambda row: int(row.at.timestamp() * 1000))
@@ -128,7 +128,7 @@ class Recent(KeyedJob):
         return KeyedResult(rows, held.group_by(KEY_ID, "at").agg(events=pl.len().cast(pl.Int64)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @example(batches=[(1, [("a", 20, 0)]), (39, [("a", 5, 0)]), (0, [("a", 49, 0)])])
 @given(batches=st.lists(st.tuples(st.integers(0, 90), st.lists(EVENT, max_size=6)), min_size=1, max_size=8))
 def test_state_lives_as_long_as_an_event_may_need_it(

@@ -49,6 +49,7 @@ from streamwarden.supervision.observe import Observation, Phase, observe
 pytestmark = pytest.mark.unit
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+CI = [pytest.mark.long, pytest.mark.ci]
 JOB = "lamp"
 BY = "test"
 
@@ -349,7 +350,7 @@ def test_a_deploy_repeated_while_the_driver_stops_is_a_rollout_again(place: Plac
         ({"mode": "append"}, False, 2, [(JOB, 0)], "lamp put back"),
         ({"mode": "append"}, True, 1, [], "lamp can't be put back under readers"),
         ({"mode": "upsert", "keys": ["k"]}, True, 2, [], "from savepoint"),
-        ({"mode": "upsert", "keys": ["k"]}, False, 2, [(JOB, 0)], "lamp put back"),
+        pytest.param({"mode": "upsert", "keys": ["k"]}, False, 2, [(JOB, 0)], "lamp put back", marks=CI),
         ({"mode": "upsert", "keys": ["k"], "on_restore": "leave"}, False, 2, [], "from savepoint"),
     ],
     ids=["no keys", "no keys, read", "keys, read", "keys", "to be left"],
@@ -514,10 +515,10 @@ def test_a_killed_rollout_whose_change_is_taken_back_is_given_up(place: Place, m
 @pytest.mark.parametrize(
     "target, name, after",
     [
-        (driver_control, "end_driver", False),
+        pytest.param(driver_control, "end_driver", False, marks=CI),
         (rollout, "fresh_checkpoint", True),
         (rollout._Rollout, "_state_before", True),
-        (driver_control, "start", False),
+        pytest.param(driver_control, "start", False, marks=CI),
         (workflow, "record_decision", False),
     ],
 )

@@ -60,7 +60,7 @@ def keys_of(table: pa.Table, names: list[str]) -> set[tuple[object, ...]]:
     return {key for key in keys if any(value is not None for value in key)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(older=st.lists(rows, min_size=1, max_size=4), new=rows)
 def test_exactly_the_keys_that_older_rows_have_are_found(older, new):
     with TemporaryDirectory() as folder:

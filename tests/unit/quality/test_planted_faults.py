@@ -95,7 +95,8 @@ def after_january(place, month):
     return place
 
 
-@pytest.mark.parametrize("months", [MONTHS[-2:], pytest.param(MONTHS, marks=pytest.mark.long)], ids=["two", "all"])
+@pytest.mark.long
+@pytest.mark.parametrize("months", [pytest.param(MONTHS[-2:], marks=pytest.mark.ci), MONTHS], ids=["two", "all"])
 def test_real_months_are_published_week_by_week_without_a_false_hold(place, month, months):
     held, warnings = [], {}
     for name in months:

@@ -39,12 +39,12 @@ OPERATION = "20260101T000000000zop01"
 NASTY = "<script>alert(1)</script>"
 
 
-def opened(folder: Path) -> Workspace:
-    """Open a place with two suites and no job."""
+def opened(folder: Path, **more: Any) -> Workspace:
+    """Open a place with two suites and no job; `more` are fields of its profile."""
     (folder / "config" / "profiles").mkdir(parents=True)
     (folder / "config" / "jobs").mkdir()
     # A driver that does not beat stays alive for longer than the tests take.
-    profile = {"name": "test", "root": "root", "lease": "1h"}
+    profile = {"name": "test", "root": "root", "lease": "1h", **more}
     (folder / "config" / "profiles" / "test.yaml").write_text(yaml.safe_dump(profile))
     (folder / "expectations").mkdir()
     for name in ("trips", "zone_windows"):
@@ -117,9 +117,9 @@ def ran(
     return documents
 
 
-def populated(folder: Path) -> Workspace:
+def populated(folder: Path, **more: Any) -> Workspace:
     """Open a place with a job in each state, a rescale, a hold, a check, and a history of one job."""
-    workspace = opened(folder)
+    workspace = opened(folder, **more)
     ran(workspace, "ingest")
     slow = [batch(n, utc_now() - timedelta(seconds=15 * (30 - n)), ms=2000 if n < 15 else 14_000, pending=n)
             for n in range(30)]  # fmt: skip
@@ -130,7 +130,7 @@ def populated(folder: Path) -> Workspace:
     ran(workspace, "stopped", wanted="suspended", stopped=True)
     ran(workspace, "deleted", with_yaml=False)
     # No job: somebody made the folder.
-    (workspace.root / "control" / ODD).mkdir()
+    workspace.files.write(f"control/{ODD}/a", b"")
     described(workspace, "fresh")
     torn = ran(workspace, "torn")
     workspace.storage.write(torn.desired.key, b"{")
@@ -185,7 +185,8 @@ def held(workspace: Workspace) -> None:
         {"row_id": f"r{n}", "batch": 7, "quarantined_at": now, "rules": ["fares"], "reasons": [f"fares: {NASTY}"],
          "source_file": "a.parquet", "source_row": n, "raw": NASTY} for n in range(3)
     ]  # fmt: skip
-    write_deltalake(workspace.table("trips_quarantine"), pa.Table.from_pylist(rows))
+    address, options = workspace.delta_rs("trips_quarantine")
+    write_deltalake(address, pa.Table.from_pylist(rows), storage_options=options)
     # Not the real ones: they need Great Expectations.
     for page in ("index.html", "validations/trips.html", "expectations/trips.html", "validations/zone_windows.html"):
         storage.write(docs_key(RUN, page), f"the page {page}".encode())
