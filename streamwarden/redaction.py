@@ -29,6 +29,7 @@ _LEAST = 6
 """Characters. A shorter secret would hide words of every text."""
 
 
+@lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
     """Return whether a setting or variable of this name holds a secret, by its name."""
     return _NAME.search(name) is not None and _FILE.search(name) is None
@@ -41,6 +42,8 @@ def has_login(value: str) -> bool:
 
 def redacted(text: str, environment: Mapping[str, str] | None = None) -> str:
     """Return a text without the secrets of this process's environment, or of another one."""
+    if not text:
+        return text
     found = os.environ if environment is None else environment
     for secret in _secrets(tuple(sorted((name, value) for name, value in found.items() if _may_hold(name, value)))):
         text = text.replace(secret, HIDDEN)
