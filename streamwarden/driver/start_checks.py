@@ -12,6 +12,7 @@ from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef
 from streamwarden.savepoints.compatibility import spark_reads, spark_version
+from streamwarden.savepoints.reports import newest_reports
 from streamwarden.savepoints.table_damage import check_output, check_source, forget_damaged_checkpoints
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import CHECKPOINTS, document_key, job_key
@@ -28,9 +29,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-
-_DRIVERS = 10
-"""Newest drivers whose reports are read. 10: each of them may have ended before its first batch."""
 
 
 def check_tables(workspace: Workspace, spec: JobSpec, reference: CheckpointRef) -> None:
@@ -70,9 +68,8 @@ def check_spark(documents: JobDocuments, reference: CheckpointRef) -> None:
     StreamwardenError
         ``CHECKPOINT_NEWER_SPARK``.
     """
-    for incarnation in reversed(documents.incarnations()[-_DRIVERS:]):
-        beat, progress = documents.heartbeat(incarnation).read(), documents.progress(incarnation).read()
-        if beat is None or progress is None or progress.last is None or beat.generation != reference.generation:
+    for beat, progress in newest_reports(documents, reference.generation):
+        if progress.last is None:
             continue
         writer = beat.versions.get("spark")
         if writer is not None and not spark_reads(writer):

@@ -17,13 +17,11 @@ from streamwarden.model.source_spec import DeltaSource, Source
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef
 from streamwarden.savepoints.history import is_on_history
+from streamwarden.savepoints.reports import newest_reports
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["check_read", "check_written", "lost_positions", "lost_versions"]
-
-_DRIVERS = 10
-"""Newest drivers whose reports are read. 10: each of them may have ended before its first batch."""
 
 
 def check_written(workspace: Workspace, spec: JobSpec, reference: CheckpointRef, checkpoint: CheckpointReader) -> None:
@@ -43,7 +41,7 @@ def check_written(workspace: Workspace, spec: JobSpec, reference: CheckpointRef,
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
-    begun, reported = checkpoint.last_offset(), _newest_reported(workspace, reference, checkpoint)
+    begun, reported = checkpoint.last_offset(), _newest_reported(workspace, spec, reference, checkpoint)
     for number, sink in enumerate(spec.delta_sinks):
         address, options = workspace.delta_rs(sink.table)
         try:
@@ -131,18 +129,20 @@ def _table_of(workspace: Workspace, spec: JobSpec, source: Source, offset: str) 
     return source.table if isinstance(source, DeltaSource) else None
 
 
-def _newest_reported(workspace: Workspace, reference: CheckpointRef, checkpoint: CheckpointReader) -> int | None:
+def _newest_reported(
+    workspace: Workspace, spec: JobSpec, reference: CheckpointRef, checkpoint: CheckpointReader
+) -> int | None:
     """Return the newest committed batch of a generation that reportedly wrote rows to the main table."""
     committed = checkpoint.last_commit()
     if committed is None:
         return None
     documents = JobDocuments(workspace.storage, reference.job)
-    for incarnation in reversed(documents.incarnations()[-_DRIVERS:]):
-        beat = documents.heartbeat(incarnation).read()
-        if beat is None or beat.generation != reference.generation:
+    for beat, progress in newest_reports(documents, reference.generation):
+        launch = documents.launch(beat.incarnation).read()
+        if launch is None or launch.spec is None or launch.spec.delta_sinks[0].table != spec.delta_sinks[0].table:
+            # It counted the rows of another table, or of one that is not known any more.
             continue
-        progress = documents.progress(incarnation).read()
-        for done in reversed(progress.recent if progress is not None else []):
+        for done in reversed(progress.recent):
             # Reports of later batches are of another copy than the checkpoint.
             if done.rows_out and done.batch <= committed:
                 return done.batch

@@ -91,7 +91,8 @@ def report(workspace: Workspace, batch: int, rows: int, generation: int = 1) -> 
     """Let a driver have reported a batch."""
     documents, name = JobDocuments(workspace.storage, JOB), f"2026010{batch + 1}T000000000z0001"
     now = utc_now()
-    documents.launch(name).write(Launch(incarnation=name, at=now, by="test", reason="", digest=""))
+    launch = Launch(incarnation=name, at=now, by="test", reason="", digest="", spec=desired().spec)
+    documents.launch(name).write(launch)
     beat = Heartbeat(
         incarnation=name, at=now, started_at=now, state=DriverState.RUNNING, process=GONE, generation=generation
     )
@@ -125,6 +126,19 @@ def test_a_table_without_a_batch_that_wrote_rows_is_an_older_copy(workspace: Wor
     (workspace.root / PATH / "commits" / "3").unlink()
     # Nor does a report of a batch that this copy of the checkpoint has not committed: it will be written.
     check(workspace)
+
+
+def test_a_table_that_has_become_the_main_one_lacks_no_batch(workspace: Workspace) -> None:
+    committed(workspace, 0)
+    wrote(workspace, 0)
+    report(workspace, 0, rows=1)
+    # Rows of the table that was the main one then.
+    other = {"table": "other", "output": "other", "mode": "append"}
+    before = desired().spec
+    sinks = [other, *(sink.model_dump() for sink in before.sinks)]
+    swapped = JobSpec.model_validate({**before.model_dump(exclude_defaults=True), "sinks": sinks})
+    write_deltalake(workspace.table("other"), pa.table({"batch": [0]}))
+    check_written(workspace, swapped, of(1), CheckpointReader(workspace.storage, PATH))
 
 
 def test_a_source_table_without_versions_that_were_read_is_an_older_copy(workspace: Workspace) -> None:
