@@ -5,20 +5,19 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from streamwarden.model.durations import Duration
+from streamwarden.model.spec_base import Strict
 
 __all__ = ["AdvisorSpec"]
 
 
-class AdvisorSpec(BaseModel):
+class AdvisorSpec(Strict):
     """The targets for a job's parallelism, and whether advice is applied.
 
     Names and most defaults follow the autoscaler of Flink's Kubernetes operator, which also uses DS2.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     apply: bool = Field(
         default=False,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
+
+from streamwarden.model.spec_base import Strict
 
 __all__ = ["AlertSpec", "NotifierSpec"]
 
 
-class NotifierSpec(BaseModel):
+class NotifierSpec(Strict):
     """One Airflow notifier. Keep secrets in an Airflow connection, and name that in the arguments."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$", description="The name in logs.")
     notifier: str = Field(
@@ -34,10 +36,8 @@ class NotifierSpec(BaseModel):
     )
 
 
-class AlertSpec(BaseModel):
+class AlertSpec(Strict):
     """Contents of ``config/alerts.yaml``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     notifiers: tuple[NotifierSpec, ...] = ()
 

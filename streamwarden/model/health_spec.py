@@ -5,18 +5,15 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from streamwarden.model.durations import Duration
+from streamwarden.model.spec_base import Strict
 
 __all__ = ["CountLimit", "DurationLimit", "FloorLimit", "HealthSpec", "ShareLimit"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DurationLimit(_Strict):
+class DurationLimit(Strict):
     """A time that should not be reached. None: no limit, or the rule's own."""
 
     warn: Duration | None = None
@@ -29,7 +26,7 @@ class DurationLimit(_Strict):
         return self
 
 
-class CountLimit(_Strict):
+class CountLimit(Strict):
     """A number that should not be reached. None: no limit, or the rule's own."""
 
     warn: int | None = Field(default=None, ge=1)
@@ -42,7 +39,7 @@ class CountLimit(_Strict):
         return self
 
 
-class ShareLimit(_Strict):
+class ShareLimit(Strict):
     """A ratio that should not be reached. None: no limit."""
 
     warn: float | None = Field(default=None, ge=0)
@@ -55,7 +52,7 @@ class ShareLimit(_Strict):
         return self
 
 
-class FloorLimit(_Strict):
+class FloorLimit(Strict):
     """A ratio that something should not fall to. None: no limit."""
 
     warn: float | None = Field(default=None, ge=0, le=1)
@@ -68,7 +65,7 @@ class FloorLimit(_Strict):
         return self
 
 
-class HealthSpec(_Strict):
+class HealthSpec(Strict):
     """The limits of a job's health, and the reaction to them. The meaning of each alarm: docs/operations.md."""
 
     window: int = Field(
