@@ -39,10 +39,9 @@ def doctor(
     from streamwarden.operations.doctor import Verdict, examine, in_order
 
     workspace = open_workspace(profile, root=root)
-    for job in jobs or ():
-        if job not in deployed_jobs(workspace):
-            # An unknown name is an error; a job whose documents were lost is described.
-            workspace.job(job)
+    for job in set(jobs).difference(deployed_jobs(workspace)) if jobs else ():
+        # An unknown name is an error; a job whose documents were lost is described.
+        workspace.job(job)
     with err.status("examining"):
         found = examine(workspace, jobs or (), deep=deep)
     commands = in_order(found)

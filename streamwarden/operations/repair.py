@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.operation import Cancel, Operation
@@ -35,7 +35,8 @@ from streamwarden.savepoints import catalog
 from streamwarden.savepoints.documents import manifest_document, record_document
 from streamwarden.storage import Conflict
 from streamwarden.store import layout
-from streamwarden.store.documents import JobDocuments, invalid, is_newer
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.invalid_documents import is_damaged
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.claim import Claim
 
@@ -124,11 +125,11 @@ class _Repair:
 
     def plan(self) -> list[tuple[str, str, Callable[[], None]]]:
         """Return for each damaged document its key, its repair in words, and the function that repairs it."""
-        keys = self._storage.list(self._documents.base)
-        mends = [self._derived(key) for key in keys if self._is_damaged(key, _DERIVED.get(layout.kind_of(key)))]
+        models = {key: _DERIVED.get(layout.kind_of(key)) for key in self._storage.list(self._documents.base)}
+        mends = [self._derived(key) for key, model in models.items() if model and is_damaged(self._storage, key, model)]
         for savepoint in self._workspace.files.folders(layout.job_key(layout.SAVEPOINTS, self._job)):
             key = manifest_document(self._workspace, self._job, savepoint).key
-            if self._is_damaged(key, Manifest):
+            if is_damaged(self._storage, key, Manifest):
                 mends.append((key, "removed with its savepoint: its contents are unknown", self._dropper(savepoint)))
         known = self._restored
         restore: dict[str, Callable[[], tuple[BaseModel | None, str]]] = {
@@ -139,12 +140,14 @@ class _Repair:
             "lease": known.lease,
         }
         damaged = [
-            name for name, model in _DECIDES.items() if self._is_damaged(layout.document_key(self._job, name), model)
+            name
+            for name, model in _DECIDES.items()
+            if is_damaged(self._storage, layout.document_key(self._job, name), model)
         ]
         lost = self._lost() if "checkpoint" not in damaged and known.checkpoint_is_missing() else []
         if lost or set(damaged) - {"desired"}:
             self._refuse_while_it_runs(damaged)
-        for name in filter({*damaged, *lost}.__contains__, _DECIDES):
+        for name in (one for one in _DECIDES if one in damaged or one in lost):
             value, how = restore[name]()
             key = layout.document_key(self._job, name)
             if value is not None or name in damaged:
@@ -166,19 +169,6 @@ class _Repair:
                 how = f"made anew from its manifest, unverified, with the label {catalog.LOST!r}"
                 mends.append((key, how, self._writer(key, anew)))
         return mends
-
-    def _is_damaged(self, key: str, model: type[BaseModel] | None) -> bool:
-        entry = self._storage.read(key) if model is not None else None
-        if entry is None or model is None:
-            return False
-        try:
-            model.model_validate_json(entry.data)
-        except ValidationError as error:
-            if is_newer(error):
-                # It is whole, and says more than this version can restore.
-                raise invalid(key, error) from error
-            return True
-        return False
 
     def _writer(self, key: str, value: BaseModel | None) -> Callable[[], None]:
         damaged = self._storage.read(key)

@@ -114,12 +114,12 @@ class Restored:
         return [beat for beat in found if beat is not None and beat.generation > 0]
 
     @cached_property
-    def _wanted(self) -> Desired | None:
+    def _deployed(self) -> Desired | None:
+        """The desired state as it is; None if it is lost or damaged."""
         try:
-            found = self._documents.desired.read()
+            return self._documents.desired.read()
         except StreamwardenError:
-            found = None
-        return found or self.desired()[0]
+            return None
 
     @cached_property
     def _launched(self) -> tuple[JobSpec, str] | None:
@@ -164,7 +164,7 @@ class Restored:
 
     def parallelism(self) -> tuple[ParallelismOverride | None, str]:
         """Restore the parallelism that a rescale decided, from the difference between deployed spec and YAML."""
-        now, written = self._wanted, parallelism_of(self._workspace.job(self._job))
+        now, written = self._deployed or self.desired()[0], parallelism_of(self._workspace.job(self._job))
         if now is None or parallelism_of(now.spec) == written:
             return None, "removed: the job runs with its YAML's parallelism"
         return ParallelismOverride(
@@ -198,12 +198,8 @@ class Restored:
     @cached_property
     def _tables(self) -> list[str]:
         """The job's output tables, by any spec that is left."""
-        try:
-            wanted = self._documents.desired.read()
-        except StreamwardenError:
-            wanted = None
-        if wanted is not None:
-            spec = wanted.spec
+        if self._deployed is not None:
+            spec = self._deployed.spec
         else:
             spec = self._launched[0] if self._launched is not None else self._workspace.job(self._job)
         return [sink.table for sink in spec.delta_sinks]
@@ -311,12 +307,13 @@ class Restored:
 
     def _adopted(self) -> int:
         """Return the generation in force of a job whose drivers and operations are forgotten."""
-        found = last_writer(self._workspace, self._job, self._tables) if not self._operations else None
-        if found is None and not self._operations and used_generations(self._workspace, self._job) == {1}:
-            found = 1
-        if found is None:
-            raise self._impossible("neither a driver's heartbeat nor the tables show which generation ran last")
-        return found
+        if not self._operations:
+            found = last_writer(self._workspace, self._job, self._tables)
+            if found is not None:
+                return found
+            if used_generations(self._workspace, self._job) == {1}:
+                return 1
+        raise self._impossible("neither a driver's heartbeat nor the tables show which generation ran last")
 
     def _impossible(self, why: str) -> StreamwardenError:
         return StreamwardenError("REPAIR_IMPOSSIBLE", f"{self._documents.checkpoint.key}: {why}")

@@ -9,6 +9,7 @@ from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.formats.published_log import NOTHING, PublishedAt, PublishedLog
 from streamwarden.model.gate import GateRecord, Hold
 from streamwarden.store.documents import Document
+from streamwarden.store.invalid_documents import is_damaged
 from streamwarden.store.layout import gate_key
 from streamwarden.store.workspace import Workspace
 
@@ -61,16 +62,17 @@ def remove_damaged(workspace: Workspace, table: str) -> bool:
 
     What is published is in the published log. Lost are the list of decisions, which the table of results has too, and a
     hold: the gate decides again.
+
+    Raises
+    ------
+    StreamwardenError
+        ``DOCUMENT_INVALID`` if a later version wrote it.
     """
     document = gate_document(workspace, table)
-    try:
-        document.read()
-    except StreamwardenError as error:
-        if error.code != "DOCUMENT_INVALID":
-            raise
-        document.delete()
-        return True
-    return False
+    if not is_damaged(workspace.storage, document.key, GateRecord):
+        return False
+    document.delete()
+    return True
 
 
 def gate_state(workspace: Workspace, table: str) -> GateState:

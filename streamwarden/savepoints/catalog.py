@@ -18,7 +18,8 @@ from streamwarden.model.spec import RetentionSpec
 from streamwarden.savepoints import retention as retained
 from streamwarden.savepoints.documents import is_interrupted, manifest_document, record_document
 from streamwarden.store import layout
-from streamwarden.store.documents import JobDocuments, is_newer
+from streamwarden.store.documents import JobDocuments
+from streamwarden.store.invalid_documents import is_newer
 from streamwarden.store.workspace import Workspace
 
 __all__ = [

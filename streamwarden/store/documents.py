@@ -32,13 +32,11 @@ from streamwarden.model.supervision import HealthRecord, Supervision
 from streamwarden.names import is_part
 from streamwarden.storage import Conflict, Storage
 from streamwarden.store import layout
+from streamwarden.store.invalid_documents import invalid
 
-__all__ = ["Document", "JobDocuments", "dump", "invalid", "is_newer"]
+__all__ = ["Document", "JobDocuments", "dump"]
 
 M = TypeVar("M", bound=BaseModel)
-
-_UNKNOWN = ("extra_forbidden", "literal_error", "enum", "union_tag_invalid")
-"""Pydantic's errors about fields and values that a model does not know."""
 
 
 class Document(Generic[M]):
@@ -164,43 +162,6 @@ class _Parsed:
             while self._size > self._room:
                 self._size -= len(self._kept.popitem(last=False)[1][0])
         return value
-
-
-def is_newer(error: ValidationError) -> bool:
-    """Return whether a document is whole, but a later version of Streamwarden wrote it.
-
-    Then all that is wrong with it are fields or values that this version does not know.
-    """
-    return all(one["type"] in _UNKNOWN for one in error.errors(include_url=False, include_context=False))
-
-
-def invalid(key: str, error: ValidationError, *, is_empty: bool = False) -> StreamwardenError:
-    """Return the error of a document that can't be read.
-
-    Parameters
-    ----------
-    key
-        Its key.
-    error
-        What is wrong with it.
-    is_empty
-        Whether it has no bytes.
-    """
-    words = "; ".join(f"{'.'.join(map(str, one['loc']))} {one['msg']}".strip() for one in error.errors()[:3])
-    if not is_newer(error):
-        return StreamwardenError(
-            "DOCUMENT_INVALID", f"{key}: {'it is empty' if is_empty else words}", remedy=_remedy(key)
-        )
-    remedy = "Upgrade this installation to the version of the one that wrote it. A repair would lose what it says."
-    return StreamwardenError("DOCUMENT_INVALID", f"{key}: a later version wrote it: {words}", remedy=remedy)
-
-
-def _remedy(key: str) -> str | None:
-    """Return the remedy for a job's damaged document; None (the catalogue's remedy) for other documents."""
-    job = layout.job_of(key)
-    if job is None:
-        return None
-    return f"`streamwarden repair {job}` shows what it can be restored from; with --yes it does so."
 
 
 # Every check of a job reads its spec twice, wanted and launched, and each list reads the last 50 batches of all jobs.

@@ -1,9 +1,8 @@
-"""Examine a place and its jobs, several at once."""
+"""Examine a place and its jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.names import is_name
@@ -11,13 +10,11 @@ from streamwarden.operations.doctor.case import Case
 from streamwarden.operations.doctor.findings import Finding, Verdict, of_error
 from streamwarden.operations.doctor.of_job import examine_job
 from streamwarden.operations.doctor.of_place import examine_published, examine_storage, hosts_of, judged_tables
+from streamwarden.store.each import for_each
 from streamwarden.store.layout import CHECKPOINTS, CONTROL, SAVEPOINTS
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["examine"]
-
-_AT_ONCE = 8
-"""Jobs and tables examined at once. 8: most of the time is spent waiting for the store."""
 
 
 def examine(workspace: Workspace, jobs: Iterable[str] = (), *, deep: bool = False) -> list[Finding]:
@@ -31,19 +28,19 @@ def examine(workspace: Workspace, jobs: Iterable[str] = (), *, deep: bool = Fals
     deep
         Also read all bytes of savepoints, and look whether all files of tables are there.
     """
-    found = examine_storage(workspace)
-    if any(one.verdict is Verdict.BROKEN for one in found):
+    storage = examine_storage(workspace)
+    if storage.verdict is Verdict.BROKEN:
         # The rest would repeat this for each job.
-        return found
+        return [storage]
+    found = [storage]
     chosen = list(jobs)
     tables = [] if chosen else judged_tables(workspace)
     if not chosen:
         found += _guarded("driver hosts", lambda: hosts_of(workspace))
         chosen = _jobs_of(workspace)
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="doctor") as pool:
-        published = [pool.submit(_published, workspace, table, deep) for table in tables]
-        examined = [pool.submit(examine_job, Case(workspace, job, deep)) for job in chosen]
-        return [*found, *(one for done in (*published, *examined) for one in done.result())]
+    published = for_each(workspace, tables, lambda table: _published(workspace, table, deep))
+    examined = for_each(workspace, chosen, lambda job: examine_job(Case(workspace, job, deep)))
+    return [*found, *(one for about in (*published, *examined) for one in about)]
 
 
 def _jobs_of(workspace: Workspace) -> list[str]:

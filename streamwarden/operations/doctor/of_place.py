@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 
-from streamwarden.errors import CATALOGUE, StreamwardenError, is_code
+from streamwarden.errors import StreamwardenError, is_code
 from streamwarden.formats.published_log import PublishedLog
 from streamwarden.model.hosting import DriverStart
 from streamwarden.model.record import utc_now
@@ -16,7 +16,7 @@ from streamwarden.quality.gate_state import GateState, gate_state
 from streamwarden.runtime.launchers.hosts import LOST, driver_hosts
 from streamwarden.storage import Conflict
 from streamwarden.store.documents import Document
-from streamwarden.store.layout import CONTROL, INCARNATIONS, PUBLISHED, STARTS
+from streamwarden.store.layout import CONTROL, LAUNCH, PUBLISHED, STARTS, kind_of
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["examine_published", "examine_storage", "hosts_of", "judged_tables"]
@@ -27,56 +27,51 @@ _UNTAKEN = timedelta(seconds=60)
 _NO_ETAG = '"00000000000000000000000000000000"'
 
 
-def examine_storage(workspace: Workspace) -> list[Finding]:
-    """Return whether documents can be read, and whether the store refuses a conditional write that it must refuse.
-
-    A store that does not refuse it gets an unchanged document once more.
-    """
+def examine_storage(workspace: Workspace) -> Finding:
+    """Return whether documents can be read and written."""
     about = f"storage {workspace.base}"
     try:
         keys = workspace.storage.list(CONTROL)
-        if workspace.s3 is None:
-            there = workspace.root.is_dir()
-            if there and not os.access(workspace.root, os.R_OK | os.W_OK | os.X_OK):
-                return [
-                    broken(
-                        "",
-                        about,
-                        "CONFIG_INVALID",
-                        f"{workspace.root} can't be written",
-                        remedy="Correct its owner or mode.",
-                    )
-                ]
-            return [whole("", about, f"{len(keys)} documents" if there else "nothing was ever deployed here")]
-        held = _are_conditions_held(workspace, keys)
+        return _of_folder(workspace, about, keys) if workspace.s3 is None else _of_bucket(workspace, about, keys)
     except StreamwardenError as error:
-        return [of_error("", about, error)]
+        return of_error("", about, error)
+
+
+def _of_folder(workspace: Workspace, about: str, keys: list[str]) -> Finding:
+    root = workspace.root
+    if not root.is_dir():
+        return whole("", about, "nothing was ever deployed here")
+    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        return broken("", about, "CONFIG_INVALID", f"{root} can't be written", remedy="Correct its owner or mode.")
+    return whole("", about, f"{len(keys)} documents")
+
+
+def _of_bucket(workspace: Workspace, about: str, keys: list[str]) -> Finding:
+    held = _are_conditions_held(workspace, keys)
     if held is False:
         what = "the server ignores If-Match or If-None-Match: two drivers could get one lease"
-        return [
-            broken("", about, "CONFIG_INVALID", what, remedy="Use a server with conditional writes: docs/deployment.md")
-        ]
-    return [
-        whole(
-            "", about, f"{len(keys)} documents; {'conditional writes hold' if held else 'nothing to test writes with'}"
-        )
-    ]
+        remedy = "Use a server with conditional writes: docs/deployment.md"
+        return broken("", about, "CONFIG_INVALID", what, remedy=remedy)
+    tested = "conditional writes hold" if held else "nothing to test writes with"
+    return whole("", about, f"{len(keys)} documents; {tested}")
 
 
 def _are_conditions_held(workspace: Workspace, keys: list[str]) -> bool | None:
-    """Return whether conditional writes are refused; None without a document to test them with."""
+    """Return whether conditional writes are refused that must be; None without a document to test them with.
+
+    A store that does not refuse one gets an unchanged document once more.
+    """
     # Nobody changes a launch once it is written.
-    key = next((one for one in reversed(keys) if f"/{INCARNATIONS}/" in one and one.endswith("/launch.json")), None)
+    key = next((one for one in reversed(keys) if kind_of(one) == LAUNCH), None)
     entry = workspace.storage.read(key) if key is not None else None
     if key is None or entry is None:
         return None
-    for etag in (None, _NO_ETAG):
-        with suppress(Conflict):
-            if etag is None:
-                workspace.storage.create(key, entry.data)
-            else:
-                workspace.storage.replace(key, entry.data, etag)
-            return False
+    with suppress(Conflict):
+        workspace.storage.create(key, entry.data)
+        return False
+    with suppress(Conflict):
+        workspace.storage.replace(key, entry.data, _NO_ETAG)
+        return False
     return True
 
 
@@ -118,11 +113,11 @@ def examine_published(workspace: Workspace, table: str, *, deep: bool) -> Iterat
     try:
         state = gate_state(workspace, table)
     except StreamwardenError as error:
-        yield of_error("", about, error, (f"streamwarden gate repair {table}",))
+        yield _of_error(about, table, error)
         return
     anew = (f"streamwarden gate check {table} --anew",)
     if state.error is not None:
-        yield of_error("", about, state.error, (f"streamwarden gate repair {table}",))
+        yield _of_error(about, table, state.error)
     elif state.published.content > (-1 if state.latest is None else state.latest):
         ends = "is gone" if state.latest is None else f"ends with version {state.latest}"
         what = f"version {state.published.content} is published, and the table {ends}"
@@ -137,8 +132,7 @@ def examine_published(workspace: Workspace, table: str, *, deep: bool) -> Iterat
 def _of_gate(state: GateState, about: str) -> Iterator[Finding]:
     trouble = state.record.trouble
     if trouble is not None and is_code(trouble.code):
-        remedy = CATALOGUE[trouble.code].remedy.replace("TABLE", state.table)
-        yield of_error("", about, StreamwardenError(trouble.code, trouble.what, remedy=remedy))
+        yield _of_error(about, state.table, StreamwardenError(trouble.code, trouble.what))
     elif trouble is not None:
         yield note("", about, f"no decision: {trouble.code}: {trouble.what}", f"streamwarden gate check {state.table}")
     elif state.hold is not None:
@@ -146,3 +140,8 @@ def _of_gate(state: GateState, about: str) -> Iterator[Finding]:
         yield note("", about, what, f"streamwarden gate status {state.table}")
     elif state.published.content >= 0:
         yield whole("", about, f"version {state.published.content}, {state.waiting} not decided yet")
+
+
+def _of_error(about: str, table: str, error: StreamwardenError) -> Finding:
+    remedy = error.remedy.replace("TABLE", table)
+    return of_error("", about, StreamwardenError(error.code, error.what, remedy=remedy))

@@ -16,9 +16,11 @@ from streamwarden.operations.repair import DOCUMENTS
 
 __all__ = ["faults", "models"]
 
+ROOTS = (*DOCUMENTS.values(), Manifest, GateRecord, GateEvents, DriverHost, DriverStart, JobSpec)
 
-def models() -> dict[str, type[BaseModel]]:
-    """Return every model that documents are made of, by name."""
+
+def models(*roots: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """Return some models, default all documents, and every model that they are made of, by name."""
     found: dict[str, type[BaseModel]] = {}
 
     def walk(model: type[BaseModel]) -> None:
@@ -30,7 +32,7 @@ def models() -> dict[str, type[BaseModel]]:
             for inner in parts(field.annotation):
                 walk(inner)
 
-    for root in (*DOCUMENTS.values(), Manifest, GateRecord, GateEvents, DriverHost, DriverStart, JobSpec):
+    for root in roots or ROOTS:
         walk(root)
     return found
 

@@ -16,6 +16,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.gate import GateEvents, GateRecord
 from streamwarden.model.hosting import DriverHost, DriverStart
 from streamwarden.model.savepoint import Manifest
+from streamwarden.model.spec import JobSpec
 from streamwarden.model.spec_base import Strict
 from streamwarden.operations.repair import DOCUMENTS, repair
 from streamwarden.savepoints import catalog
@@ -183,6 +184,19 @@ def test_a_savepoint_of_a_later_version_is_left_alone(place: Workspace) -> None:
     assert place.storage.read(key) is not None
 
 
+def test_a_gates_document_of_a_later_version_is_left_alone(place: Workspace) -> None:
+    key = layout.gate_key("rows")
+    entry = place.storage.read(key)
+    assert entry is not None
+    changed(place, key, decisions=[{**one, "verdict": "sampled"} for one in json.loads(entry.data)["decisions"]])
+    before = place.storage.read(key)
+    done = CliRunner().invoke(app, ["gate", "repair", "rows"])
+    assert done.exit_code == 2 and "a later version wrote it" in done.output
+    assert place.storage.read(key) == before
+    (found,) = [one for one in run("doctor", code=1)["findings"] if one["about"] == "published rows"]
+    assert "Upgrade this installation" in found["remedy"] and found["commands"] == []
+
+
 def test_a_derived_document_of_a_later_version_counts_as_missing(place: Workspace) -> None:
     made = JobDocuments(place.storage, JOB)
     heartbeat = made.heartbeat(made.incarnations()[-1])
@@ -200,6 +214,10 @@ def test_fields_that_were_added_keep_upgrades_and_rollbacks_possible(version: st
     assert len(known) > 40 and set(known) <= set(models())
     found = {name: faults(model, known[name]) for name, model in models().items() if name in known}
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+def test_the_rule_for_specs_holds_for_each_part_of_a_spec() -> None:
+    assert [name for name, model in models(JobSpec).items() if not issubclass(model, Strict)] == []
 
 
 def test_the_rule_finds_what_it_is_for() -> None:
