@@ -45,10 +45,10 @@ s3-server: | .tools/bin/uv ## Build the S3 server that the tests need, unless S3
 	@.tools/bin/python scripts/build_s3_server.py
 
 kafka-server: setup ## Fetch the Kafka server that the tests need
-	@$(BIN)/python scripts/fetch_kafka_server.py
+	@$(BIN)/python scripts/fetch_test_server.py kafka
 
 yarn-cluster: setup ## Fetch the YARN that the tests need
-	@$(BIN)/python scripts/fetch_yarn.py
+	@$(BIN)/python scripts/fetch_test_server.py yarn
 
 kubernetes-server: | .tools/bin/uv ## Build the Kubernetes that the tests need: API server, scheduler, controllers, etcd
 	@.tools/bin/python scripts/build_kubernetes_server.py

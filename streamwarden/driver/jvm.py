@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from streamwarden.errors import ErrorCode
 from streamwarden.model.process_ref import ProcessRef
+from streamwarden.runtime.failure_signatures import OUT_OF_HEAP_EXITS
 from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.postmortem import last_words
 from streamwarden.runtime.processes import process_of
@@ -27,9 +28,6 @@ from streamwarden.spark.cluster_mode import container_logs, parent_jvm
 __all__ = ["end_jvm", "is_context_stopped", "is_unanswered", "jvm_end", "jvm_of"]
 
 _log = logging.getLogger(__name__)
-
-_OUT_OF_MEMORY_EXITS = (3, 52)
-"""Exit codes: of the JVM's own ExitOnOutOfMemoryError, and of Spark's handler for uncaught errors."""
 
 _CONSOLE_S = 0.5
 """Seconds until the JVM's last output is in console.log: it passes a pipe and a thread."""
@@ -90,7 +88,7 @@ def jvm_end(session: SparkSession | None, logs: Path, *, gone: bool) -> tuple[Er
     if words.code is None:
         time.sleep(_CONSOLE_S)
         words = last_words(folder)
-    if words.code == "OUT_OF_MEMORY" or ended.code in _OUT_OF_MEMORY_EXITS:
+    if words.code == "OUT_OF_MEMORY" or ended.code in OUT_OF_HEAP_EXITS:
         return "OUT_OF_MEMORY", words.evidence or f"the JVM ended {ended}"
     if words.code is not None:
         return words.code, words.evidence

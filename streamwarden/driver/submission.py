@@ -41,13 +41,8 @@ _UNREACHABLE = re.compile(
 )
 
 
-def submit(workspace: Workspace, job: str, spec: JobSpec, incarnation: str, *, spark_home: Path | None = None) -> None:
+def submit(workspace: Workspace, job: str, spec: JobSpec, incarnation: str) -> None:
     """Run `spark-submit` until the cluster has accepted the driver; its output goes to standard error.
-
-    Parameters
-    ----------
-    spark_home
-        The folder of `bin/spark-submit`; default PySpark's.
 
     Raises
     ------
@@ -56,7 +51,7 @@ def submit(workspace: Workspace, job: str, spec: JobSpec, incarnation: str, *, s
         ``CONFIG_INVALID``.
     """
     find_java()
-    home = spark_home or spark_folder()
+    home = spark_folder()
     profile = workspace.profile
     cluster = _cluster(workspace, job, incarnation, cluster_settings(workspace, spec), home)
     with tempfile.NamedTemporaryFile("w", suffix=".properties", encoding="utf-8") as file:

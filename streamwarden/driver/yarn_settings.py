@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from streamwarden.errors import StreamwardenError
@@ -18,9 +17,7 @@ _START_S = 600
 before its first heartbeat much sooner. After that, it may wait for a slow store."""
 
 
-def yarn_settings(
-    profile: Profile, incarnation: str, spark_home: Path, environment: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def yarn_settings(profile: Profile, incarnation: str, spark_home: Path) -> dict[str, str]:
     """Return the settings of a driver's submission beside those of its session.
 
     Parameters
@@ -29,8 +26,6 @@ def yarn_settings(
         The driver, which is found again by it.
     spark_home
         PySpark's folder.
-    environment
-        The environment whose variables containers get; default this process's.
 
     Raises
     ------
@@ -39,14 +34,13 @@ def yarn_settings(
     """
     yarn = profile.yarn
     assert yarn is not None
-    found = os.environ if environment is None else environment
-    missing = [name for name in yarn.environment if name not in found]
+    missing = [name for name in yarn.environment if name not in os.environ]
     if missing:
         what = f"profile {profile.name}: yarn.environment: {', '.join(missing)} is not set in the process that submits"
         raise StreamwardenError("CONFIG_INVALID", what)
     python = yarn.python or sys.executable
     # In UTC from its start: `in_utc` comes too late for the JVM.
-    variables = {"TZ": "UTC", **{name: found[name] for name in yarn.environment}}
+    variables = {"TZ": "UTC", **{name: os.environ[name] for name in yarn.environment}}
     settings = {
         "spark.yarn.queue": yarn.queue,
         "spark.yarn.tags": f"streamwarden,{tag_of(incarnation)}",

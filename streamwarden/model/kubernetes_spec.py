@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
+
+from streamwarden.model.spec_base import Strict
 
 __all__ = ["KubernetesSpec"]
 
@@ -18,10 +20,8 @@ SecretKey = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-.a-z0-9]{0,25
 """A field with a Secret's name and one of its keys: ``s3-login:secret-key``."""
 
 
-class KubernetesSpec(BaseModel):
+class KubernetesSpec(Strict):
     """Pods of drivers and executors. The API server is the profile's `master`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     namespace: str = Field(pattern=_DNS_LABEL, description="Namespace of the pods. It must exist.")
     image: str = Field(

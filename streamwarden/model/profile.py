@@ -6,11 +6,12 @@ import re
 from datetime import timedelta
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from streamwarden.model.durations import Duration
 from streamwarden.model.kubernetes_spec import KubernetesSpec
 from streamwarden.model.spec import ResourceSpec
+from streamwarden.model.spec_base import Strict
 
 __all__ = [
     "ENDPOINT",
@@ -30,10 +31,8 @@ ENDPOINT = re.compile(r"https?://[\w.-]+(:\d+)?/?")
 """An S3 server's address, without a login."""
 
 
-class LogSpec(BaseModel):
+class LogSpec(Strict):
     """Log files of a driver, one set per incarnation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_bytes: int = Field(default=10_000_000, ge=10_000, description="10 MB: opens in any editor.")
     backups: int = Field(default=5, ge=1, description="Rotated files kept for each log.")
@@ -50,10 +49,8 @@ class LogSpec(BaseModel):
     )
 
 
-class PrometheusSpec(BaseModel):
+class PrometheusSpec(Strict):
     """An endpoint of each driver for Prometheus: plain HTTP, without a login. It shows no data of rows."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = Field(
         default="127.0.0.1",
@@ -85,10 +82,8 @@ class PrometheusSpec(BaseModel):
         return self
 
 
-class OtlpSpec(BaseModel):
+class OtlpSpec(Strict):
     """Metrics pushed to a collector by OTLP over HTTP. Headers and certificates come from OTEL_* variables."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     endpoint: str | None = Field(
         default=None,
@@ -114,10 +109,8 @@ class OtlpSpec(BaseModel):
         return self
 
 
-class MetricsSpec(BaseModel):
+class MetricsSpec(Strict):
     """Metrics of each driver; see docs/observability.md. Both exporters may be used at once. Neither delays a batch."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     prometheus: PrometheusSpec | None = Field(
         default=None, description="`{}` opens an endpoint with the defaults. Default: no endpoint."
@@ -129,10 +122,8 @@ class MetricsSpec(BaseModel):
     )
 
 
-class ProgressTableSpec(BaseModel):
+class ProgressTableSpec(Strict):
     """The Delta table `job_progress`: one row per batch of every job; see docs/observability.md."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     enabled: bool = Field(default=True, description="Whether drivers write the table, and housekeeping maintains it.")
     every: Duration = Field(
@@ -159,10 +150,8 @@ class ProgressTableSpec(BaseModel):
         return self
 
 
-class QualitySpec(BaseModel):
+class QualitySpec(Strict):
     """Reports of checks; see docs/quality.md."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     keep: Duration = Field(
         default=timedelta(days=14),
@@ -177,10 +166,8 @@ class QualitySpec(BaseModel):
         return self
 
 
-class JobOverride(BaseModel):
+class JobOverride(Strict):
     """Overrides for every job in this place: speed and size, never the meaning of a job."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     interval: Duration | None = Field(default=None, description="Replaces each job's trigger.interval.")
     partitions: int | None = Field(default=None, ge=1, le=4096, description="Replaces each job's state.partitions.")
@@ -190,10 +177,8 @@ class JobOverride(BaseModel):
     )
 
 
-class S3Spec(BaseModel):
+class S3Spec(Strict):
     """An S3 bucket for documents, checkpoints, savepoints and tables. Credentials come from the environment."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     bucket: str = Field(
         pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$",
@@ -215,10 +200,8 @@ class S3Spec(BaseModel):
     )
 
 
-class YarnSpec(BaseModel):
+class YarnSpec(Strict):
     """A YARN cluster that starts drivers on its machines; see docs/yarn.md."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     resource_managers: tuple[Annotated[str, StringConstraints(pattern=f"^{ENDPOINT.pattern}$")], ...] = Field(
         min_length=1,
@@ -251,10 +234,8 @@ class YarnSpec(BaseModel):
     )
 
 
-class Profile(BaseModel):
+class Profile(Strict):
     """Where documents and tables are, and how drivers run there."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     description: str = ""
@@ -280,7 +261,9 @@ class Profile(BaseModel):
     )
     yarn: YarnSpec | None = Field(default=None, description="For `launcher: yarn`, which also needs `master: yarn`.")
     kubernetes: KubernetesSpec | None = Field(
-        default=None, description="For `launcher: kubernetes`, which also needs `master: k8s://https://HOST:PORT`."
+        default=None,
+        description="For `launcher: kubernetes`, which also needs `master: k8s://https://HOST:PORT` and `same_image:"
+        " true`.",
     )
     spark: dict[str, str] = Field(default_factory=dict, description="Spark settings for every job in this place.")
     heartbeat: Duration = Field(
@@ -319,15 +302,16 @@ class Profile(BaseModel):
     def _combination(self) -> Self:
         if self.lease < 3 * self.heartbeat:
             raise ValueError("lease must be at least three heartbeats: one lost write must not cost a job its lease")
-        if (self.launcher == "yarn") != (self.yarn is not None):
-            raise ValueError("launcher: yarn and the block `yarn` need each other")
-        if self.launcher == "yarn" and self.master != "yarn":
+        for launcher, block in (("yarn", self.yarn), ("kubernetes", self.kubernetes)):
+            if (self.launcher == launcher) != (block is not None):
+                raise ValueError(f"launcher: {launcher} and the block `{launcher}` need each other")
+        if self.yarn is not None and self.master != "yarn":
             raise ValueError("launcher: yarn needs `master: yarn`")
-        if (self.launcher == "kubernetes") != (self.kubernetes is not None):
-            raise ValueError("launcher: kubernetes and the block `kubernetes` need each other")
         if self.kubernetes is not None:
             if not re.fullmatch(r"k8s://https?://[^/@]+", self.master):
                 raise ValueError("launcher: kubernetes needs `master: k8s://https://HOST:PORT`, the API server")
+            if not self.same_image:
+                raise ValueError("same_image: pods need `true`, since they run from one image")
             if not self.root.startswith("/"):
                 raise ValueError("root: pods need an absolute path, such as the image's /var/lib/streamwarden")
             if self.s3 is None and self.kubernetes.driver_template is None:

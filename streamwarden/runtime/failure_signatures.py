@@ -13,7 +13,10 @@ from urllib.parse import unquote
 
 from streamwarden.errors import ErrorCode
 
-__all__ = ["Places", "Recognised", "fatal_in_log", "recognise"]
+__all__ = ["OUT_OF_HEAP_EXITS", "Places", "Recognised", "fatal_in_log", "recognise"]
+
+OUT_OF_HEAP_EXITS = (3, 52)
+"""Exit codes: of the JVM's own ExitOnOutOfMemoryError, and of Spark's handler for uncaught errors."""
 
 _LENGTH = 600
 

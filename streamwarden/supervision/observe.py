@@ -12,7 +12,7 @@ from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.progress import Progress
 from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.status import Desired, Exit, Heartbeat, Launch
-from streamwarden.runtime.launchers.interface import DriverState, FoundDriver
+from streamwarden.runtime.launchers.interface import FoundDriver, StartState
 from streamwarden.runtime.launchers.launch import launcher_of
 from streamwarden.runtime.lease import lease_is_live
 from streamwarden.runtime.operation_lock import active_operation
@@ -122,7 +122,7 @@ def observe(workspace: Workspace, job: str) -> Observation:
     heartbeat = documents.heartbeat(incarnation).read()
     progress = documents.progress(incarnation).read()
     ended = documents.exit(incarnation).read()
-    found = None
+    found = FoundDriver(StartState.UNKNOWN)
     if ended is None and _is_quiet(workspace, heartbeat, now):
         found = launcher_of(workspace).find(job, incarnation)
     phase, reason, since, error = _conclude(workspace, incarnation, launch, heartbeat, ended, now, found)
@@ -195,25 +195,22 @@ def _conclude(
     heartbeat: Heartbeat | None,
     ended: Exit | None,
     now: datetime,
-    found: FoundDriver | None = None,
+    found: FoundDriver,
 ) -> tuple[Phase, str, datetime, ErrorInfo | None]:
     if ended is not None:
         if ended.outcome == "stopped":
             return Phase.STOPPED, f"stopped after batch {ended.batch}", ended.at, None
         what = f"{ended.error.code}: {ended.error.what.splitlines()[0]}" if ended.error else "failed"
         return Phase.FAILED, what, ended.at, ended.error
-    found = found or FoundDriver(DriverState.UNKNOWN)
-    if heartbeat is None and found.state is DriverState.WAITING:
+    if heartbeat is None and found.state is StartState.WAITING:
         return Phase.STARTING, found.reason, found.since or now, None
     process = heartbeat.process if heartbeat else launch.process if launch else None
-    last_sign = heartbeat.at if heartbeat else launch.at if launch else now
-    if heartbeat is None and found.state is DriverState.STARTED and found.since is not None:
-        last_sign = found.since
+    last_sign = _last_sign(launch, heartbeat, found) or now
     code: ErrorCode = "DRIVER_DIED" if heartbeat else "DRIVER_DID_NOT_START"
     if process is not None and is_alive(process) is False:
         died = StreamwardenError(code, f"incarnation {incarnation}, pid {process.pid}")
         return Phase.DEAD, f"its process {process.pid} is gone", last_sign, ErrorInfo.of(died)
-    if found.state is DriverState.ENDED:
+    if found.state is StartState.ENDED:
         died = found.error or StreamwardenError(code, f"incarnation {incarnation}: {found.reason or 'ended'}")
         return Phase.DEAD, found.reason or "its launcher says that it has ended", last_sign, ErrorInfo.of(died)
     limit = workspace.profile.lease if heartbeat else max(START_TIMEOUT, workspace.profile.lease + _AFTER_LEASE)
@@ -228,3 +225,11 @@ def _conclude(
     # A driver's states are phases of its job, with the same names.
     phase = Phase(heartbeat.state.value)
     return phase, heartbeat.reason or phase.value, heartbeat.at, None
+
+
+def _last_sign(launch: Launch | None, heartbeat: Heartbeat | None, found: FoundDriver) -> datetime | None:
+    if heartbeat is not None:
+        return heartbeat.at
+    if found.state is StartState.STARTED and found.since is not None:
+        return found.since
+    return launch.at if launch is not None else None

@@ -6,12 +6,11 @@ import contextlib
 import json
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +20,7 @@ import yaml
 
 from streamwarden.devserver.rest import AirflowClient, AirflowRequestFailed
 from tests.compose.engine import REPOSITORY, Engine
+from tests.ports import free_ports
 
 __all__ = ["JOBS", "Stack", "StackError"]
 
@@ -65,7 +65,7 @@ class Stack:
         subprocess.run(
             [sys.executable, REPOSITORY / "scripts" / "make_env.py", env], check=True, stdout=subprocess.DEVNULL
         )
-        lines = [f"{name}={port}" for name, port in zip(_PORTS, _free_ports(len(_PORTS)), strict=True)]
+        lines = [f"{name}={port}" for name, port in zip(_PORTS, free_ports(len(_PORTS)), strict=True)]
         lines.append(f"STREAMWARDEN_PROFILE={self.profile}")
         profile = Path(self._folder) / "profile.yaml"
         profile.write_text(paced(self.profile), encoding="utf-8")
@@ -192,14 +192,3 @@ def paced(profile: str) -> str:
     shipped = yaml.safe_load((REPOSITORY / "config" / "profiles" / f"{profile}.yaml").read_text(encoding="utf-8"))
     pace = yaml.safe_load((_HERE / "pace.yaml").read_text(encoding="utf-8"))
     return yaml.safe_dump({**shipped, "jobs": {**shipped.get("jobs", {}), **pace}})
-
-
-def _free_ports(count: int) -> Sequence[int]:
-    held = [socket.socket() for _ in range(count)]
-    try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]
-    finally:
-        for one in held:
-            one.close()

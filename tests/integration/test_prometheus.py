@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -29,6 +28,7 @@ from streamwarden.supervision.health_rules import RULES as HEALTH_RULES
 from streamwarden.supervision.health_rules import Finding, Health, Level
 from tests.batches import make_place
 from tests.monitoring import MONITORING, RULES, alerts, program, queries, whole_batch, write_running
+from tests.ports import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -69,9 +69,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Serve a driver in trouble, and one that is down, to a Prometheus that finds both by their documents."""
     binary = program("prometheus")
     folder = tmp_path_factory.mktemp("prometheus")
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{held.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     for name in ("prometheus.yml", "rules.yml"):
         text = (MONITORING / name).read_text(encoding="utf-8")
         text = re.sub(r"\b(15|30)s$", "500ms", text, flags=re.MULTILINE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import subprocess
 import time
 from base64 import urlsafe_b64encode
@@ -17,6 +16,7 @@ from confluent_kafka.cimpl import Consumer, Producer, TopicPartition
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from streamwarden.spark.jars import find_java
+from tests.ports import free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 JARS = REPOSITORY / ".tools" / "kafka"
@@ -31,7 +31,7 @@ class KafkaServer:
         self._log = folder / "server.log"
         self._settings = folder / "server.properties"
         self._process: subprocess.Popen[bytes] | None = None
-        clients, controller = _free_port(), _free_port()
+        clients, controller = free_ports(2)
         self.address = f"127.0.0.1:{clients}"
         self._settings.write_text(
             f"""\
@@ -155,10 +155,3 @@ group.initial.rebalance.delay.ms=0
         command = [find_java(), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{JARS}/*", program]
         with self._log.open("ab") as log:
             return subprocess.Popen([*command, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -9,18 +8,23 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import REPOSITORY, ROOT
+from tests.launchers.hosts import HostPlace, HostsOnS3
+from tests.launchers.kubernetes.place import KubernetesPlace
+from tests.launchers.local import LocalPlace
 from tests.launchers.place import LauncherPlace
+from tests.launchers.standalone import StandalonePlace
+from tests.launchers.yarn import YarnPlace
 from tests.s3.conftest import given_server, s3, server, session_server
 
 __all__ = ["given_server", "place", "s3", "server", "session_server"]
 
-PLACES = {
-    "local": "tests.launchers.local:LocalPlace",
-    "host": "tests.launchers.hosts:HostPlace",
-    "yarn": "tests.launchers.yarn:YarnPlace",
-    "standalone": "tests.launchers.standalone:StandalonePlace",
-    "host-s3": "tests.launchers.hosts:HostsOnS3",
-    "kubernetes-s3": "tests.launchers.kubernetes.place:KubernetesPlace",
+PLACES: dict[str, type[LauncherPlace]] = {
+    "local": LocalPlace,
+    "host": HostPlace,
+    "yarn": YarnPlace,
+    "standalone": StandalonePlace,
+    "host-s3": HostsOnS3,
+    "kubernetes-s3": KubernetesPlace,
 }
 """The kinds of place that the contract holds for. One whose name ends with -s3 keeps all but its logs in a bucket."""
 
@@ -55,8 +59,7 @@ def place(
         bucket = request.getfixturevalue("s3").location
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", str(bucket.endpoint))
         store = {"s3": {"bucket": bucket.bucket, "prefix": bucket.prefix}}
-    module, name = PLACES[kind].split(":")
-    made: LauncherPlace = getattr(importlib.import_module(module), name)(tmp_path, store)
+    made = PLACES[kind](tmp_path, store)
     try:
         made.open()
         yield made

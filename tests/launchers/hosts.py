@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from streamwarden.model.record import utc_now
 from streamwarden.runtime.launchers.hosts import driver_hosts
+from streamwarden.store.workspace import Workspace
 from tests.integration.conftest import REPOSITORY
 from tests.launchers.place import LauncherPlace, until
 
@@ -22,12 +23,14 @@ __all__ = ["HostPlace", "HostsOnS3"]
 class HostPlace(LauncherPlace):
     """One driver host, on the folder that it shares with the tests."""
 
-    FIELDS: ClassVar[dict[str, Any]] = {"launcher": "host"}
     NAMES: ClassVar[tuple[str, ...]] = ("h1",)
 
     def __init__(self, folder: Path, store: dict[str, Any] | None = None) -> None:
         super().__init__(folder, store)
         self.hosts: dict[str, subprocess.Popen[bytes]] = {}
+
+    def profile(self, **fields: Any) -> Workspace:
+        return super().profile(**{"launcher": "host", **fields})
 
     def open(self) -> None:
         for name in self.NAMES:

@@ -20,7 +20,7 @@ from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.model.supervision import Supervision
 from streamwarden.operations.deploy import deploy_job
-from streamwarden.runtime.launchers.interface import DriverState, FoundDriver
+from streamwarden.runtime.launchers.interface import FoundDriver, StartState
 from streamwarden.runtime.launchers.launch import launcher_of
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.act import restart
@@ -50,12 +50,6 @@ class LauncherPlace(Place, ABC):
     Rows come in through the storage, so the place needs no folder that drivers share with the tests.
     """
 
-    FIELDS: ClassVar[dict[str, Any]] = {}
-    """Fields of the profile: the launcher, the master."""
-
-    NOTICED_S: ClassVar[float] = 5.0
-    """Within this time, a driver's death is known to whoever observes the job."""
-
     ROW_MS: ClassVar[int] = 0
     """How long a task needs for a row, at least."""
 
@@ -72,7 +66,7 @@ class LauncherPlace(Place, ABC):
 
     def profile(self, **fields: Any) -> Workspace:
         jobs = {"interval": "500ms", "partitions": 2, "resources": {"cores": 1, "memory": "600m"}}
-        return super().profile(**{"lease": "10s", "jobs": jobs, **self.FIELDS, **self._store, **fields})
+        return super().profile(**{"lease": "10s", "jobs": jobs, **self._store, **fields})
 
     # -- what each launcher has of its own -----------------------------------------------------------------------------
 
@@ -115,8 +109,8 @@ class LauncherPlace(Place, ABC):
                 found.append(process)
         return found
 
-    def seen(self) -> Observation:
-        return observe(self.workspace, JOB)
+    def seen(self, job: str = JOB) -> Observation:
+        return observe(self.workspace, job)
 
     def incarnation(self) -> str:
         found = self.seen().incarnation
@@ -149,7 +143,7 @@ class LauncherPlace(Place, ABC):
 
     def waits(self, seen: Observation) -> bool:
         """Return whether a driver was found to wait for room."""
-        return seen.phase is Phase.WAITING or self.found(str(seen.incarnation)).state is DriverState.WAITING
+        return seen.phase is Phase.WAITING or self.found(str(seen.incarnation)).state is StartState.WAITING
 
     def in_batch(self) -> None:
         """Keep the driver within a batch that it has begun: two rows more."""
@@ -177,19 +171,19 @@ class LauncherPlace(Place, ABC):
     def verdict(self) -> Action:
         return decide(self.seen(), self.memory()).action
 
-    def memory(self) -> Supervision:
-        return self.documents(JOB).supervision.read() or Supervision()
+    def memory(self, job: str = JOB) -> Supervision:
+        return self.documents(job).supervision.read() or Supervision()
 
-    def restarted(self) -> bool:
+    def restarted(self, job: str = JOB) -> bool:
         """Do what a supervisor does, once; return whether it has restarted the job."""
-        seen = self.seen()
-        verdict = decide(seen, self.memory())
+        seen = self.seen(job)
+        verdict = decide(seen, self.memory(job))
         assert verdict.action is not Action.FAIL, verdict
         return verdict.action is Action.RESTART and restart(self.workspace, seen, by=BY) is not None
 
-    def supervise(self) -> None:
+    def supervise(self, job: str = JOB) -> None:
         """Do what a supervisor does until it has restarted the job."""
-        until(self.restarted, "the supervisor's restart")
+        until(lambda: self.restarted(job), "the supervisor's restart")
 
     def running(self) -> Observation:
         return self.wait(JOB, lambda seen: seen.phase is Phase.RUNNING, "a driver that runs")

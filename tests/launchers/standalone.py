@@ -10,7 +10,6 @@ import atexit
 import json
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,14 +17,15 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from streamwarden.driver.submission import spark_folder
 from streamwarden.store.workspace import Workspace
 from tests.launchers.place import LauncherPlace, until
+from tests.ports import free_ports
 
 __all__ = ["SparkCluster", "StandalonePlace", "cluster"]
 
@@ -37,9 +37,8 @@ class SparkCluster:
 
     def __init__(self, folder: Path, *, cores: int = 2, memory: str = "2g") -> None:
         self._folder, self._cores, self._memory = folder, cores, memory
-        (spec,) = find_spec("pyspark").submodule_search_locations or [""]  # type: ignore[union-attr]
-        self._home = Path(spec)
-        self._port, self._page = _free_port(), _free_port()
+        self._home = spark_folder()
+        self._port, self._page = free_ports(2)
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.log = folder / "daemons.log"
 
@@ -139,13 +138,6 @@ class SparkCluster:
                 stderr=log,
                 start_new_session=True,
             )
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 @cache

@@ -10,7 +10,7 @@ import pytest
 
 from streamwarden.operations.rescale import rescale
 from streamwarden.runtime.launchers import launch
-from streamwarden.runtime.launchers.interface import DriverState
+from streamwarden.runtime.launchers.interface import StartState
 from streamwarden.runtime.launchers.launch import launch_driver
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.verify import verify
@@ -22,12 +22,13 @@ from tests.launchers.place import JOB, LauncherPlace, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.launchers, pytest.mark.long, pytest.mark.timeout(600)]
 
-Recorder = Callable[[str, object], None]
+NOTICED_S = 5.0
+"""Within this time, a driver's death is known to whoever observes the job."""
 
 
 def test_it_starts_is_found_by_a_newcomer_and_stops_between_batches(place: LauncherPlace) -> None:
     driver = place.deploy()
-    assert place.found(driver).state is DriverState.STARTED
+    assert place.found(driver).state is StartState.STARTED
 
     # All else dies and comes back. The driver goes on, and a process that knows only the place finds it.
     place.restart_all_else()
@@ -35,14 +36,14 @@ def test_it_starts_is_found_by_a_newcomer_and_stops_between_batches(place: Launc
     place.check()
     status = place.fresh_status()
     assert (status["phase"], status["incarnation"], status["health"]) == ("running", driver, "ok")
-    assert place.found(driver).state is DriverState.STARTED and place.memory().restarts == []
+    assert place.found(driver).state is StartState.STARTED and place.memory().restarts == []
     assert "batches every trigger interval" in place.log(driver)
 
     stopped = driver_control.stop(place.workspace, JOB, by=BY)
     assert stopped.phase is Phase.STOPPED and stopped.incarnation == driver
     assert place.batches().last_offset() == place.batches().last_commit()
     until(lambda: not place.runs(driver), "the end of its process", timeout=30)
-    until(lambda: place.found(driver).state is not DriverState.STARTED, "its launcher to know the end", timeout=30)
+    until(lambda: place.found(driver).state is not StartState.STARTED, "its launcher to know the end", timeout=30)
     assert place.verdict() is Action.FINISH
     place.counts.check_totals()
 
@@ -56,7 +57,7 @@ def test_a_killed_driver_is_noticed_and_restarted(
     place.kill_hard(driver)
     took = until(lambda: not place.seen().phase.alive, "somebody to notice", timeout=60)
     record_property("noticed_s", round(took, 1))
-    assert took < place.NOTICED_S
+    assert took < NOTICED_S
     seen = place.seen()
     assert seen.error is not None and seen.error.code == "DRIVER_DIED" and seen.error.retryable
     place.hold.unlink()
@@ -120,7 +121,7 @@ def test_a_savepoint_and_a_rescale(place: LauncherPlace) -> None:
     place.counts.add([1, 2, 50])
     place.check()
     # The launcher knows the new driver as it knows any other.
-    assert place.found(place.incarnation()).state is DriverState.STARTED
+    assert place.found(place.incarnation()).state is StartState.STARTED
     place.counts.check_totals()
     assert driver_control.stop(place.workspace, JOB, by=BY).phase is Phase.STOPPED
 

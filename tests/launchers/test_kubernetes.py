@@ -10,13 +10,12 @@ from nyc_taxi.demo.batch import compare_zone_windows, expected_zone_windows
 from nyc_taxi.demo.verify import read_table
 
 from streamwarden.operations.deploy import deploy_job
-from streamwarden.runtime.launchers.interface import DriverState
+from streamwarden.runtime.launchers.interface import StartState
 from streamwarden.runtime.launchers.kubernetes import pod_name
 from streamwarden.runtime.launchers.launch import launcher_of
 from streamwarden.supervision import driver_control
-from streamwarden.supervision.act import restart
-from streamwarden.supervision.decide import Action, decide
-from streamwarden.supervision.observe import Phase, observe
+from streamwarden.supervision.decide import Action
+from streamwarden.supervision.observe import Phase
 from tests.conftest import TripMaker
 from tests.integration.conftest import BY
 from tests.launchers.kubernetes.cluster import NAMESPACE
@@ -58,9 +57,7 @@ def test_a_real_job_survives_what_happens_to_pods(place: KubernetesPlace, make_t
     def down(expected: str) -> None:
         seen = place.wait(ZONES, lambda now: not now.phase.alive, "the end to be noticed", timeout=60)
         assert expected in f"{seen.reason} {seen.error and seen.error.what}", seen
-        memory = place.documents(ZONES).supervision.read()
-        assert memory is None or decide(seen, memory).action is Action.RESTART
-        assert restart(place.workspace, seen, by=BY) is not None
+        place.supervise(ZONES)
 
     land(0)
     deploy_job(place.workspace, ZONES, by=BY)
@@ -82,7 +79,7 @@ def test_a_real_job_survives_what_happens_to_pods(place: KubernetesPlace, make_t
     land(3)
     place.cluster.add_node("node-2")
     place.cluster.remove_node("node-1")
-    assert launcher_of(place.workspace).find(ZONES, third).state is DriverState.STARTED
+    assert launcher_of(place.workspace).find(ZONES, third).state is StartState.STARTED
     down("no heartbeat")
     fourth = committed(3)
     land(4)
@@ -179,14 +176,14 @@ def test_without_an_api_server_drivers_go_on(place: KubernetesPlace) -> None:
     place.counts.add([1, 30])
     place.counts.check()
     assert place.running().incarnation == driver and place.verdict() is Action.WAIT
-    assert place.found(driver).state is DriverState.UNKNOWN
+    assert place.found(driver).state is StartState.UNKNOWN
     assert not launcher_of(place.workspace).kill(JOB, driver)
     # It can be stopped: that goes by its documents.
     assert driver_control.stop(place.workspace, JOB, by=BY).phase is Phase.STOPPED
     place.cluster.start_control_plane()
     place.cluster.nodes["node-1"].cut_off()
     place.cluster.nodes["node-1"].start()
-    until(lambda: place.found(driver).state is DriverState.ENDED, "the pod's end to be known")
+    until(lambda: place.found(driver).state is StartState.ENDED, "the pod's end to be known")
 
 
 def test_a_node_that_is_cut_off_keeps_its_driver(place: KubernetesPlace) -> None:
@@ -195,7 +192,7 @@ def test_a_node_that_is_cut_off_keeps_its_driver(place: KubernetesPlace) -> None
     until(lambda: _terminates(place, driver), "Kubernetes to give the node up")
     place.counts.add([1, 30])
     place.counts.check()
-    seen = observe(place.workspace, JOB)
+    seen = place.seen()
     assert (seen.phase, seen.incarnation) == (Phase.RUNNING, driver) and place.memory().restarts == []
     # Back again, the node ends the pod as Kubernetes has decided meanwhile.
     place.cluster.nodes["node-1"].start()

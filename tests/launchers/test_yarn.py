@@ -13,14 +13,12 @@ from nyc_taxi.trips.generator import GeneratorOptions, generate
 from nyc_taxi.trips.replay import Replay, ReplayOptions
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.supervision import Supervision
 from streamwarden.operations.deploy import deploy_job
-from streamwarden.runtime.launchers.interface import DriverState
+from streamwarden.runtime.launchers.interface import StartState
 from streamwarden.runtime.launchers.launch import launcher_of
 from streamwarden.supervision import driver_control
-from streamwarden.supervision.act import restart
-from streamwarden.supervision.decide import Action, decide
-from streamwarden.supervision.observe import Observation, Phase, observe
+from streamwarden.supervision.decide import Action
+from streamwarden.supervision.observe import Observation, Phase
 from tests.integration.conftest import BY
 from tests.launchers.place import JOB, until
 from tests.launchers.yarn import YarnPlace
@@ -50,16 +48,16 @@ def test_zone_windows_equal_a_batch_computation_though_its_container_is_killed(p
     for job in ("ingest_trips", "zone_windows"):
         deploy_job(place.workspace, job, by=BY)
     place.wait("zone_windows", lambda seen: ((seen.heartbeat and seen.heartbeat.batch) or 0) >= 1, "a second batch")
-    driver = observe(place.workspace, "zone_windows").incarnation
+    driver = place.seen("zone_windows").incarnation
     assert driver is not None
     place.kill_hard(driver)
     place.wait("zone_windows", lambda seen: not seen.phase.alive, "its death to be noticed", timeout=15)
-    seen = observe(place.workspace, "zone_windows")
+    seen = place.seen("zone_windows")
     assert seen.error is not None and seen.error.code == "DRIVER_DIED"
     # Known without a look at the process, which is on this machine here.
-    until(lambda: launcher_of(place.workspace).find("zone_windows", driver).state is DriverState.ENDED, "YARN to know")
+    until(lambda: launcher_of(place.workspace).find("zone_windows", driver).state is StartState.ENDED, "YARN to know")
     assert "exitCode: 137" in launcher_of(place.workspace).find("zone_windows", driver).reason
-    until(lambda: _restarted(place, "zone_windows"), "a restart")
+    place.supervise("zone_windows")
 
     bounds = place.workspace.job("ingest_trips").options
     landed = read_landed(
@@ -80,12 +78,6 @@ def test_zone_windows_equal_a_batch_computation_though_its_container_is_killed(p
     for job in ("zone_windows", "ingest_trips"):
         assert driver_control.stop(place.workspace, job, by=BY).phase is Phase.STOPPED
     assert all_there()
-
-
-def _restarted(place: YarnPlace, job: str) -> bool:
-    seen = observe(place.workspace, job)
-    verdict = decide(seen, place.documents(job).supervision.read() or Supervision())
-    return verdict.action is Action.RESTART and restart(place.workspace, seen, by=BY) is not None
 
 
 @pytest.mark.parametrize("what", ["python", "java"])
@@ -126,7 +118,7 @@ def test_a_drivers_machine_is_gone(place: YarnPlace) -> None:
 def test_yarn_shows_how_a_driver_has_ended(place: YarnPlace) -> None:
     stopped = place.deploy()
     driver_control.stop(place.workspace, JOB, by=BY)
-    until(lambda: place.found(stopped).state is DriverState.ENDED, "its end", timeout=30)
+    until(lambda: place.found(stopped).state is StartState.ENDED, "its end", timeout=30)
     assert application(place, stopped) == "FINISHED SUCCEEDED"
     # Still there to read.
     assert "stopped after batch" in place.log(stopped)
@@ -164,7 +156,7 @@ def test_without_a_resource_manager_drivers_go_on_and_none_is_started(place: Yar
     place.cluster.kill("rm")
     place.counts.add([1, 2])
     place.counts.check()
-    assert place.found(driver).state is DriverState.UNKNOWN and place.verdict() is Action.WAIT
+    assert place.found(driver).state is StartState.UNKNOWN and place.verdict() is Action.WAIT
     desired = place.seen().desired
     assert desired is not None
     driver_control.stop(place.workspace, JOB, by=BY)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = REPOSITORY / ".tools" / "bin" / "versitygw"
@@ -27,7 +28,7 @@ class S3Server:
             path.mkdir(parents=True)
         self.access_key = f"test{secrets.token_hex(8)}"
         self.secret_key = secrets.token_hex(20)
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -76,9 +77,3 @@ class S3Server:
                 return bool(answer.status == 200)
         except OSError:
             return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 from xml.sax.saxutils import escape
@@ -22,10 +20,11 @@ import psutil
 
 from streamwarden.driver.submission import spark_folder
 from streamwarden.spark.jars import find_java, pinned
+from tests.ports import free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / ".tools" / "yarn"
-JARS = Path(__file__).with_name("jars.toml")
+JARS = Path(__file__).with_name("server.toml")
 
 _RM = "org.apache.hadoop.yarn.server.resourcemanager.ResourceManager"
 _NM = "org.apache.hadoop.yarn.server.nodemanager.NodeManager"
@@ -56,7 +55,7 @@ class YarnCluster:
         self.folder = folder
         self._memory = memory
         self._count = nodes
-        self._ports = _free_ports(5)
+        self._ports = free_ports(5)
         self._node_ports: dict[int, list[int]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.address = f"http://127.0.0.1:{self._ports[4]}"
@@ -93,7 +92,7 @@ class YarnCluster:
         conf = self.folder / f"conf-node-{number}"
         work = self.folder / f"node-{number}"
         # Each node is this machine. A node that is started again keeps its address, by which it finds its containers.
-        rpc, localizer, web = self._node_ports.setdefault(number, _free_ports(3))
+        rpc, localizer, web = self._node_ports.setdefault(number, free_ports(3))
         self._write(
             conf,
             {
@@ -249,14 +248,6 @@ class YarnCluster:
 
 def java_home() -> str:
     return str(Path(find_java()).resolve().parents[1])
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as taken:
-        sockets = [taken.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
 
 
 if __name__ == "__main__":

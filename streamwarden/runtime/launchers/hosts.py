@@ -6,7 +6,6 @@ two sides: hosts and those who ask share only the place.
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 
 from typing_extensions import override
@@ -15,7 +14,8 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.hosting import DriverHost, DriverStart
 from streamwarden.model.record import utc_now
 from streamwarden.model.status import Launch
-from streamwarden.runtime.launchers.interface import DriverState, FoundDriver, Launcher
+from streamwarden.runtime.launchers.interface import KILL_S, FoundDriver, Launcher, StartState
+from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.processes import kill
 from streamwarden.store.documents import Document
 from streamwarden.store.layout import HOSTS, STARTS, host_key, start_key
@@ -25,9 +25,6 @@ __all__ = ["LOST", "HostLauncher", "driver_hosts", "host_document", "start_docum
 
 LOST = timedelta(seconds=15)
 """After this time without a sign, a host counts as gone. 15 s: five of its signs."""
-
-_KILL_S = 10.0
-"""How long a host may take to kill a driver: some looks at the requests."""
 
 
 def start_document(workspace: Workspace, incarnation: str) -> Document[DriverStart]:
@@ -67,16 +64,16 @@ class HostLauncher(Launcher):
         """Return what the request says; unknown once it was removed, an hour after the driver's end."""
         start = start_document(self._workspace, incarnation).read()
         if start is None:
-            return FoundDriver(DriverState.UNKNOWN)
+            return FoundDriver(StartState.UNKNOWN)
         if start.ended is not None:
-            return FoundDriver(DriverState.ENDED, start.ended)
+            return FoundDriver(StartState.ENDED, start.ended)
         if start.host is None:
             waited = (utc_now() - start.at).total_seconds()
             # A host takes it within a second, one with ten drivers within eleven.
             question = ": is `streamwarden host` running?" if waited > 15 else ""
             reason = f"no driver host has taken it for {waited:.0f} s{question}"
-            return FoundDriver(DriverState.WAITING, start.at, reason)
-        return FoundDriver(DriverState.STARTED, start.taken)
+            return FoundDriver(StartState.WAITING, start.at, reason)
+        return FoundDriver(StartState.STARTED, start.taken)
 
     @override
     def kill(self, job: str, incarnation: str) -> bool:
@@ -94,12 +91,11 @@ class HostLauncher(Launcher):
             document.update(lambda now: (now or start).model_copy(update={"kill": True}))
         except StreamwardenError:
             return False
-        deadline = time.monotonic() + _KILL_S
-        while time.monotonic() < deadline:
+        deadline = Deadline(KILL_S)
+        while deadline.pause(0.25):
             found = document.read()
             if found is None or found.ended is not None:
                 return True
-            time.sleep(0.25)
         return False
 
     @override

@@ -10,10 +10,13 @@ from typing import Protocol
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.status import Launch
 
-__all__ = ["DriverState", "FoundDriver", "Launcher"]
+__all__ = ["KILL_S", "FoundDriver", "Launcher", "StartState"]
+
+KILL_S = 10.0
+"""Seconds that a place may take to end a driver that it is to kill."""
 
 
-class DriverState(StrEnum):
+class StartState(StrEnum):
     """What has become of the start of a driver."""
 
     UNKNOWN = "unknown"
@@ -40,7 +43,7 @@ class FoundDriver:
         How it ended, if it did not end well.
     """
 
-    state: DriverState
+    state: StartState
     since: datetime | None = None
     reason: str = ""
     error: StreamwardenError | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,9 +11,11 @@ from typing_extensions import override
 from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.model.record import utc_now
 from streamwarden.model.status import Launch
-from streamwarden.runtime.launchers.interface import DriverState, FoundDriver, Launcher
+from streamwarden.runtime.failure_signatures import OUT_OF_HEAP_EXITS
+from streamwarden.runtime.launchers.interface import KILL_S, FoundDriver, Launcher, StartState
 from streamwarden.runtime.launchers.kubernetes_api import PodApi, open_api
 from streamwarden.runtime.launchers.submission import start_submission
+from streamwarden.runtime.polling import Deadline
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 
@@ -27,14 +28,8 @@ _SUBMISSION = timedelta(seconds=110)
 """A driver without a pod is still being submitted, or never was after this time. 110 s: a submission takes ten seconds,
 and took 80 on a machine under heavy load."""
 
-_KILL_S = 10.0
-"""Seconds that a node may take to end a killed pod."""
-
 _KEPT = 3
 """So many ended pods of a job are kept, for their logs."""
-
-_OUT_OF_HEAP = (3, 52)
-"""Exit codes: of the JVM's own ExitOnOutOfMemoryError, and of Spark's handler for uncaught errors."""
 
 
 class KubernetesLauncher(Launcher):
@@ -65,14 +60,14 @@ class KubernetesLauncher(Launcher):
         try:
             pod = self._api().pod(pod_name(job, incarnation))
         except StreamwardenError as error:
-            return FoundDriver(DriverState.UNKNOWN, reason=error.what)
+            return FoundDriver(StartState.UNKNOWN, reason=error.what)
         documents = JobDocuments(self._workspace.storage, job)
         ran = documents.heartbeat(incarnation).read() is not None
         if pod is not None:
             return _found(pod, ran=ran)
         launch = documents.launch(incarnation).read()
         if not ran and launch is not None and utc_now() - launch.at < _SUBMISSION:
-            return FoundDriver(DriverState.WAITING, launch.at, "it is being submitted, and has no pod yet")
+            return FoundDriver(StartState.WAITING, launch.at, "it is being submitted, and has no pod yet")
         return _ended("its pod is gone: deleted, or never submitted", ran=ran)
 
     @override
@@ -87,11 +82,10 @@ class KubernetesLauncher(Launcher):
             # 1 and not 0: with 0 the API server forgets the pod at once, whether or not its processes have ended.
             if not api.delete(name, grace_s=1):
                 return False
-            deadline = time.monotonic() + _KILL_S
-            while time.monotonic() < deadline:
+            deadline = Deadline(KILL_S)
+            while deadline.pause(0.25):
                 if api.pod(name) is None:
                     return True
-                time.sleep(0.25)
         except StreamwardenError:
             pass
         return False
@@ -133,15 +127,15 @@ def _found(pod: dict[str, Any], *, ran: bool) -> FoundDriver:
     match phase:
         case "Pending":
             since = _time(metadata.get("creationTimestamp"))
-            return FoundDriver(DriverState.WAITING, since, f"pod {name}: {_waits_for(pod)}")
+            return FoundDriver(StartState.WAITING, since, f"pod {name}: {_waits_for(pod)}")
         case "Running":
             going = " is being deleted" if "deletionTimestamp" in metadata else ""
             starts = [_time(one["running"].get("startedAt")) for one in _containers(status) if "running" in one]
-            return FoundDriver(DriverState.STARTED, starts[0] if starts else None, f"pod {name}{going}")
+            return FoundDriver(StartState.STARTED, starts[0] if starts else None, f"pod {name}{going}")
         case "Succeeded" | "Failed":
             return _why_ended(name, status, ran=ran)
     # Its node does not answer: it may still run.
-    return FoundDriver(DriverState.UNKNOWN, reason=f"pod {name} is {phase}: {status.get('reason', 'no reason')}")
+    return FoundDriver(StartState.UNKNOWN, reason=f"pod {name} is {phase}: {status.get('reason', 'no reason')}")
 
 
 def _containers(status: dict[str, Any]) -> list[dict[str, Any]]:
@@ -183,10 +177,10 @@ def _why_ended(name: str, status: dict[str, Any], *, ran: bool) -> FoundDriver:
             f"pod {name}: its node killed it at its memory limit",
             remedy="Raise resources.memory of the job, or spark.driver.memoryOverhead of the profile.",
         )
-        return FoundDriver(DriverState.ENDED, reason=error.what, error=error)
-    if any(code in _OUT_OF_HEAP for code in codes):
+        return FoundDriver(StartState.ENDED, reason=error.what, error=error)
+    if any(code in OUT_OF_HEAP_EXITS for code in codes):
         error = StreamwardenError("OUT_OF_MEMORY", f"pod {name}: its JVM ended with exit code {codes[0]}")
-        return FoundDriver(DriverState.ENDED, reason=error.what, error=error)
+        return FoundDriver(StartState.ENDED, reason=error.what, error=error)
     conditions = status.get("conditions") or []
     disruption: dict[str, Any] = next((one for one in conditions if one["type"] == "DisruptionTarget"), {})
     how = ", ".join(f"exit code {code}" for code in codes) or status["phase"]
@@ -195,4 +189,4 @@ def _why_ended(name: str, status: dict[str, Any], *, ran: bool) -> FoundDriver:
 
 def _ended(reason: str, *, ran: bool) -> FoundDriver:
     code: ErrorCode = "DRIVER_DIED" if ran else "DRIVER_DID_NOT_START"
-    return FoundDriver(DriverState.ENDED, reason=reason, error=StreamwardenError(code, reason))
+    return FoundDriver(StartState.ENDED, reason=reason, error=StreamwardenError(code, reason))

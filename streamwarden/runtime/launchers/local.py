@@ -15,7 +15,7 @@ from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Launch
 from streamwarden.runtime import spares
-from streamwarden.runtime.launchers.interface import DriverState, FoundDriver, Launcher
+from streamwarden.runtime.launchers.interface import FoundDriver, Launcher, StartState
 from streamwarden.runtime.processes import is_alive, kill, process_of
 from streamwarden.runtime.spares import SPEC, STARTING, Assignment, Spare
 from streamwarden.store.documents import JobDocuments
@@ -53,15 +53,15 @@ class LocalLauncher(Launcher):
         documents = JobDocuments(self._workspace.storage, job)
         process = _process(documents, incarnation)
         if process is None:
-            return FoundDriver(DriverState.UNKNOWN)
+            return FoundDriver(StartState.UNKNOWN)
         lives = is_alive(process)
         if lives is None:
-            return FoundDriver(DriverState.UNKNOWN, reason=f"its process is on {process.host}")
+            return FoundDriver(StartState.UNKNOWN, reason=f"its process is on {process.host}")
         if lives:
-            return FoundDriver(DriverState.STARTED)
+            return FoundDriver(StartState.STARTED)
         code: ErrorCode = "DRIVER_DIED" if documents.heartbeat(incarnation).read() else "DRIVER_DID_NOT_START"
         died = StreamwardenError(code, f"incarnation {incarnation}, pid {process.pid}")
-        return FoundDriver(DriverState.ENDED, reason=f"its process {process.pid} is gone", error=died)
+        return FoundDriver(StartState.ENDED, reason=f"its process {process.pid} is gone", error=died)
 
     @override
     def kill(self, job: str, incarnation: str) -> bool:
@@ -159,6 +159,7 @@ def driver_process(
     job: str,
     incarnation: str,
     *options: str,
+    module: str | None = None,
     environment: Mapping[str, str] | None = None,
     **streams: Any,
 ) -> subprocess.Popen[str]:
@@ -168,12 +169,14 @@ def driver_process(
     ----------
     options
         Further arguments.
+    module
+        The module to run in place of the driver.
     environment
         Its environment; default this process's.
     streams
         The three standard streams, as for Popen.
     """
-    module = os.environ.get(DRIVER_MODULE_ENV) or "streamwarden.driver"
+    module = module or os.environ.get(DRIVER_MODULE_ENV) or "streamwarden.driver"
     command = [sys.executable, "-m", module, "--profile", workspace.profile.name]
     command += ["--config", str(workspace.config), "--root", str(workspace.root)]
     command += ["--job", job, "--incarnation", incarnation, *options]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 
+from streamwarden.runtime.launchers.local import driver_process
 from streamwarden.store.layout import SUBMISSION_LOG
 from streamwarden.store.workspace import Workspace
 
@@ -20,16 +19,13 @@ def start_submission(workspace: Workspace, job: str, incarnation: str) -> None:
     """
     logs = workspace.log_dir(job, incarnation)
     logs.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "streamwarden.driver.submission", "--profile", workspace.profile.name]
-    command += ["--config", str(workspace.config), "--root", str(workspace.root)]
-    command += ["--job", job, "--incarnation", incarnation]
     with (logs / SUBMISSION_LOG).open("ab") as log:
-        subprocess.Popen(
-            command,
+        driver_process(
+            workspace,
+            job,
+            incarnation,
+            module="streamwarden.driver.submission",
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,
-            cwd=workspace.config.parent,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )

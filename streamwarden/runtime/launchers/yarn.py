@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import re
-import time
 
 from typing_extensions import override
 
 from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.model.status import Launch
-from streamwarden.runtime.failure_signatures import fatal_in_log
-from streamwarden.runtime.launchers.interface import DriverState, FoundDriver, Launcher
+from streamwarden.runtime.failure_signatures import OUT_OF_HEAP_EXITS, fatal_in_log
+from streamwarden.runtime.launchers.interface import KILL_S, FoundDriver, Launcher, StartState
 from streamwarden.runtime.launchers.submission import start_submission
 from streamwarden.runtime.launchers.yarn_rest import Application, ResourceManagers, Unanswered, container_output
+from streamwarden.runtime.polling import Deadline
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["YarnLauncher", "tag_of"]
 
-_KILL_S = 10.0
-"""How long YARN may take to end a container that it is to kill."""
-
 _BYTES_PER_LINE = 400
 
-# YARN ends a container that takes more memory than it has asked for, with -104 (physical) or -103 (virtual memory).
-_TOO_LARGE = re.compile(r"beyond the '?(?:PHYSICAL|VIRTUAL)'? memory limit|exitCode: -10[34]\b", re.IGNORECASE)
-# Exit codes of the JVM's own ExitOnOutOfMemoryError, and of Spark's handler for uncaught errors.
-_NO_HEAP = re.compile(r"exitCode: (?:3|52)\b")
+_EXIT_CODE = re.compile(r"exitCode: (-?\d+)")
+# YARN ends a container that takes more memory than it has asked for.
+_TOO_LARGE = re.compile(r"beyond the '?(?:PHYSICAL|VIRTUAL)'? memory limit", re.IGNORECASE)
+_TOO_LARGE_EXITS = (-103, -104)
+"""YARN's exit codes for such a container: of its virtual memory, and of its physical memory."""
 
 
 def tag_of(incarnation: str) -> str:
@@ -61,15 +59,15 @@ class YarnLauncher(Launcher):
         try:
             found = self._yarn.tagged(tag_of(incarnation))
         except Unanswered as error:
-            return FoundDriver(DriverState.UNKNOWN, reason=f"YARN does not answer: {error}")
+            return FoundDriver(StartState.UNKNOWN, reason=f"YARN does not answer: {error}")
         if found is None:
-            return FoundDriver(DriverState.UNKNOWN, reason="YARN knows no application of it")
+            return FoundDriver(StartState.UNKNOWN, reason="YARN knows no application of it")
         if found.has_ended:
-            return FoundDriver(DriverState.ENDED, found.ended, _words(found), _cause(found, incarnation))
+            return FoundDriver(StartState.ENDED, found.ended, _words(found), _cause(found, incarnation))
         if found.launched is None:
             reason = _words(found, "it has no container yet")
-            return FoundDriver(DriverState.WAITING, found.submitted, reason)
-        return FoundDriver(DriverState.STARTED, found.launched)
+            return FoundDriver(StartState.WAITING, found.submitted, reason)
+        return FoundDriver(StartState.STARTED, found.launched)
 
     @override
     def kill(self, job: str, incarnation: str) -> bool:
@@ -79,12 +77,11 @@ class YarnLauncher(Launcher):
             if found is None or found.has_ended:
                 return False
             self._yarn.kill(found.id)
-            deadline = time.monotonic() + _KILL_S
-            while time.monotonic() < deadline:
+            deadline = Deadline(KILL_S)
+            while deadline.pause(0.25):
                 found = self._yarn.tagged(tag_of(incarnation))
                 if found is None or found.has_ended:
                     return found is None or found.state == "KILLED"
-                time.sleep(0.25)
         except Unanswered:
             return False
         return False
@@ -121,7 +118,8 @@ def _cause(application: Application, incarnation: str) -> StreamwardenError | No
     """Return how an application has ended, if YARN's words show it."""
     text = application.diagnostics
     code: ErrorCode | None = None
-    if _TOO_LARGE.search(text) or _NO_HEAP.search(text):
+    codes = {int(found) for found in _EXIT_CODE.findall(text)}
+    if _TOO_LARGE.search(text) or codes & {*_TOO_LARGE_EXITS, *OUT_OF_HEAP_EXITS}:
         code = "OUT_OF_MEMORY"
     elif (fatal := fatal_in_log(text)) is not None:
         code = fatal.code

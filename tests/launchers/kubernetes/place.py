@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import yaml
@@ -28,9 +28,6 @@ SECRET = "s3-login"
 
 class KubernetesPlace(LauncherPlace):
     """A cluster of one node, on a bucket. The test deploys with the rights of the submitter, and no others."""
-
-    # The kubelet reports the end of a pod's process at once; the launcher is asked after three missed heartbeats.
-    NOTICED_S: ClassVar[float] = 5.0
 
     def __init__(self, folder: Path, store: dict[str, Any] | None = None) -> None:
         if missing():

@@ -17,10 +17,9 @@ import yaml
 from streamwarden.driver import submission
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
-from streamwarden.model.status import DriverState as Reported
-from streamwarden.model.status import Heartbeat, Launch
+from streamwarden.model.status import DriverState, Heartbeat, Launch
 from streamwarden.runtime.launchers import kubernetes
-from streamwarden.runtime.launchers.interface import DriverState
+from streamwarden.runtime.launchers.interface import StartState
 from streamwarden.runtime.launchers.kubernetes import KubernetesLauncher, pod_name
 from streamwarden.runtime.processes import current_process
 from streamwarden.spark.jars import jar_dir
@@ -28,6 +27,7 @@ from streamwarden.store.config import load_profile
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.ids import new_id
 from streamwarden.store.workspace import Workspace, open_workspace
+from tests.unit.driver.made_spark import MadeSpark
 from tests.unit.operations.test_spec_diff import spec
 
 pytestmark = pytest.mark.unit
@@ -124,6 +124,7 @@ def write(config: Path, server: str, **fields: Any) -> None:
         "launcher": "kubernetes",
         "master": f"k8s://{server}",
         "kubernetes": BLOCK,
+        "same_image": True,
         **fields,
     }
     kept = {name: value for name, value in content.items() if value is not None}
@@ -142,7 +143,9 @@ def launched(workspace: Workspace, *, ago: float = 0, ran: bool = False) -> str:
     documents.launch(incarnation).write(Launch(incarnation=incarnation, at=at, by="test", reason="", digest=""))
     if ran:
         documents.heartbeat(incarnation).write(
-            Heartbeat(incarnation=incarnation, at=at, started_at=at, state=Reported.RUNNING, process=current_process())
+            Heartbeat(
+                incarnation=incarnation, at=at, started_at=at, state=DriverState.RUNNING, process=current_process()
+            )
         )
     return incarnation
 
@@ -184,7 +187,7 @@ def test_a_pending_pod_waits_for_whatever_it_says(
     name = pod_name(JOB, incarnation)
     server.pods[name] = pod(name, "Pending", **status)
     found = KubernetesLauncher(workspace).find(JOB, incarnation)
-    assert found.state is DriverState.WAITING and reason in found.reason and found.since == AT
+    assert found.state is StartState.WAITING and reason in found.reason and found.since == AT
 
 
 def test_a_running_pod_is_started_since_its_containers_start(workspace: Workspace, server: ApiServer) -> None:
@@ -193,10 +196,10 @@ def test_a_running_pod_is_started_since_its_containers_start(workspace: Workspac
     since = AT + timedelta(minutes=5)
     server.pods[name] = pod(name, "Running", **container(running={"startedAt": since.isoformat()}))
     found = KubernetesLauncher(workspace).find(JOB, incarnation)
-    assert (found.state, found.since) == (DriverState.STARTED, since)
+    assert (found.state, found.since) == (StartState.STARTED, since)
     # Its node does not answer: it may run.
     server.pods[name] = pod(name, "Unknown", reason="NodeLost")
-    assert KubernetesLauncher(workspace).find(JOB, incarnation).state is DriverState.UNKNOWN
+    assert KubernetesLauncher(workspace).find(JOB, incarnation).state is StartState.UNKNOWN
 
 
 def ended(code: int, reason: str = "Error") -> dict[str, Any]:
@@ -221,7 +224,7 @@ def test_a_failed_pod_tells_why(
     name = pod_name(JOB, incarnation)
     server.pods[name] = pod(name, "Failed", **status)
     found = KubernetesLauncher(workspace).find(JOB, incarnation)
-    assert found.state is DriverState.ENDED and reason in found.reason
+    assert found.state is StartState.ENDED and reason in found.reason
     assert found.error is not None and found.error.code == code and found.error.retryable
 
 
@@ -229,10 +232,10 @@ def test_a_pod_that_is_not_there(workspace: Workspace) -> None:
     launcher = KubernetesLauncher(workspace)
     fresh, old, ran = launched(workspace), launched(workspace, ago=300), launched(workspace, ran=True)
     # Its submission may still run.
-    assert launcher.find(JOB, fresh).state is DriverState.WAITING
+    assert launcher.find(JOB, fresh).state is StartState.WAITING
     for incarnation, code in ((old, "DRIVER_DID_NOT_START"), (ran, "DRIVER_DIED")):
         found = launcher.find(JOB, incarnation)
-        assert found.state is DriverState.ENDED and found.error is not None and found.error.code == code
+        assert found.state is StartState.ENDED and found.error is not None and found.error.code == code
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
@@ -241,7 +244,7 @@ def test_an_api_server_that_refuses_leaves_it_unknown(workspace: Workspace, serv
     server.refusal = (status, "pods is forbidden")
     launcher = KubernetesLauncher(workspace)
     found = launcher.find(JOB, incarnation)
-    assert found.state is DriverState.UNKNOWN and "pods is forbidden" in found.reason
+    assert found.state is StartState.UNKNOWN and "pods is forbidden" in found.reason
     assert not launcher.kill(JOB, incarnation) and launcher.logs(JOB, incarnation, 10) is None
     with pytest.raises(StreamwardenError, match="pods is forbidden") as raised:
         start(workspace, incarnation)
@@ -253,7 +256,7 @@ def test_an_api_server_that_is_gone_leaves_it_unknown(workspace: Workspace, serv
     server.close()
     launcher = KubernetesLauncher(workspace)
     found = launcher.find(JOB, incarnation)
-    assert found.state is DriverState.UNKNOWN and "Connection refused" in found.reason
+    assert found.state is StartState.UNKNOWN and "Connection refused" in found.reason
     assert not launcher.kill(JOB, incarnation) and launcher.logs(JOB, incarnation, 10) is None
     with pytest.raises(StreamwardenError) as raised:
         start(workspace, incarnation)
@@ -263,7 +266,7 @@ def test_an_api_server_that_is_gone_leaves_it_unknown(workspace: Workspace, serv
 def test_a_kill_waits_until_the_node_confirms_it(
     workspace: Workspace, server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamwarden.runtime.launchers.kubernetes._KILL_S", 0.5)
+    monkeypatch.setattr("streamwarden.runtime.launchers.kubernetes.KILL_S", 0.5)
     launcher, incarnation = KubernetesLauncher(workspace), launched(workspace, ran=True)
     name = pod_name(JOB, incarnation)
     assert not launcher.kill(JOB, incarnation), "there is no pod"
@@ -287,21 +290,9 @@ def test_logs_are_what_the_pod_printed(workspace: Workspace, server: ApiServer) 
 
 
 @pytest.fixture
-def spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Take Spark's place: keep what would be submitted, and end as the file `ends` says."""
-    script = tmp_path / "spark" / "bin" / "spark-submit"
-    script.parent.mkdir(parents=True)
-    script.write_text(
-        '#!/bin/sh\nprintf "%s\\n" "$@" > "$SPARK_HOME/arguments"\n'
-        'while [ "$1" != --properties-file ]; do shift; done\ncp "$2" "$SPARK_HOME/properties"\n'
-        '[ ! -e "$SPARK_HOME/ends" ] || . "$SPARK_HOME/ends"\n'
-    )
-    script.chmod(0o755)
-    monkeypatch.setattr(submission, "find_java", lambda: "java")
-    monkeypatch.setattr(submission, "spark_folder", lambda: tmp_path / "spark")
+def spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeSpark:
     settings = {"spark.app.name": "streamwarden x", "spark.driver.extraClassPath": f"{jar_dir()}/a.jar:/b.jar"}
-    monkeypatch.setattr(submission, "cluster_settings", lambda *_: settings)
-    return tmp_path / "spark"
+    return MadeSpark(tmp_path / "spark", monkeypatch, settings)
 
 
 def submit(workspace: Workspace) -> str:
@@ -311,16 +302,15 @@ def submit(workspace: Workspace) -> str:
 
 
 def test_secrets_are_submitted_by_reference(
-    config: Path, server: ApiServer, spark: Path, monkeypatch: pytest.MonkeyPatch
+    config: Path, server: ApiServer, spark: MadeSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = "k8s-canary-3f9"
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     kubernetes = {**BLOCK, "secrets": {"AWS_SECRET_ACCESS_KEY": "s3-login:secret-key"}, "context": "c"}
     write(config, server.address, kubernetes=kubernetes)
     incarnation = submit(open_workspace("test", config=config))
-    arguments, text = (spark / "arguments").read_text(), (spark / "properties").read_text()
-    assert secret not in arguments and secret not in text
-    given = dict(line.split("=", 1) for line in text.splitlines())
+    assert secret not in str(spark.given)
+    arguments, given = spark.given["arguments"], spark.properties
     for role in ("driver", "executor"):
         assert given[f"spark.kubernetes.{role}.secretKeyRef.AWS_SECRET_ACCESS_KEY"] == "s3-login:secret-key"
         assert given[f"spark.kubernetes.{role}.label.streamwarden/incarnation"] == incarnation
@@ -330,18 +320,18 @@ def test_secrets_are_submitted_by_reference(
     assert given["spark.kubernetes.context"] == "c"
     # The image's paths, not this machine's.
     assert given["spark.driver.extraClassPath"] == "/opt/streamwarden/.jars/a.jar:/b.jar"
-    assert "local:///opt/streamwarden/streamwarden/driver/cluster_entry.py\n" in arguments
-    assert "--config\n/opt/streamwarden/config\n" in arguments
+    assert "local:///opt/streamwarden/streamwarden/driver/cluster_entry.py" in arguments
+    assert arguments[arguments.index("--config") + 1] == "/opt/streamwarden/config"
 
 
-def test_a_refused_submission_gives_the_api_servers_words(workspace: Workspace, spark: Path) -> None:
+def test_a_refused_submission_gives_the_api_servers_words(workspace: Workspace, spark: MadeSpark) -> None:
     message = 'pods "x" is forbidden: exceeded quota: pods, requested: pods=1, used: pods=4, limited: pods=4.'
     thrown = 'Exception in thread "main" KubernetesClientException: Operation: [create]  for kind: [Pod] failed.'
-    (spark / "ends").write_text(f"echo '{thrown} Message: {message} Received status: Status(code=403).'\nexit 1")
+    spark.answers(f"{thrown} Message: {message} Received status: Status(code=403).", 1)
     with pytest.raises(StreamwardenError) as raised:
         submit(workspace)
     assert raised.value.code == "SUBMISSION_REFUSED" and message in raised.value.what
-    (spark / "ends").write_text("echo 'Caused by: java.net.ConnectException: Connection refused'\nexit 1")
+    spark.answers("Caused by: java.net.ConnectException: Connection refused", 1)
     with pytest.raises(StreamwardenError) as raised:
         submit(workspace)
     assert raised.value.code == "KUBERNETES_UNREACHABLE"
@@ -397,6 +387,7 @@ INVALID = [
     ({"launcher": "local"}, "launcher: kubernetes and the block `kubernetes` need each other"),
     ({"master": "local[2]"}, "launcher: kubernetes needs `master: k8s://"),
     ({"master": "k8s://https://user:secret@h:1"}, "launcher: kubernetes needs `master"),
+    ({"same_image": False}, "same_image: pods need `true`"),
     ({"root": "var/x"}, "root: pods need an absolute path"),
     ({"kubernetes": {"namespace": "streams", "image": "i:1"}}, "s3: pods need it"),
     ({"kubernetes": {**BLOCK, "pod": "x"}}, "kubernetes.pod: unknown key"),

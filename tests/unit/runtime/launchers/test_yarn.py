@@ -17,7 +17,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
 from streamwarden.model.status import Launch
 from streamwarden.runtime.launchers import yarn
-from streamwarden.runtime.launchers.interface import DriverState
+from streamwarden.runtime.launchers.interface import StartState
 from streamwarden.runtime.launchers.yarn import YarnLauncher
 from tests.batches import make_place
 
@@ -129,7 +129,7 @@ def at(seconds: int) -> datetime:
 
 
 def test_one_that_yarn_does_not_know_is_unknown(tmp_path: Path, manager: Manager) -> None:
-    assert launcher(tmp_path, manager.address).find("lamp", INCARNATION).state is DriverState.UNKNOWN
+    assert launcher(tmp_path, manager.address).find("lamp", INCARNATION).state is StartState.UNKNOWN
     assert manager.asked == [("/ws/v1/cluster/apps", {"applicationTags": [TAG]})]
 
 
@@ -137,7 +137,7 @@ def test_without_a_container_it_waits_for_the_reason_that_yarn_gives(tmp_path: P
     words = "[Sun Mar 08 11:59:01 +0000 2026] Application is added to the scheduler and is not yet activated. No room."
     manager.has("ACCEPTED", diagnostics=words)
     found = launcher(tmp_path, manager.address).find("lamp", INCARNATION)
-    assert (found.state, found.since) == (DriverState.WAITING, at(1))
+    assert (found.state, found.since) == (StartState.WAITING, at(1))
     assert "not yet activated. No room." in found.reason and APPLICATION in found.reason and "Mar" not in found.reason
 
 
@@ -148,7 +148,7 @@ def test_with_a_container_it_is_started(tmp_path: Path, manager: Manager, state:
     assert manager.application is not None
     manager.application["state"] = state
     found = launcher(tmp_path, manager.address).find("lamp", INCARNATION)
-    assert (found.state, found.since) == (DriverState.STARTED, at(2))
+    assert (found.state, found.since) == (StartState.STARTED, at(2))
 
 
 @pytest.mark.parametrize(
@@ -156,13 +156,14 @@ def test_with_a_container_it_is_started(tmp_path: Path, manager: Manager, state:
     [
         ("Application application_1 failed 1 times due to AM Container exited with  exitCode: 137\nFailing.", None),
         ("AM Container for appattempt_1 exited with  exitCode: 3\n", "OUT_OF_MEMORY"),
+        ("AM Container for appattempt_1 exited with  exitCode: -104\n", "OUT_OF_MEMORY"),
         ("Container [pid=1] is running 9B beyond the 'PHYSICAL' memory limit. Current usage", "OUT_OF_MEMORY"),
     ],
 )
 def test_its_end_has_yarns_words(tmp_path: Path, manager: Manager, words: str, code: str | None) -> None:
     manager.has("FAILED", finalStatus="FAILED", launchTime=1772000002000, finishedTime=1772000009000, diagnostics=words)
     found = launcher(tmp_path, manager.address).find("lamp", INCARNATION)
-    assert (found.state, found.since) == (DriverState.ENDED, at(9))
+    assert (found.state, found.since) == (StartState.ENDED, at(9))
     assert words.splitlines()[0] in found.reason
     assert (found.error.code if found.error else None) == code
 
@@ -171,7 +172,7 @@ def test_no_answer_is_unknown_and_refuses_a_start(tmp_path: Path, manager: Manag
     manager.status = 503
     asked = launcher(tmp_path, manager.address, "http://127.0.0.1:9")
     found = asked.find("lamp", INCARNATION)
-    assert found.state is DriverState.UNKNOWN and "503" in found.reason and "127.0.0.1:9" in found.reason
+    assert found.state is StartState.UNKNOWN and "503" in found.reason and "127.0.0.1:9" in found.reason
     assert asked.kill("lamp", INCARNATION) is False and asked.logs("lamp", INCARNATION, 5) is None
     with pytest.raises(StreamwardenError) as refused:
         asked.start("lamp", Launch(incarnation=INCARNATION, at=utc_now(), by="me", reason="", digest=""))
@@ -181,12 +182,12 @@ def test_no_answer_is_unknown_and_refuses_a_start(tmp_path: Path, manager: Manag
 def test_any_of_several_managers_answers(tmp_path: Path, manager: Manager) -> None:
     manager.runs()
     assert (
-        launcher(tmp_path, "http://127.0.0.1:9", manager.address).find("lamp", INCARNATION).state is DriverState.STARTED
+        launcher(tmp_path, "http://127.0.0.1:9", manager.address).find("lamp", INCARNATION).state is StartState.STARTED
     )
     standby = Manager()
     try:
         standby.redirect = manager.address
-        assert launcher(tmp_path, standby.address).find("lamp", INCARNATION).state is DriverState.STARTED
+        assert launcher(tmp_path, standby.address).find("lamp", INCARNATION).state is StartState.STARTED
     finally:
         standby.close()
 
