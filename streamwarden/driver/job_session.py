@@ -12,7 +12,7 @@ from streamwarden.model.profile import Profile
 from streamwarden.model.spec import JobSpec
 from streamwarden.spark.cluster_mode import is_cluster_mode
 from streamwarden.spark.java_options import SHORT_LIVED, quoted
-from streamwarden.spark.session import build_session, start_settings
+from streamwarden.spark.session import build_session, join_session, start_settings
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["PROVIDERS", "adapt_session", "checkpoint_session", "cluster_settings", "start_session", "temporary"]
@@ -39,8 +39,7 @@ def start_session(workspace: Workspace, spec: JobSpec, incarnation: str, *, owne
         Whose incarnation it is; default the job's.
     """
     if is_cluster_mode():
-        profile = workspace.profile
-        return build_session(_name(spec), master=profile.master, settings=_settings(profile, spec), s3=workspace.s3)
+        return join_session(_name(spec), _settings(workspace.profile, spec), workspace.s3)
     # A standby driver works on state for an operation. Where a cluster starts drivers, it never becomes one itself.
     profile = _on_this_machine(workspace.profile) if workspace.profile.deploys_to_cluster else workspace.profile
     logs = workspace.log_dir(owner or spec.name, incarnation)

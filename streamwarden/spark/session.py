@@ -11,12 +11,11 @@ from typing import Literal
 from pyspark.sql import SparkSession
 
 from streamwarden.spark import class_archive, conditional_put, quick_py4j
-from streamwarden.spark.cluster_mode import is_cluster_mode
 from streamwarden.spark.conditional_put import DISK_CHECKPOINT_FILE_MANAGER, DISK_LOG_STORE
 from streamwarden.spark.jars import find_java, require
 from streamwarden.spark.s3 import S3Server, s3_settings
 
-__all__ = ["BASE", "build_session", "start_settings"]
+__all__ = ["BASE", "build_session", "join_session", "start_settings"]
 
 # Settings of all our sessions, each with its reason.
 BASE: dict[str, str] = {
@@ -65,9 +64,6 @@ def build_session(
 ) -> SparkSession:
     """Start a JVM, or reuse the process's JVM, with a session for Delta.
 
-    In cluster deploy mode the JVM has started this process: `master`, `memory`, `java_options`, `kafka`, `archived` and
-    `same_image` were settled by the submission, and have no effect here.
-
     Parameters
     ----------
     name
@@ -97,34 +93,30 @@ def build_session(
     StreamwardenError
         ``JAVA_MISSING`` or ``JAR_MISSING``.
     """
-    if not is_cluster_mode():
-        find_java()
-    quick_py4j.install()
-    # PySpark starts Python workers with these; otherwise transformWithState's driver-side worker uses any `python3`. In
-    # cluster mode, the submission names the executors' Python, whose path may differ from this one's.
-    if not (is_cluster_mode() and "PYSPARK_PYTHON" in os.environ):
-        os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ.setdefault(_POLARS, "1")
-    builder = SparkSession.builder.appName(name)
-    if is_cluster_mode():
-        # The rest was set when the JVM was started.
-        merged = _session_settings(settings, s3)
-    else:
-        builder = builder.master(master)
-        merged = start_settings(
-            master=master,
-            memory=memory,
-            settings={**_LOOPBACK, **(settings or {})},
-            java_options=java_options,
-            s3=s3,
-            kafka=kafka,
-            archived=archived,
-            same_image=same_image,
-        )
-    for key, value in merged.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    find_java()
+    # PySpark starts Python workers with it; otherwise transformWithState's driver-side worker uses any `python3`.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    started = start_settings(
+        master=master,
+        memory=memory,
+        settings={**_LOOPBACK, **(settings or {})},
+        java_options=java_options,
+        s3=s3,
+        kafka=kafka,
+        archived=archived,
+        same_image=same_image,
+    )
+    return _open(name, {"spark.master": master, **started})
+
+
+def join_session(name: str, settings: Mapping[str, str], s3: S3Server | None) -> SparkSession:
+    """Start a session in the JVM that has started this process, as in cluster deploy mode.
+
+    What a JVM takes only at its start was settled by the submission; see :func:`start_settings`.
+    """
+    # The submission names the executors' Python, whose path may differ from this one's.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    return _open(name, _session_settings(settings, s3))
 
 
 def start_settings(
@@ -194,3 +186,13 @@ def _session_settings(settings: Mapping[str, str] | None, s3: S3Server | None) -
         f"spark.executorEnv.{_POLARS}": os.environ.get(_POLARS, "1"),
         **(settings or {}),
     }
+
+
+def _open(name: str, settings: Mapping[str, str]) -> SparkSession:
+    quick_py4j.install()
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault(_POLARS, "1")
+    builder = SparkSession.builder.appName(name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

@@ -52,12 +52,6 @@ def test_a_submission_asks_for_one_executor_with_all_cores(tmp_path: Path) -> No
     assert settings["spark.app.name"] == "streamwarden lamp"
 
 
-def test_executors_share_the_cores(tmp_path: Path) -> None:
-    shared = spec(resources={"cores": 4, "memory": "2g", "executors": 2})
-    settings = cluster_settings(make_place(tmp_path, **YARN), shared)
-    assert (settings["spark.executor.instances"], settings["spark.executor.cores"]) == ("2", "2")
-
-
 def test_a_standby_driver_works_where_it_is_if_a_cluster_starts_drivers(
     tmp_path: Path, built: list[dict[str, Any]]
 ) -> None:
@@ -68,13 +62,13 @@ def test_a_standby_driver_works_where_it_is_if_a_cluster_starts_drivers(
     assert given["master"] == "local[4]" and "spark.yarn.archive" not in given["settings"]
 
 
-def test_a_driver_of_a_cluster_sets_what_its_jvm_still_takes(
-    tmp_path: Path, built: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_of_a_cluster_sets_what_its_jvm_still_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[Any] = []
+    monkeypatch.setattr(job_session, "join_session", lambda *given: joined.append(given))
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     place = make_place(tmp_path, **YARN)
     start_session(place, spec(), "i1")
-    (given,) = built
-    assert given["settings"]["spark.sql.shuffle.partitions"] and given["master"] == "yarn"
+    ((_, settings, _),) = joined
+    assert settings["spark.sql.shuffle.partitions"] and settings["spark.executor.instances"] == "1"
     # The JVM logs where its cluster keeps it.
     assert not place.log_dir("lamp", "i1").exists()

@@ -21,8 +21,6 @@ class Builder:
     def appName(self, _: str) -> Builder:
         return self
 
-    master = appName
-
     def config(self, key: str, value: str) -> Builder:
         self.settings[key] = value
         return self
@@ -85,12 +83,9 @@ def test_a_local_session_has_no_executor_to_set_up(build: Any) -> None:
 
 
 def test_a_session_in_cluster_mode_leaves_the_running_jvm_as_it_is(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     monkeypatch.setenv("PYSPARK_PYTHON", "./environment/bin/python")
     monkeypatch.setattr(session, "require", lambda *_: pytest.fail("there are no jars on a cluster's machine"))
-    settings = build(
-        "a", master="yarn", memory="2g", java_options="-Da=b", settings={"spark.sql.shuffle.partitions": "7"}
-    )
+    settings: Any = session.join_session("a", {"spark.sql.shuffle.partitions": "7"}, None)
     assert settings["spark.sql.shuffle.partitions"] == "7" and settings["spark.sql.session.timeZone"] == "UTC"
     settled = ("memory", "ClassPath", "JavaOptions", "spark.jars", "driver.host", "bindAddress")
     assert not [name for name in settings if any(part in name for part in settled)]
