@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from streamwarden.model.spec import ResourceSpec
@@ -56,8 +57,8 @@ class Executors:
             spark: Any = self._context._jsc.sc()
             # The driver always counts as one.
             lacks = spark.getExecutorMemoryStatus().size() <= 1
-        except Exception:
-            # The JVM or its SparkContext has ended: the query reports it.
+        except (OSError, Py4JError, AttributeError):
+            # The JVM does not answer, or its SparkContext has ended: the query reports it.
             lacks = False
         master = self._context.master
         self._missing = f"no executor: {master} has no free slots, or no worker with enough memory" if lacks else None

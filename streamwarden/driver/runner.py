@@ -417,7 +417,7 @@ class Driver:
             if failure is not None:
                 return failure
             if self._executors is not None:
-                self._tell(self._executors.missing(every=_EXECUTORS_S))
+                self._report_executors(self._executors.missing(every=_EXECUTORS_S))
             if self._history is not None and not self._history.is_read and self._heart.batch != looked:
                 batch = self._heart.batch
                 # In an outage of the store, the next look may find out.
@@ -427,7 +427,7 @@ class Driver:
                     looked = batch
         return None
 
-    def _tell(self, missing: str | None) -> None:
+    def _report_executors(self, missing: str | None) -> None:
         """Report WAITING while a cluster has taken all executors: a restart would not bring any."""
         if missing is not None and self._heart.state is DriverState.RUNNING:
             self._heart.say(DriverState.WAITING, missing)

@@ -262,7 +262,7 @@ def _check_spark(job: str, written: str | None) -> None:
 
 
 def _words(parallelism: Parallelism) -> str:
-    return ", ".join(f"{name} {_said(parallelism, name)}" for name in FIELDS if getattr(parallelism, name) is not None)
+    return ", ".join(f"{name} {value}" for name in FIELDS if (value := getattr(parallelism, name)) is not None)
 
 
 def _said(parallelism: Parallelism, name: str) -> object:

@@ -132,7 +132,7 @@ def list_streams(workspace: Workspace, jobs: list[str], length: timedelta, now: 
     length
         The time of the curves, until now.
     """
-    found = _overviews(workspace, jobs)
+    found = for_each(workspace, jobs, lambda job: overview(workspace, job))
     window = Window.of(now, length, points=_POINTS)
     curves: dict[str, Curves] = {}
     problem = None
@@ -143,10 +143,6 @@ def list_streams(workspace: Workspace, jobs: list[str], length: timedelta, now: 
         problem = error
     streams = [_stream(one, curves.get(one.job)) for one in found]
     return StreamList(sorted(streams, key=lambda one: (one.of.trouble, one.job)), window, problem)
-
-
-def _overviews(workspace: Workspace, jobs: list[str]) -> list[Overview]:
-    return for_each(workspace, jobs, lambda job: overview(workspace, job))
 
 
 def _stream(one: Overview, curves: Curves | None) -> Stream:

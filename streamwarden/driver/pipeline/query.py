@@ -35,7 +35,7 @@ _RARELY_S = 0.5
 """A stop looks for the commit every 5 ms, then ever more rarely, at last every 0.5 s. On S3 a look is two LISTs, and a
 large state takes many seconds to commit."""
 
-_TOLD_S = 0.5
+_PROGRESS_S = 0.5
 """How long a stop waits for the progress of the last batch. If the next batch begins meanwhile, it is finished."""
 
 
@@ -180,8 +180,8 @@ class RunningQuery:
             time.sleep(_LOOK_S)
 
     def _await_progress(self, batch: int) -> None:
-        """Wait until Spark has told the progress of a batch, which follows its commit: a stop in between loses it."""
-        deadline = time.monotonic() + _TOLD_S
+        """Wait until Spark reports the progress of a batch, which follows its commit: a stop in between loses it."""
+        deadline = time.monotonic() + _PROGRESS_S
         while self._query.isActive and time.monotonic() < deadline:
             last = self._query.lastProgress
             if last is not None and last.batchId >= batch:

@@ -54,13 +54,13 @@ def test_the_wait_for_a_source_table_is_no_time_without_a_batch(driver: Driver, 
 
 def test_a_job_that_loses_its_executors_waits_and_is_not_late_afterwards(driver: Driver) -> None:
     driver._heart.say(DriverState.RUNNING, "batches every trigger interval")
-    driver._tell(None)
+    driver._report_executors(None)
     assert driver._heart.state is DriverState.RUNNING
-    driver._tell("no executor")
-    driver._tell("no executor")
+    driver._report_executors("no executor")
+    driver._report_executors("no executor")
     assert (driver._heart.state, driver._heart.reason) == (DriverState.WAITING, "no executor")
     assert driver._heart.idle_at is None
-    driver._tell(None)
+    driver._report_executors(None)
     assert driver._heart.state is DriverState.RUNNING and driver._heart.idle_at is not None
 
 
