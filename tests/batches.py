@@ -1,14 +1,17 @@
-"""Batches' progress made by hand, and a place to keep it."""
+"""Batches' progress and a desired state made by hand, and a place to keep them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from streamwarden.model.progress import BatchProgress, OperatorProgress, SourceProgress
+from streamwarden.model.record import utc_now
+from streamwarden.model.spec import JobSpec
+from streamwarden.model.status import Desired
 from streamwarden.store.workspace import Workspace, open_workspace
 
 START = datetime(2026, 3, 8, 12, tzinfo=UTC)
@@ -51,6 +54,19 @@ def made_batch(batch: int, **fields: Any) -> BatchProgress:
         "source": SourceProgress(unit="files", taken=2, pending=4),
     }
     return BatchProgress(**{**given, **fields})
+
+
+def made_desired(spec: JobSpec, state: Literal["running", "suspended"] = "running") -> Desired:
+    """Make what a deploy or a stop writes."""
+    return Desired(
+        job=spec.name,
+        state=state,
+        spec=spec,
+        digest=spec.digest(),
+        profile="test",
+        updated_at=utc_now(),
+        updated_by="test",
+    )
 
 
 def make_place(folder: Path, **profile: Any) -> Workspace:

@@ -15,11 +15,11 @@ import yaml
 from streamwarden.driver.metrics import _STORE
 from streamwarden.model.progress import BatchProgress
 from streamwarden.model.record import utc_now
-from streamwarden.model.status import Desired, DriverState, Heartbeat, Launch, Lease
+from streamwarden.model.status import DriverState, Heartbeat, Launch, Lease
 from streamwarden.runtime.processes import current_process
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
-from tests.batches import made_batch
+from tests.batches import made_batch, made_desired
 
 MONITORING = Path(__file__).resolve().parents[1] / "config" / "monitoring"
 RULES: list[dict[str, Any]] = [
@@ -64,18 +64,8 @@ def whole_batch(number: int, **fields: Any) -> BatchProgress:
 def write_running(workspace: Workspace, job: str, metrics: str) -> None:
     """Write what a driver writes that runs, in this very process."""
     documents = JobDocuments(workspace.storage, job)
-    now, process, spec = utc_now(), current_process(), workspace.job(job)
-    documents.desired.write(
-        Desired(
-            job=job,
-            state="running",
-            spec=spec,
-            digest=spec.digest(),
-            profile="test",
-            updated_at=now,
-            updated_by="test",
-        )
-    )
+    now, process = utc_now(), current_process()
+    documents.desired.write(made_desired(workspace.job(job)))
     documents.launch("i1").write(Launch(incarnation="i1", at=now, by="test", reason="", digest="", process=process))
     documents.heartbeat("i1").write(
         Heartbeat(incarnation="i1", at=now, started_at=now, state=DriverState.RUNNING, process=process, metrics=metrics)

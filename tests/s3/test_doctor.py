@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 from streamwarden.cli.app import app
 from streamwarden.formats.delta_log import application_id
 from streamwarden.model.record import utc_now
-from streamwarden.model.status import CheckpointRef, Desired, Launch
+from streamwarden.model.status import CheckpointRef, Launch
 from streamwarden.operations.doctor import Verdict, examine, in_order
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
+from tests.batches import made_desired
 from tests.integration.conftest import REPOSITORY
 from tests.s3.conftest import Place
 
@@ -46,9 +47,7 @@ def workspace(s3: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wor
     made.files.write(f"{path}/commits/0", b"v1\n{}")
     made.files.write(f"{path}/sources/0/0", b"v1\n{}")
     documents, spec, now = JobDocuments(made.storage, JOB), made.job(JOB), utc_now()
-    documents.desired.write(
-        Desired(job=JOB, state="suspended", spec=spec, digest="d", profile="test", updated_at=now, updated_by="test")
-    )
+    documents.desired.write(made_desired(spec, "suspended"))
     documents.checkpoint.write(CheckpointRef(job=JOB, generation=1, path=path, since=now, reason=""))
     launch = Launch(incarnation=INCARNATION, at=now, by="test", reason="", digest="d", spec=spec)
     documents.launch(INCARNATION).write(launch)

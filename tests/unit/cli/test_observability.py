@@ -68,10 +68,6 @@ def test_progress_of_a_job_that_never_was_is_a_mistake_and_of_a_removed_one_is_n
     assert "[JOB_UNKNOWN]" in run("progress", "lmap", code=2)
 
 
-def running(workspace: Workspace, metrics: str) -> None:
-    write_running(workspace, JOB, metrics)
-
-
 def targets() -> list[tuple[str, str]]:
     found = json.loads(run("targets"))
     assert all(one["labels"]["profile"] == "test" for one in found)
@@ -80,13 +76,13 @@ def targets() -> list[tuple[str, str]]:
 
 def test_targets_are_what_prometheus_reads(workspace: Workspace) -> None:
     assert targets() == []
-    running(workspace, "127.0.0.1:40123")
+    write_running(workspace, JOB, "127.0.0.1:40123")
     assert targets() == [(JOB, "127.0.0.1:40123")]
     assert "lamp: metrics on http://127.0.0.1:40123/metrics" in run("status")
 
 
 def test_a_driver_that_should_run_stays_a_target_so_that_prometheus_sees_it_down(workspace: Workspace) -> None:
-    running(workspace, "127.0.0.1:40123")
+    write_running(workspace, JOB, "127.0.0.1:40123")
     documents = JobDocuments(workspace.storage, JOB)
     failed = Exit(incarnation="i1", at=utc_now(), outcome="failed")
     documents.exit("i1").write(failed)
@@ -104,7 +100,7 @@ def test_a_driver_that_should_run_stays_a_target_so_that_prometheus_sees_it_down
 
 
 def test_an_address_that_another_driver_has_taken_is_not_scraped_for_two(workspace: Workspace) -> None:
-    running(workspace, "127.0.0.1:9400")
+    write_running(workspace, JOB, "127.0.0.1:9400")
     dead, other = JobDocuments(workspace.storage, JOB), JobDocuments(workspace.storage, "other")
     wanted, beat, lease = dead.desired.read(), dead.heartbeat("i1").read(), dead.lease.read()
     launch = dead.launch("i1").read()
@@ -118,7 +114,7 @@ def test_an_address_that_another_driver_has_taken_is_not_scraped_for_two(workspa
 
 
 def test_targets_are_written_in_a_single_step(workspace: Workspace, tmp_path: Path) -> None:
-    running(workspace, "127.0.0.1:40123")
+    write_running(workspace, JOB, "127.0.0.1:40123")
     file = tmp_path / "targets.json"
     assert run("targets", "--output", str(file)) == ""
     assert file.read_text() == run("targets")
@@ -157,7 +153,7 @@ def test_housekeeping_of_all_jobs_looks_after_the_table(workspace: Workspace) ->
 
 
 def test_a_log_in_json_is_shown_as_text(workspace: Workspace) -> None:
-    running(workspace, "")
+    write_running(workspace, JOB, "")
     folder = workspace.log_dir(JOB, "i1")
     folder.mkdir(parents=True)
     record = {"time": "2026-03-08T12:00:00.000Z", "level": "info", "job": JOB, "incarnation": "i1", "batch": 3}

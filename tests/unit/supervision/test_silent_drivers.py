@@ -17,7 +17,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.record import utc_now
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import Desired, DriverState, Heartbeat, Launch
+from streamwarden.model.status import DriverState, Heartbeat, Launch
 from streamwarden.operations.rescale_rollback import RescaleBack
 from streamwarden.operations.rescale_verify import RescaleVerdict
 from streamwarden.store.documents import JobDocuments
@@ -25,7 +25,7 @@ from streamwarden.store.workspace import Workspace
 from streamwarden.supervision import driver_control, silence
 from streamwarden.supervision.observe import Observation
 from streamwarden.supervision.silence import Silence
-from tests.batches import make_place
+from tests.batches import made_desired, make_place
 
 pytestmark = pytest.mark.unit
 
@@ -42,17 +42,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     source = {"kind": "files", "path": "landing"}
     spec = JobSpec.model_validate({"name": JOB, "module": "m", "source": source, "sinks": sinks})
     documents, now = JobDocuments(made.storage, JOB), utc_now()
-    documents.desired.write(
-        Desired(
-            job=JOB,
-            state="running",
-            spec=spec,
-            digest=spec.digest(),
-            profile="test",
-            updated_at=now,
-            updated_by="test",
-        )
-    )
+    documents.desired.write(made_desired(spec))
     documents.launch("i1").write(Launch(incarnation="i1", at=now, by="test", reason="", digest="", process=ELSEWHERE))
     return made
 
