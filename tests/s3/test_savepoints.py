@@ -16,7 +16,7 @@ import pytest
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Origin
-from streamwarden.model.status import CheckpointRef, Desired
+from streamwarden.model.status import CheckpointRef
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints import take as take_module
 from streamwarden.savepoints.documents import record_document
@@ -28,6 +28,7 @@ from streamwarden.store.config import load_job
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.store.workspace import Workspace
+from tests.batches import made_desired
 from tests.integration.conftest import BY
 from tests.integration.conftest import Place as Jobs
 from tests.s3.conftest import Place
@@ -65,17 +66,7 @@ def _checkpoint(workspace: Workspace, batches: int = 3) -> None:
         files.write(f"{base}/SSTs/1-{partition}.sst", f"table{partition}".encode())
     documents = JobDocuments(workspace.storage, JOB)
     spec = load_job(JOB)
-    documents.desired.write(
-        Desired(
-            job=JOB,
-            state="suspended",
-            spec=spec,
-            digest=spec.digest(),
-            profile="test",
-            updated_at=utc_now(),
-            updated_by=BY,
-        )
-    )
+    documents.desired.write(made_desired(spec, "suspended"))
     documents.checkpoint.write(CheckpointRef(job=JOB, generation=1, path=path, since=utc_now(), reason="first start"))
 
 

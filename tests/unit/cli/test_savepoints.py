@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 from streamwarden.cli.app import app
 from streamwarden.model.operation import Operation, Step
 from streamwarden.model.record import utc_now
-from streamwarden.model.status import CheckpointRef, Desired
+from streamwarden.model.status import CheckpointRef
 from streamwarden.savepoints import catalog
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.store.workspace import Workspace, open_workspace
+from tests.batches import made_desired
 
 pytestmark = pytest.mark.unit
 
@@ -44,17 +45,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
         made.files.write(f"{path}/sources/0/{batch}", b"v1")
     documents = JobDocuments(made.storage, JOB)
     spec = made.job(JOB)
-    documents.desired.write(
-        Desired(
-            job=JOB,
-            state="suspended",
-            spec=spec,
-            digest=spec.digest(),
-            profile="test",
-            updated_at=utc_now(),
-            updated_by="test",
-        )
-    )
+    documents.desired.write(made_desired(spec, "suspended"))
     documents.checkpoint.write(CheckpointRef(job=JOB, generation=1, path=path, since=utc_now(), reason="first start"))
     return made
 

@@ -15,10 +15,9 @@ from streamwarden.landing.file import LandedFile, LandedFileChanged, LandedFileG
 from streamwarden.landing.inspect import FileState, ask_reread, landed_files
 from streamwarden.landing.plans import plans_of
 from streamwarden.model.progress import SourceProgress
-from streamwarden.model.record import utc_now
-from streamwarden.model.status import Desired
 from streamwarden.storage import S3Location
 from streamwarden.store.documents import JobDocuments
+from tests.batches import made_desired
 from tests.unit.landing.conftest import OLD_S, Landing
 
 pytestmark = pytest.mark.unit
@@ -99,17 +98,7 @@ def test_a_file_that_waits_for_a_plan_is_not_overtaken_by_the_next_one(landing: 
 
 def test_the_files_of_a_job_without_a_yaml_are_listed(landing: Landing) -> None:
     spec = landing.spec()
-    JobDocuments(landing.workspace.storage, "lines").desired.write(
-        Desired(
-            job="lines",
-            state="running",
-            spec=spec,
-            digest=spec.digest(),
-            profile="test",
-            updated_at=utc_now(),
-            updated_by="test",
-        )
-    )
+    JobDocuments(landing.workspace.storage, "lines").desired.write(made_desired(spec))
     (landing.workspace.config / "jobs").mkdir()
     assert listed(landing.workspace, None) == listed(landing.workspace, "lines") == spec
 

@@ -37,6 +37,7 @@ from streamwarden.operations.spec_diff import (
 from streamwarden.runtime.processes import current_process
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
+from tests.batches import made_desired
 
 pytestmark = pytest.mark.unit
 
@@ -316,15 +317,7 @@ def write(config: Path, **values: Any) -> None:
 
 
 def deployed(workspace: Workspace, found: JobSpec) -> Desired:
-    desired = Desired(
-        job=JOB,
-        state="running",
-        spec=found,
-        digest=found.digest(),
-        profile="test",
-        updated_at=utc_now(),
-        updated_by="test",
-    )
+    desired = made_desired(found)
     JobDocuments(workspace.storage, JOB).desired.write(desired)
     return desired
 

@@ -16,13 +16,13 @@ from streamwarden.model.operation import Step
 from streamwarden.model.progress import Progress
 from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, OperatorState, Origin
-from streamwarden.model.status import CheckpointRef, Desired, Launch
+from streamwarden.model.status import CheckpointRef, Launch
 from streamwarden.operations.state_copy import StateCopy, differing
 from streamwarden.runtime.state_reader import StateAt
 from streamwarden.savepoints.take import take
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
-from tests.batches import made_batch, make_place
+from tests.batches import made_batch, made_desired, make_place
 
 pytestmark = pytest.mark.unit
 
@@ -53,17 +53,7 @@ def workspace(tmp_path: Path) -> Workspace:
     }
     (made.config / "jobs" / f"{JOB}.yaml").write_text(yaml.safe_dump(spec))
     documents, loaded, now = JobDocuments(made.storage, JOB), made.job(JOB), utc_now()
-    documents.desired.write(
-        Desired(
-            job=JOB,
-            state="running",
-            spec=loaded,
-            digest=loaded.digest(),
-            profile="test",
-            updated_at=now,
-            updated_by="test",
-        )
-    )
+    documents.desired.write(made_desired(loaded))
     documents.checkpoint.write(CheckpointRef(job=JOB, generation=1, path=HERE, since=now, reason="first start"))
     documents.launch("one").write(
         Launch(incarnation="one", at=now, by="test", reason="test", digest=loaded.digest(), spec=loaded)

@@ -16,7 +16,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, OperatorState
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import CheckpointRef, Desired, OutputStart
+from streamwarden.model.status import CheckpointRef, OutputStart
 from streamwarden.savepoints.compatibility import (
     incompatibilities,
     job_version,
@@ -27,6 +27,7 @@ from streamwarden.savepoints.compatibility import (
 )
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
+from tests.batches import made_desired
 from tests.unit.formats.test_checkpoint_files import CHECKPOINT, Made
 from tests.unit.savepoints.test_catalog import manifest
 
@@ -433,17 +434,7 @@ def test_jobs_that_stream_from_a_table_are_found(workspace: Workspace) -> None:
         ("four", {"kind": "files", "path": "landing"}),
     ):
         now = spec(name=name, source=source, sinks=[{"table": name, "mode": "append"}])
-        JobDocuments(workspace.storage, name).desired.write(
-            Desired(
-                job=name,
-                state="running",
-                spec=now,
-                digest=now.digest(),
-                profile="test",
-                updated_at=utc_now(),
-                updated_by="test",
-            )
-        )
+        JobDocuments(workspace.storage, name).desired.write(made_desired(now))
     workspace.files.write("control/never_deployed/operation.json", b"{}")
     assert readers_of(workspace, ["trips", "nothing"], but="job") == {"trips": ["one", "two"]}
     assert readers_of(workspace, [], but="job") == {}

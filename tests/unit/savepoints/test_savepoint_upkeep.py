@@ -12,7 +12,7 @@ from streamwarden.model.operation import OperationState
 from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.model.spec import RetentionSpec
-from streamwarden.model.status import CheckpointRef, Desired
+from streamwarden.model.status import CheckpointRef
 from streamwarden.runtime.operation_lock import begin
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints import verify as verifying
@@ -20,6 +20,7 @@ from streamwarden.savepoints.documents import record_document
 from streamwarden.savepoints.take import take
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
+from tests.batches import made_desired
 
 pytestmark = pytest.mark.unit
 
@@ -41,17 +42,7 @@ def workspace(tmp_path: Path) -> Workspace:
     (config / "jobs" / f"{JOB}.yaml").write_text(yaml.safe_dump(spec))
     made = open_workspace("test", config=config)
     documents, loaded = JobDocuments(made.storage, JOB), made.job(JOB)
-    documents.desired.write(
-        Desired(
-            job=JOB,
-            state="suspended",
-            spec=loaded,
-            digest=loaded.digest(),
-            profile="test",
-            updated_at=utc_now(),
-            updated_by="test",
-        )
-    )
+    documents.desired.write(made_desired(loaded, "suspended"))
     reference = CheckpointRef(
         job=JOB, generation=1, path=f"checkpoints/{JOB}/g000001", since=utc_now(), reason="first start"
     )

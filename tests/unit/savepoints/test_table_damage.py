@@ -11,9 +11,7 @@ from deltalake.exceptions import DeltaError
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_restore import put_back
-from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, SinkState
-from streamwarden.model.status import Desired
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.documents import manifest_document
 from streamwarden.savepoints.table_damage import (
@@ -28,6 +26,7 @@ from streamwarden.savepoints.table_damage import (
 from streamwarden.savepoints.verify import verify
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
+from tests.batches import made_desired
 from tests.unit.formats.test_checkpoint_files import Made
 from tests.unit.formats.test_damaged_checkpoint import Damage, cut, empty, remove
 from tests.unit.savepoints.test_catalog import manifest
@@ -147,17 +146,7 @@ def test_a_version_that_another_job_has_read_is_not_cut_off(
     reader = spec(name="reader", source={"kind": "delta", "table": "job"}, sinks=[{"table": "other", "mode": "append"}])
     documents = JobDocuments(workspace.storage, "reader")
     documents.checkpoint.write(current(job="reader"))
-    documents.desired.write(
-        Desired(
-            job="reader",
-            state="running",
-            spec=reader,
-            digest="",
-            profile="test",
-            updated_at=utc_now(),
-            updated_by="test",
-        )
-    )
+    documents.desired.write(made_desired(reader))
     codes = [one.code for one in unfit(workspace, "job", _of(2), {"job": 3})]
     assert codes == ([] if fits else ["RESTORE_BREAKS_READERS"])
 

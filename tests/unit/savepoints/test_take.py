@@ -13,7 +13,7 @@ from streamwarden.formats.delta_log import application_id
 from streamwarden.model.progress import BatchProgress, OperatorProgress, Progress
 from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Origin
-from streamwarden.model.status import Desired, DriverState, Exit, Heartbeat, Launch, OutputStart
+from streamwarden.model.status import DriverState, Exit, Heartbeat, Launch, OutputStart
 from streamwarden.runtime.processes import current_process
 from streamwarden.savepoints.catalog import savepoints
 from streamwarden.savepoints.documents import manifest_document, record_document
@@ -22,6 +22,7 @@ from streamwarden.savepoints.verify import check_files, verify
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.store.workspace import Workspace
+from tests.batches import made_desired
 from tests.unit.formats.test_checkpoint_files import Made
 from tests.unit.savepoints.test_compatibility import current, job_module, made, spec, workspace
 
@@ -49,17 +50,7 @@ def documents(workspace: Workspace, made: Made) -> JobDocuments:
 
 def _deploy(documents: JobDocuments, **fields: Any) -> None:
     found = spec(**fields)
-    documents.desired.write(
-        Desired(
-            job="job",
-            state="running",
-            spec=found,
-            digest=found.digest(),
-            profile="test",
-            updated_at=utc_now(),
-            updated_by="test",
-        )
-    )
+    documents.desired.write(made_desired(found))
 
 
 def _take(workspace: Workspace) -> Manifest:

@@ -22,6 +22,7 @@ from streamwarden.runtime.processes import current_process, process_of
 from streamwarden.runtime.standby import standby
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
+from tests.batches import made_desired
 from tests.unit.operations.test_spec_diff import spec
 
 pytestmark = pytest.mark.unit
@@ -58,15 +59,7 @@ def drivers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def desired() -> Desired:
     found = spec()
-    return Desired(
-        job=found.name,
-        state="running",
-        spec=found,
-        digest=found.digest(),
-        profile="test",
-        updated_at=utc_now(),
-        updated_by="test",
-    )
+    return made_desired(found)
 
 
 def lease(workspace: Workspace, process: ProcessRef, jvm: ProcessRef | None, *, lasts: float = 60) -> None:
