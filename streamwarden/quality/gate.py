@@ -323,9 +323,9 @@ class Gate:
             return None
         if start == NOTHING or versions.has_rows(version) or not versions.has_rows(start.content):
             return None
-        one = version == start.content + 1
-        versions = f"version {version}" if one else f"versions {start.content + 1} to {version}"
-        what = f"{versions} removed all rows of the table"
+        first = start.content + 1
+        removed_by = f"version {version}" if version == first else f"versions {first} to {version}"
+        what = f"{removed_by} removed all rows of the table"
         return self._write(check, version, (), status="no_rows", what=what, **fields)
 
     def _write(self, check: _Check, version: int, found: tuple[ExpectationResult, ...], **fields: Any) -> QualityRun:
