@@ -43,6 +43,7 @@ ErrorCode = Literal[
     "NAME_INVALID",
     "JOB_MODULE_INVALID",
     "JOIN_WITHOUT_WATERMARK",
+    "JOIN_WITHOUT_TIME_RANGE",
     "EXTRA_MISSING",
     "JAVA_MISSING",
     "SPARK_MISSING",
@@ -224,13 +225,18 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     ),
     "JOB_MODULE_INVALID": ErrorKind(
         "the job's module cannot be used",
-        "The module needs transform() and OUTPUTS as in docs/jobs.md; correct it, or `module` in the job's YAML.",
+        "The module needs VERSION, OUTPUTS and transform() as in docs/jobs.md; correct it, or `module` in the YAML.",
     ),
     "JOIN_WITHOUT_WATERMARK": ErrorKind(
-        "a join of streams has no watermark by which its rows could end",
-        "Name the event-time column of both sources in SOURCES of the module, call withWatermark on both, and set"
-        " `watermark` in the job's YAML. The condition of an outer join also needs a range of time, such as"
-        " `paid_at <= ordered_at + INTERVAL 1 HOUR`: docs/sources.md.",
+        "an outer join of streams has no watermark by which its rows could end",
+        "Call withWatermark on both sources before the join, name the column of each in SOURCES of the module, and set"
+        " `watermark` in the job's YAML: docs/jobs.md has an example.",
+    ),
+    "JOIN_WITHOUT_TIME_RANGE": ErrorKind(
+        "the condition of an outer join of streams has no range of time, so its rows could not end",
+        "Add a range between the columns of both withWatermark calls to the condition, such as `paid_at >= ordered_at"
+        " AND paid_at <= ordered_at + INTERVAL 1 HOUR`. A column that was computed anew has no watermark: call"
+        " withWatermark after it.",
     ),
     # Set-up
     "EXTRA_MISSING": ErrorKind(

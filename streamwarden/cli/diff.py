@@ -16,6 +16,7 @@ from streamwarden.cli.terminal import (
     reported,
 )
 from streamwarden.operations.diff_words import described, value_text, what_a_deploy_does
+from streamwarden.operations.module_load import check_module
 from streamwarden.operations.spec_diff import Effect, RolloutPlan, plan
 from streamwarden.store.workspace import open_workspace
 
@@ -33,7 +34,10 @@ def diff(
     as_json: JsonOption = False,
 ) -> None:
     """Show how a job's YAML differs from the deployed one, and what a deploy does. Exits with status 1 if refused."""
-    planned = plan(open_workspace(profile, root=root), job)
+    workspace = open_workspace(profile, root=root)
+    planned = plan(workspace, job)
+    if not planned.loaded:
+        check_module(workspace, planned.wanted)
     if as_json:
         print_json(described(planned))
     else:

@@ -6,14 +6,18 @@ import re
 import traceback
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from pyspark.errors import AnalysisException
 from pyspark.errors import PythonException as WorkerException
 
 from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.runtime.failure_signatures import Places, recognise
+from streamwarden.store.module_text import shown
 
-__all__ = ["Cause", "Failure", "explain", "headline", "shortened"]
+__all__ = ["Cause", "Failure", "authors_place", "explain", "headline", "shortened"]
+
+_LIBRARY = Path(__file__).resolve().parents[1]
 
 # "java.lang.IllegalStateException: words", "ValueError: words", "[DELTA_SOMETHING] words" after a class name.
 _NAMED = re.compile(r"^(?:: |Caused by: )?((?:[A-Za-z_][\w$]*\.)*[A-Z]\w*(?:Exception|Error)): (.+)")
@@ -99,8 +103,28 @@ def explain(failure: Failure, *, job_file: str | None, places: Places) -> Cause:
         return Cause("JOB_CODE_FAILED", _headline_of_traceback(in_worker), f"{in_worker}\n\n{whole}")
     in_job = _job_traceback(error, job_file)
     if in_job is not None and (isinstance(error, AnalysisException) or not _is_of_jvm(error)):
-        return Cause("JOB_CODE_FAILED", _last_line(error), f"{in_job}\n\n{whole}")
+        place = authors_place(error, job_file)
+        line = f"{place}: {_last_line(error)}" if place is not None else _last_line(error)
+        return Cause("JOB_CODE_FAILED", line[:_LENGTH], f"{in_job}\n\n{whole}")
     return Cause(None, _headline_of(text, error), whole)
+
+
+def authors_place(error: BaseException, job_file: str | None) -> str | None:
+    """Return the file and line of the job's own code by which an exception passed last; None if it passed by none.
+
+    The job's own code is its module, and what else is in the working directory and is no installed package.
+    """
+    here = Path.cwd()
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == job_file or _is_authors(Path(frame.filename), here)
+    ]
+    return f"{shown(own[-1].filename, here)}:{own[-1].lineno}" if own else None
+
+
+def _is_authors(file: Path, here: Path) -> bool:
+    return file.is_relative_to(here) and not file.is_relative_to(_LIBRARY) and "site-packages" not in file.parts
 
 
 def headline(error: BaseException) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import sys
 
-from streamwarden.driver.pipeline.module import load_module
+from streamwarden.driver.pipeline.module import load_module, settings_for
 from streamwarden.driver.pipeline.row_rules import output_schemas
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import ErrorInfo
@@ -25,7 +25,9 @@ def main() -> None:
     try:
         # A module's own prints must not mix with the answer.
         with contextlib.redirect_stdout(sys.stderr):
-            outputs = output_schemas(spec, load_module(spec))
+            module = load_module(spec)
+            settings_for(spec, module)
+            outputs = output_schemas(spec, module)
         answer = {"outputs": {name: schema.jsonValue()["fields"] for name, schema in outputs.items()}}
     except StreamwardenError as error:
         answer = {"error": ErrorInfo.of(error).model_dump(mode="json")}

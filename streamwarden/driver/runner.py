@@ -41,6 +41,7 @@ from streamwarden.driver.pipeline.outputs import AUTHOR, keep_sources
 from streamwarden.driver.pipeline.query import RunningQuery
 from streamwarden.driver.pipeline.serving import ServingWriter
 from streamwarden.driver.pipeline.source import QuerySource, job_rows, missing_source, query_sources
+from streamwarden.driver.pipeline.transformed import column_notes, refused_join
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.driver.recorder import BatchRecorder
 from streamwarden.driver.spare_keeper import SpareKeeper
@@ -363,6 +364,9 @@ class Driver:
             check_topics(spec, topics, self._topics)
         self._topics.update(topics)
         rows = job_rows(session, self._workspace, spec, module)
+        for note in column_notes(spec, module, rows):
+            _log.warning(note)
+            self._heart.notes = [*(one for one in self._heart.notes if one != note), note]
         self._sources = query_sources(rows)
         names = [one.name for one in self._sources]
         check_sources(spec, names, reference.sources)
@@ -373,7 +377,13 @@ class Driver:
             if owed is not None:
                 _log.info("batch %d has no input: the one before it moved the watermark", owed)
         path = self._workspace.uri(reference.path)
-        return RunningQuery(spec, rows, writer, path, checkpoint, output_mode(module))
+        try:
+            return RunningQuery(spec, rows, writer, path, checkpoint, output_mode(module))
+        except AnalysisException as error:
+            known = refused_join(spec, module, rows, error)
+            if known is None:
+                raise
+            raise known from error
 
     def _check_topics(self, spec: JobSpec) -> None:
         """Reject a batch of a topic that was created anew; called between its read and its writes."""
@@ -482,7 +492,8 @@ class Driver:
         self._trace = cause.trace
         if code == "JOB_CODE_FAILED":
             # Final, unlike in a batch, whose rows may be the cause: what can't be analyzed now can't be later.
-            return StreamwardenError(code, f"{spec.name}: {cause.line}", retryable=False)
+            remedy = "Correct this line of the module, then deploy the job again."
+            return StreamwardenError(code, f"{spec.name}: {cause.line}", remedy=remedy, retryable=False)
         return StreamwardenError(code or "SOURCE_INVALID", f"{spec.name}: {headline(error)}")
 
     def _is_suspended(self) -> bool:

@@ -23,7 +23,8 @@ from pyspark.sql.types import StructType
 from streamwarden.driver.causes import headline
 from streamwarden.driver.job_session import checkpoint_session
 from streamwarden.driver.pipeline.module import load_module, output_mode, settings_for
-from streamwarden.driver.pipeline.source import TAG, Opener, job_rows, open_source, query_sources
+from streamwarden.driver.pipeline.plan import TAG
+from streamwarden.driver.pipeline.source import Opener, job_rows, open_source, query_sources
 from streamwarden.driver.previous_state import PreviousState
 from streamwarden.driver.state_only_batch import run_batch
 from streamwarden.driver.state_rows import plain_path

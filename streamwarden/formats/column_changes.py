@@ -17,7 +17,7 @@ from streamwarden.model.record import ErrorInfo
 from streamwarden.model.spec import JobSpec, SinkSpec
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["TableColumns", "compared_columns", "existing_tables"]
+__all__ = ["TableColumns", "compared_columns", "declared_outputs", "existing_tables"]
 
 _log = logging.getLogger(__name__)
 
@@ -74,8 +74,6 @@ def compared_columns(
 ) -> list[tuple[SinkSpec, Comparison]]:
     """Compare the module's declared columns with the job's tables, as its driver will at its start.
 
-    Imports the module in a separate process, as a driver would import it.
-
     Parameters
     ----------
     spec
@@ -92,7 +90,7 @@ def compared_columns(
     """
     if not tables:
         return []
-    outputs = _declared(workspace, spec)
+    outputs = declared_outputs(workspace, spec)
     found = []
     for sink in spec.delta_sinks:
         table = tables.get(sink.table)
@@ -109,7 +107,16 @@ def compared_columns(
     return found
 
 
-def _declared(workspace: Workspace, spec: JobSpec) -> dict[str, list[dict[str, Any]]]:
+def declared_outputs(workspace: Workspace, spec: JobSpec) -> dict[str, list[dict[str, Any]]]:
+    """Return the fields of each output that a job's module declares.
+
+    Imports the module in a process of its own, as a driver would import it. That takes some seconds.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_MODULE_INVALID``, ``CONFIG_INVALID``: as a driver ends with them before it starts Spark.
+    """
     try:
         ended = subprocess.run(
             [sys.executable, "-m", "streamwarden.driver.declared"],
@@ -122,11 +129,14 @@ def _declared(workspace: Workspace, spec: JobSpec) -> dict[str, list[dict[str, A
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        what = f"{spec.name}: importing {spec.module} takes longer than {_IMPORT_S} s"
-        raise StreamwardenError("JOB_MODULE_INVALID", what) from error
+        what = f"config/jobs/{spec.name}.yaml: module: the import of {spec.module} takes longer than {_IMPORT_S} s"
+        remedy = "Do no work when the module is imported; transform is called once, by the driver."
+        raise StreamwardenError("JOB_MODULE_INVALID", what, remedy=remedy) from error
     if ended.returncode:
-        what = f"{spec.name}: importing {spec.module}: {ended.stderr[-2000:]}"
-        raise StreamwardenError("JOB_MODULE_INVALID", what)
+        last = (ended.stderr.strip().splitlines() or [""])[-1]
+        what = f"config/jobs/{spec.name}.yaml: module: the import of {spec.module} ended its process with status"
+        remedy = f'For its output: `python -c "import {spec.module}"` in {workspace.config.parent}.'
+        raise StreamwardenError("JOB_MODULE_INVALID", f"{what} {ended.returncode}: {last}", remedy=remedy)
     answer = json.loads(ended.stdout)
     if "error" in answer:
         raise ErrorInfo.model_validate(answer["error"]).to_exception()

@@ -501,14 +501,13 @@ class JobSpec(Strict):
         if not isinstance(self.sinks[0], SinkSpec):
             raise ValueError("sinks: the first is a Delta table: savepoints and exactly-once output are bound to it")
         tables = [sink.table for sink in self.delta_sinks]
-        if len(set(tables)) != len(tables):
-            raise ValueError("sinks: a table is named twice")
-        outputs = [sink.output for sink in self.delta_sinks]
-        if len(set(outputs)) != len(outputs):
-            raise ValueError("sinks: an output is named twice")
         topics = [sink.topic for sink in self.kafka_sinks]
-        if len(set(topics)) != len(topics):
-            raise ValueError("sinks: a topic is named twice")
+        outputs = [sink.output for sink in self.delta_sinks]
+        for kind, names in (("table", tables), ("output", outputs), ("topic", topics)):
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                why = ": a second table needs another output of the module (default: main)" if kind == "output" else ""
+                raise ValueError(f"sinks: {kind} {twice} is named twice{why}")
         if (self.source is None) == (self.sources is None):
             raise ValueError("give source, or sources for two or more")
         if self.sources is not None:

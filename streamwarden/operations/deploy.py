@@ -8,6 +8,7 @@ from typing import Any
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.status import Desired
+from streamwarden.operations.module_load import check_module
 from streamwarden.operations.rollout import interrupted_rollout, is_same_rollout, rollout, settle
 from streamwarden.operations.spec_diff import Change, Effect, RolloutPlan, plan
 from streamwarden.runtime.launchers.launch import launch_driver
@@ -130,6 +131,8 @@ def deploy_job(
             record_decision(workspace, job, "live change", planned.fields)
         forget_overruled(workspace, job, written)
         return Deployment(job, seen.incarnation, False, planned.effect, planned.changes)
+    if not ours and not planned.loaded:
+        check_module(workspace, planned.wanted)
     if guarded and planned.deployed is not None:
         done = rollout(
             workspace,

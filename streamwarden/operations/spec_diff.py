@@ -10,12 +10,11 @@ from typing import Any
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
-from streamwarden.formats.column_changes import compared_columns, existing_tables
+from streamwarden.formats.column_changes import TableColumns, compared_columns, existing_tables
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Desired
 from streamwarden.savepoints.compatibility import (
     Written,
-    constant,
     job_version,
     migrates,
     misfits,
@@ -27,6 +26,8 @@ from streamwarden.savepoints.take import writer_versions
 from streamwarden.store.declared_sources import check_declared_sources
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import effective_spec
+from streamwarden.store.module_text import module_text
+from streamwarden.store.transform_check import check_transform
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.observe import Observation, observe
 
@@ -211,6 +212,8 @@ class RolloutPlan:
         The differences.
     running
         Whether a driver runs. Only then there is a driver to stop, and a state to roll back to.
+    loaded
+        Whether the module was loaded, to compare its outputs with tables.
     """
 
     job: str
@@ -218,6 +221,7 @@ class RolloutPlan:
     wanted: JobSpec
     changes: tuple[Change, ...] = ()
     running: bool = False
+    loaded: bool = False
 
     @property
     def effect(self) -> Effect:
@@ -279,13 +283,11 @@ def plan(workspace: Workspace, job: str) -> RolloutPlan:
     Raises
     ------
     StreamwardenError
-        ``JOB_UNKNOWN``, ``CONFIG_INVALID``, or ``JOB_MODULE_INVALID`` for a module that isn't Python.
+        ``JOB_UNKNOWN``, ``CONFIG_INVALID``, or ``JOB_MODULE_INVALID`` and ``JOIN_WITHOUT_WATERMARK`` for what the text
+        of the module shows.
     """
     wanted = effective_spec(workspace, job)
-    declared = constant(wanted.module, "SOURCES")
-    if declared is not None:
-        # Otherwise the driver finds out, also before it starts Spark.
-        check_declared_sources(wanted, declared)
+    _check_text(workspace, wanted)
     seen = observe(workspace, job)
     if seen.desired is None:
         return RolloutPlan(job, None, wanted)
@@ -308,8 +310,9 @@ def plan(workspace: Workspace, job: str) -> RolloutPlan:
     # Fields that a driver reads are compared with its running spec; fields for supervisors, with the desired spec.
     driver = [one for one in found if one.effect is not Effect.LIVE]
     live = [one for one in _differences(seen.desired.spec, wanted) if one.effect is Effect.LIVE]
-    found = _with_tables(workspace, (*unknown, *driver, *live), wanted, released=seen.desired.went_back)
-    return RolloutPlan(job, base, wanted, found, running=seen.phase.alive)
+    tables = existing_tables(workspace, wanted)
+    found = _with_tables(workspace, (*unknown, *driver, *live), wanted, tables, released=seen.desired.went_back)
+    return RolloutPlan(job, base, wanted, found, running=seen.phase.alive, loaded=bool(tables))
 
 
 def changed_fields(deployed: JobSpec, wanted: JobSpec) -> list[str]:
@@ -391,11 +394,27 @@ def checkpoint_facts(workspace: Workspace, job: str, spec: JobSpec) -> Checkpoin
     )
 
 
+def _check_text(workspace: Workspace, wanted: JobSpec) -> None:
+    """Check the module's text, which takes no time; see :func:`~streamwarden.operations.module_load.check_module`."""
+    text = module_text(wanted.module, workspace.config.parent)
+    if text is None:
+        return
+    declared = text.constant("SOURCES")
+    if declared is not None:
+        # Only literals are known here.
+        check_declared_sources(wanted, declared, text)
+    check_transform(wanted, text)
+
+
 def _with_tables(
-    workspace: Workspace, found: tuple[Change, ...], wanted: JobSpec, *, released: bool
+    workspace: Workspace,
+    found: tuple[Change, ...],
+    wanted: JobSpec,
+    tables: Mapping[str, TableColumns],
+    *,
+    released: bool,
 ) -> tuple[Change, ...]:
     """Return the changes, with additions and refusals because of existing tables."""
-    tables = existing_tables(workspace, wanted)
     changes = {change.field: change for change in found}
     for sink in wanted.delta_sinks:
         name = f"sinks.{sink.table}.partition_by"

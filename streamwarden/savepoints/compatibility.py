@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
@@ -23,8 +21,10 @@ from streamwarden.model.source_spec import DeltaSource, FileSource, KafkaSource,
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef, OutputStart
 from streamwarden.savepoints.history import is_on_history, other_history, table_id
+from streamwarden.store.config import config_dir
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import CONTROL, table_key
+from streamwarden.store.module_text import module_text
 from streamwarden.store.workspace import Workspace
 
 __all__ = [
@@ -145,28 +145,16 @@ def migrates(written: Written, spec: JobSpec) -> bool:
 
 
 def constant(module: str, name: str) -> object:
-    """Return a literal that a module assigns to a name; None if there is none. Does not import the module."""
-    try:
-        found = find_spec(module)
-    except ModuleNotFoundError:
-        # The module's package does not exist either. The driver reports it.
-        return None
-    if found is None or found.origin is None or not found.has_location:
-        return None
-    try:
-        tree = ast.parse(Path(found.origin).read_text(encoding="utf-8"))
-    except SyntaxError as error:
-        raise StreamwardenError("JOB_MODULE_INVALID", f"{module}: {error}") from error
-    value: ast.expr | None = None
-    for node in tree.body:
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if name in (target.id for target in targets if isinstance(target, ast.Name)):
-                value = node.value
-    try:
-        return ast.literal_eval(value) if value is not None else None
-    except ValueError:
-        return None
+    """Return a literal that a module assigns to a name; None if there is none. Does not import the module.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_MODULE_INVALID`` for a module that isn't Python.
+    """
+    # Where a driver finds it, whatever this process would import.
+    text = module_text(module, config_dir().parent)
+    return text.constant(name) if text is not None else None
 
 
 def readers_of(workspace: Workspace, tables: Iterable[str], *, but: str) -> dict[str, list[str]]:

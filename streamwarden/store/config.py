@@ -121,14 +121,18 @@ def load_alerts(config: Path | None = None) -> AlertSpec:
 
 def describe_validation(error: ValidationError) -> str:
     """Return pydantic's findings as ``field.path: message``, joined by semicolons, without input values."""
-    parts = []
-    for item in error.errors(include_url=False, include_context=False):
+    parts, found = [], error.errors(include_url=False, include_context=False)
+    for item in found:
+        place = item["loc"]
+        if item["type"] == "too_short" and any(one["loc"][: len(place)] == place != one["loc"] for one in found):
+            # A list counts only its valid items: the fault of an item would be reported twice.
+            continue
         # Discriminated unions add their tag to the path, but the file has no such field.
-        place = ".".join(str(step) for step in item["loc"] if step not in _TAGS)
+        field = ".".join(str(step) for step in place if step not in _TAGS)
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             message = "unknown key"
-        parts.append(f"{place}: {message}" if place else message)
+        parts.append(f"{field}: {message}" if field else message)
     return "; ".join(parts)
 
 
@@ -196,6 +200,8 @@ def _slip(error: yaml.YAMLError | UnicodeDecodeError) -> str:
     mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", None) or type(error).__name__)
     where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
     # A character or a duplicate key reveals no secret; an invalid alias or tag may be a password.
+    if r"'\t'" in problem:
+        problem = "a tab, where YAML is indented by spaces"
     words = problem if "there twice" in problem else re.sub(r"'[^']{2,}'", "'…'", problem)
     return f"{words}{where}"
 

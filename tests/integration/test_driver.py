@@ -191,13 +191,16 @@ def test_a_driver_that_lost_its_lease_stops_before_its_next_commit(place: Place)
         ({"options": {"slwo": 1}}, "CONFIG_INVALID", "slwo: unknown key"),
     ],
 )
-def test_what_cannot_run_says_so_and_why(place: Place, fields: dict[str, object], code: str, words: str) -> None:
+def test_what_cannot_run_is_refused_before_a_driver_starts(
+    place: Place, fields: dict[str, object], code: str, words: str
+) -> None:
     place.numbers()
     place.job("numbers", **fields)
-    deploy_job(place.workspace, "numbers", by=BY)
-    ended = place.wait("numbers", lambda seen: not seen.phase.alive, "the refusal")
-    assert ended.error is not None and ended.error.code == code and not ended.error.retryable
-    assert words in ended.error.what
+    with pytest.raises(StreamwardenError) as refused:
+        deploy_job(place.workspace, "numbers", by=BY)
+    assert refused.value.code == code and not refused.value.retryable
+    assert words in refused.value.what and "config/jobs/numbers.yaml" in refused.value.what
+    assert place.workspace.storage.list("control") == []
 
 
 @pytest.mark.long

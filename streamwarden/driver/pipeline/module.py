@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import importlib
-import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import cast
 
 from pydantic import BaseModel, ValidationError
 from pyspark.sql import DataFrame
 
 from streamwarden.driver.job_api import JobSettings, StreamingJob
+from streamwarden.driver.pipeline.module_checks import check_parts, check_sinks, import_error
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.kafka_spec import KafkaSinkSpec
-from streamwarden.model.spec import RULES_OUTPUT, JobSpec, SinkSpec
+from streamwarden.model.spec import JobSpec
 from streamwarden.store.config import describe_validation
 from streamwarden.store.declared_sources import check_declared_sources
+from streamwarden.store.module_text import ModuleText, did_you_mean, text_of
+from streamwarden.store.transform_check import check_transform
 
-__all__ = ["load_module", "output_mode", "settings_for", "split_outputs"]
+__all__ = ["load_module", "output_mode", "settings_for", "split_outputs", "text_of_job"]
 
 
 def load_module(spec: JobSpec) -> StreamingJob:
@@ -26,41 +28,29 @@ def load_module(spec: JobSpec) -> StreamingJob:
     Raises
     ------
     StreamwardenError
-        ``JOB_MODULE_INVALID`` if it can't be imported, lacks a part, or lacks the output that a sink names. For the
-        sources, see :func:`~streamwarden.store.declared_sources.check_declared_sources`.
+        ``JOB_MODULE_INVALID`` if it can't be imported, lacks a part, or lacks what a sink names; and the errors of
+        :func:`~streamwarden.store.declared_sources.check_declared_sources` and
+        :func:`~streamwarden.store.transform_check.check_transform`.
     """
     try:
         module = importlib.import_module(spec.module)
-    except Exception as error:
-        trace = traceback.format_exc(limit=-5)
-        raise StreamwardenError(
-            "JOB_MODULE_INVALID", f"{spec.name}: importing {spec.module}: {error}\n{trace}"
-        ) from error
-    missing = [name for name in ("VERSION", "OUTPUTS", "transform") if not hasattr(module, name)]
-    if missing:
-        raise StreamwardenError("JOB_MODULE_INVALID", f"{spec.name}: {spec.module} has no {', '.join(missing)}")
+    # A module may end the process that imports it, as a script does.
+    except (Exception, SystemExit) as error:
+        raise import_error(spec, error) from error
     job = cast(StreamingJob, module)
-    check_declared_sources(spec, getattr(job, "SOURCES", None))
-    for sink in spec.sinks:
-        name, named = (f"topic {sink.topic}" if isinstance(sink, KafkaSinkSpec) else sink.table), [*sink.keys]
-        if sink.output.startswith(RULES_OUTPUT):
-            continue
-        if sink.output not in job.OUTPUTS:
-            known = ", ".join(job.OUTPUTS)
-            raise StreamwardenError(
-                "JOB_MODULE_INVALID", f"{spec.name}: sink {name}: no output {sink.output!r} (it has: {known})"
-            )
-        if isinstance(sink, SinkSpec):
-            named += [*sink.first_by, *sink.partition_by, *filter(None, [sink.final_when_passed])]
-        unknown = sorted(set(named) - set(job.OUTPUTS[sink.output].fieldNames()))
-        if unknown:
-            raise StreamwardenError(
-                "JOB_MODULE_INVALID", f"{spec.name}: sink {name}: no column {', '.join(unknown)} in its output"
-            )
-    if output_mode(job) not in ("update", "append"):
-        what = f"{spec.name}: {spec.module}: OUTPUT_MODE is {output_mode(job)!r}, neither update nor append"
-        raise StreamwardenError("JOB_MODULE_INVALID", what)
+    text = text_of_job(job)
+    check_parts(spec, module, text)
+    check_declared_sources(spec, getattr(job, "SOURCES", None), text)
+    if text is not None:
+        check_transform(spec, text)
+    check_sinks(spec, job, text)
     return job
+
+
+def text_of_job(job: StreamingJob) -> ModuleText | None:
+    """Return the text of an imported module; None if it has no file of Python."""
+    file = Path(getattr(job, "__file__", None) or "")
+    return text_of(file, Path.cwd()) if file.suffix == ".py" and file.is_file() else None
 
 
 def settings_for(spec: JobSpec, job: StreamingJob) -> JobSettings:
@@ -69,17 +59,18 @@ def settings_for(spec: JobSpec, job: StreamingJob) -> JobSettings:
     Raises
     ------
     StreamwardenError
-        ``CONFIG_INVALID`` naming job and option.
+        ``CONFIG_INVALID`` naming file and option.
     """
+    field = f"config/jobs/{spec.name}.yaml: options"
     model: type[BaseModel] | None = getattr(job, "Options", None)
     if model is None:
         if spec.options:
-            raise StreamwardenError("CONFIG_INVALID", f"{spec.name}: options: {spec.module} takes none")
+            raise StreamwardenError("CONFIG_INVALID", f"{field}: {spec.module} takes none")
         return JobSettings(spec.watermark, spec.state.ttl, None, spec.state.buckets)
     try:
         options = model.model_validate(spec.options)
     except ValidationError as error:
-        raise StreamwardenError("CONFIG_INVALID", f"{spec.name}: options: {describe_validation(error)}") from error
+        raise StreamwardenError("CONFIG_INVALID", f"{field}: {describe_validation(error)}") from error
     return JobSettings(spec.watermark, spec.state.ttl, options, spec.state.buckets)
 
 
@@ -89,6 +80,24 @@ def output_mode(job: StreamingJob) -> str:
 
 
 def split_outputs(job: StreamingJob, batch: DataFrame) -> Mapping[str, DataFrame]:
-    """Return a batch's rows by output name: from the module's ``outputs``, or all rows as ``main``."""
+    """Return a batch's rows by output name: from the module's ``outputs``, or all rows as ``main``.
+
+    Raises
+    ------
+    StreamwardenError
+        ``JOB_MODULE_INVALID`` for a name that OUTPUTS does not have, or if it returns no mapping.
+    """
     split = getattr(job, "outputs", None)
-    return cast("Mapping[str, DataFrame]", split(batch)) if split else {"main": batch}
+    if split is None:
+        return {"main": batch}
+    found: object = split(batch)
+    unknown = [name for name in found if name not in job.OUTPUTS] if isinstance(found, Mapping) else [found]
+    if unknown:
+        # Otherwise its rows would be in no table, and nobody would know.
+        raise StreamwardenError(
+            "JOB_MODULE_INVALID",
+            f"outputs(batch) returned {unknown[0]!r}, and OUTPUTS has {', '.join(job.OUTPUTS)}"
+            f"{did_you_mean(str(unknown[0]), job.OUTPUTS)}",
+            remedy="Let outputs return a mapping of DataFrames by the names in OUTPUTS, then deploy the job again.",
+        )
+    return cast("Mapping[str, DataFrame]", found)

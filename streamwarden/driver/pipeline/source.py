@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from pyspark.sql.types import BooleanType, StructType
 from streamwarden.driver.job_api import JobSettings, StreamingJob
 from streamwarden.driver.kafka import client_properties, missing_topic
 from streamwarden.driver.pipeline.module import settings_for
+from streamwarden.driver.pipeline.plan import TAG, each, source_of
+from streamwarden.driver.pipeline.transformed import Sources, check_watermarks, place_of, transformed
 from streamwarden.driver.pipeline.values import with_columns
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.delta_log import DeltaLog
@@ -23,7 +25,6 @@ from streamwarden.model.spec import JobSpec
 from streamwarden.store.workspace import Workspace
 
 __all__ = [
-    "TAG",
     "Opener",
     "QuerySource",
     "job_rows",
@@ -35,9 +36,6 @@ __all__ = [
 
 # Spark skips files that are older than the newest by more than this value: so large that it never applies.
 _NO_AGE = "36500d"
-
-TAG = "streamwarden.source"
-"""A reader's option that names its source: no format knows it, and the query's plan keeps it."""
 
 Opener = Callable[[str, Source], DataFrame]
 """Opens a source, given by its name and its section of the spec."""
@@ -104,67 +102,37 @@ def job_rows(
     def opened(name: str, source: Source) -> DataFrame:
         return opener(name, source) if opener is not None else open_source(session, workspace, spec, name)
 
-    by_name = _ByName({name: opened(name, source) for name, source in spec.inputs.items()})
-    by_name.module = spec.module
+    by_name = Sources(spec, {name: opened(name, source) for name, source in spec.inputs.items()})
     lookups = {
         name: session.read.format("delta").load(workspace.table(one.table)) for name, one in spec.lookups.items()
     }
-    rows = module.transform(
-        by_name if spec.sources is not None else by_name[THE_SOURCE],  # type: ignore[arg-type]
+    rows = transformed(
+        spec,
+        module,
+        by_name if spec.sources is not None else by_name[THE_SOURCE],
         replace(settings or settings_for(spec, module), lookups=lookups),
     )
     if opener is None:
-        names = [one.name for one in query_sources(rows)]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        unread = sorted(set(by_name) - set(names))
-        if twice or unread:
-            what = f"{spec.name}: transform of {spec.module}"
-            if twice:
-                what += f" joins {twice[0]} with itself: name its table or topic twice under sources"
-            else:
-                what += f" does not read {', '.join(unread)}"
-            raise StreamwardenError("JOB_MODULE_INVALID", what)
-        _check_watermarks(spec, rows, getattr(module, "SOURCES", None) or {})
+        _check_read(spec, module, [one.name for one in query_sources(rows)])
+        check_watermarks(module, rows)
     return rows
 
 
-class _ByName(dict[str, DataFrame]):
-    """Sources by name; a name that is not there is a fault of the module, and no try can help."""
-
-    module = ""
-
-    def __missing__(self, name: str) -> DataFrame:
-        what = f"transform of {self.module} reads source {name!r}, and neither its SOURCES nor the job's YAML names it"
-        raise StreamwardenError("JOB_MODULE_INVALID", what, remedy=f"The names are {' and '.join(self)}.")
-
-
-def _check_watermarks(spec: JobSpec, rows: DataFrame, declared: Mapping[str, str | None]) -> None:
-    """Reject a query without a ``withWatermark`` that its module declares: Spark says so for some outer joins only."""
-    wanted = {(name, column) for name, column in declared.items() if column is not None}
-    if not wanted:
+def _check_read(spec: JobSpec, module: StreamingJob, names: list[str]) -> None:
+    """Reject a query that reads a source twice or not at all."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    unread = sorted(set(spec.inputs) - set(names))
+    if twice:
+        what = f"joins {twice[0]} with itself"
+        remedy = "Name its table or topic twice under sources of the YAML, and in SOURCES of the module."
+    elif unread:
+        what = f"does not read {' and '.join(unread)}"
+        remedy = "Return a DataFrame that is made of each source, or remove the source from the YAML."
+    else:
         return
-    plans = [rows._jdf.queryExecution().analyzed()]
-    while plans:
-        plan = plans.pop()
-        if plan.getClass().getSimpleName() == "EventTimeWatermark":
-            column = plan.eventTime().name()
-            wanted -= {(_tag(leaf), column) for leaf in _each(plan.collectLeaves()) if leaf.isStreaming()}
-        plans += _each(plan.children())
-    for name, column in sorted(wanted):
-        raise StreamwardenError(
-            "JOB_MODULE_INVALID",
-            f"{spec.name}: transform of {spec.module} does not call withWatermark on {column} of {name}, though SOURCES"
-            " names this column",
-            remedy=f'Call sources["{name}"].withWatermark("{column}", …) before the join. If none is needed, set it to'
-            " None in SOURCES.",
-        )
-
-
-def _each(found: Any) -> Iterator[Any]:
-    """Return the elements of a Scala collection."""
-    iterator = found.iterator()
-    while iterator.hasNext():
-        yield iterator.next()
+    raise StreamwardenError(
+        "JOB_MODULE_INVALID", f"{spec.name}: {place_of(module, 'transform')}: transform {what}", remedy=remedy
+    )
 
 
 @dataclass(frozen=True)
@@ -190,23 +158,14 @@ def query_sources(rows: DataFrame) -> list[QuerySource]:
     """
     leaves: list[Any] = []
     scans: list[int] = []
-    for leaf in _each(rows._jdf.queryExecution().analyzed().collectLeaves()):
+    for leaf in each(rows._jdf.queryExecution().analyzed().collectLeaves()):
         if leaf.isStreaming():
             number = next((number for number, other in enumerate(leaves) if leaf.equals(other)), len(leaves))
             if number == len(leaves):
                 leaves.append(leaf)
                 scans.append(0)
             scans[number] += 1
-    return [QuerySource(_tag(leaf), number) for leaf, number in zip(leaves, scans, strict=True)]
-
-
-def _tag(leaf: Any) -> str:
-    # A relation of the first version of Spark's sources, or of the second.
-    is_first = leaf.getClass().getSimpleName() == "StreamingRelation"
-    options = leaf.dataSource().options() if is_first else leaf.extraOptions()
-    name = options.get(TAG)
-    # A Scala option, or a Java map's value.
-    return str(name if isinstance(name, str) else name.get())
+    return [QuerySource(source_of(leaf), number) for leaf, number in zip(leaves, scans, strict=True)]
 
 
 def open_source(

@@ -140,7 +140,7 @@ def refused() -> AnalysisException:
 def test_a_typo_in_a_jobs_query_is_the_jobs_and_final(driver: Driver) -> None:
     driver._job_file = JOB_FILE
     error = driver._not_to_be_opened(desired().spec, refused())
-    assert (error.code, error.what) == ("JOB_CODE_FAILED", f"{JOB}: AnalysisException: {TYPO}")
+    assert (error.code, error.what) == ("JOB_CODE_FAILED", f"{JOB}: {JOB_FILE}:2: AnalysisException: {TYPO}")
     assert driver._trace is not None
     own = driver._trace.split("\n\n")[0].splitlines()
     assert JOB_FILE in own[1] and "in transform" in own[1] and TYPO in own[-1]

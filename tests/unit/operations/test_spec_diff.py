@@ -420,7 +420,7 @@ def made(workspace: Workspace, table: str = "a", *, record: list[str] | None = N
 def declares(monkeypatch: pytest.MonkeyPatch, **columns: str) -> None:
     """Let the module's main output have these columns."""
     fields = [{"name": name, "type": kind, "nullable": True} for name, kind in columns.items()]
-    monkeypatch.setattr(column_changes, "_declared", lambda *_: {"main": fields})
+    monkeypatch.setattr(column_changes, "declared_outputs", lambda *_: {"main": fields})
 
 
 def test_a_column_that_the_module_has_newly_got_is_rolled_out(
@@ -500,4 +500,4 @@ def test_a_module_that_no_driver_could_use_is_found_before_anything_is_touched(w
     made(workspace)
     with pytest.raises(StreamwardenError, match="JOB_MODULE_INVALID") as raised:
         plan(workspace, JOB)
-    assert "No module named 'tests_rollout_job'" in raised.value.what
+    assert raised.value.what.endswith("module: there is no module tests_rollout_job")

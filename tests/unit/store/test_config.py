@@ -105,7 +105,12 @@ def test_a_sound_job_loads_with_defaults(tmp_path: Path) -> None:
         ({"sinks": [*SOUND["sinks"], {**TOPIC, "keys": []}]}, "sinks.1.keys", "at least 1"),
         ({"sinks": [*SOUND["sinks"], {**TOPIC, "mode": "upsert"}]}, "sinks.1.mode", "unknown key"),
         ({"sinks": [*SOUND["sinks"], {**TOPIC, "kind": "pulsar"}]}, "sinks.1", "'kafka'"),
-        ({"sinks": [*SOUND["sinks"], TOPIC, TOPIC]}, "sinks", "a topic is named twice"),
+        ({"sinks": [*SOUND["sinks"], TOPIC, TOPIC]}, "sinks", "topic alerts is named twice"),
+        (
+            {"sinks": [*SOUND["sinks"], {"table": "w", "mode": "append"}]},
+            "sinks",
+            "output main is named twice: a second",
+        ),
         ({"source": KAFKA, "sinks": [*SOUND["sinks"], {**TOPIC, "topic": "trips"}]}, "source", "read what it writes"),
         ({"source": {**KAFKA, "bootstrap_servers": "one:9092,two"}}, "source.bootstrap_servers", "'two' is no address"),
         ({"source": {**KAFKA, "starting_offsets": "newest"}}, "source.starting_offsets", "latest"),

@@ -47,8 +47,8 @@ def test_a_misnamed_source_is_named_with_file_field_and_remedy() -> None:
     error = refusal(misnamed)
     assert error.code == "CONFIG_INVALID"
     assert error.what == (
-        "config/jobs/trip_payments.yaml: sources.payment: spark_jobs.trip_payments reads no source of this name;"
-        " sources.payments: is missing, and spark_jobs.trip_payments reads it"
+        "config/jobs/trip_payments.yaml: sources.payment: SOURCES (spark_jobs.trip_payments) has no such name, did you"
+        " mean payments?"
     )
     assert error.remedy.endswith("does: trips and payments.")
     # So a driver, before it starts Spark.
@@ -62,7 +62,7 @@ def test_a_missing_watermark_is_named_with_file_field_and_remedy() -> None:
     error = refusal(spec(watermark=None))
     assert error.code == "CONFIG_INVALID"
     assert error.what == (
-        "config/jobs/trip_payments.yaml: watermark: is missing, and spark_jobs.trip_payments needs it for"
+        "config/jobs/trip_payments.yaml: watermark: is missing, and SOURCES (spark_jobs.trip_payments) needs it for"
         " trips (lpep_pickup_datetime), payments (settled_at)"
     )
     assert "Set `watermark`, such as 2h" in error.remedy
