@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,15 +16,16 @@ from nyc_taxi.demo.payments import compare_trip_payments, expected_trip_payments
 from nyc_taxi.streams.payments import payments_of
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_jobs import trip_payments
 from spark_jobs.schemas import PICKUP
 from spark_jobs.trip_payments import Options
 from streamwarden.driver.job_api import JobSettings
 from streamwarden.driver.pipeline.source import QuerySource, job_rows, query_sources
+from streamwarden.driver.pipeline.transformed import column_notes, refused_join
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.spec import JobSpec
-from streamwarden.runtime.failure_signatures import recognise
 from streamwarden.store.workspace import Workspace, open_workspace
 from tests.conftest import REPOSITORY, TripMaker
 from tests.spark.job_runs import as_trips, in_order_of_arrival, write_table
@@ -213,16 +215,75 @@ def test_a_fault_of_transform_is_named_before_the_query_starts(
 
     # Declared to need none: then Spark's own check finds it, when the query would start.
     module.SOURCES = dict.fromkeys(trip_payments.SOURCES)
-    writer = job_rows(spark, workspace, spec, module).writeStream.foreachBatch(lambda *_: None).outputMode("append")
-    with pytest.raises(AnalysisException) as refused:
-        writer.option("checkpointLocation", str(tmp_path / "c")).start()
-    known = recognise(str(refused.value))
-    assert known is not None and known.code == "JOIN_WITHOUT_WATERMARK"
+
+    def refusal() -> StreamwardenError:
+        rows = job_rows(spark, workspace, spec, module)
+        writer = rows.writeStream.foreachBatch(lambda *_: None).outputMode("append")
+        with pytest.raises(AnalysisException) as refused:
+            writer.option("checkpointLocation", str(tmp_path / "c")).start()
+        found = refused_join(spec, module, rows, refused.value)
+        assert found is not None
+        return found
+
+    assert refusal().code == "JOIN_WITHOUT_WATERMARK"
+    # Only the side that may be null needs one.
+    module.transform = lambda sources, _: left_join(sources, watermarked="trips")
+    assert refusal().code == "JOIN_WITHOUT_WATERMARK"
+    module.transform = lambda sources, _: left_join(sources, watermarked="payments")
+    found = refusal()
+    assert found.code == "JOIN_WITHOUT_TIME_RANGE" and "INTERVAL 1 HOUR" in found.remedy
+    assert refused_join(spec, module, None, AnalysisException("another fault")) is None  # type: ignore[arg-type]
 
     module.transform = lambda sources, _: sources["payment"]
-    with pytest.raises(StreamwardenError, match="reads source 'payment'") as caught:
+    with pytest.raises(StreamwardenError, match=r"reads source 'payment'.* has trips and payments; did you mean payme"):
         job_rows(spark, workspace, spec, module)
-    assert caught.value.remedy == "The names are trips and payments."
+
+
+def left_join(sources: dict[str, DataFrame], *, watermarked: str) -> DataFrame:
+    columns = {"trips": PICKUP, "payments": "settled_at"}
+    rows = {name: sources[name].select("card_id", column) for name, column in columns.items()}
+    rows[watermarked] = rows[watermarked].withWatermark(columns[watermarked], "2 hours")
+    return rows["trips"].join(rows["payments"], "card_id", "left_outer")
+
+
+@pytest.mark.parametrize(
+    ("transform", "code", "words"),
+    [
+        (lambda sources, _: sources["trips"].unoin(sources["payments"]), "JOB_CODE_FAILED", "unoin"),
+        (lambda sources, _: sources["trips"].repartition(0), "JOB_CODE_FAILED", "must be positive"),
+        (lambda *_: {}["gone"], "JOB_CODE_FAILED", "KeyError: 'gone'"),
+        (lambda *_: None, "JOB_MODULE_INVALID", "transform returned NoneType"),
+        (lambda sources, _: sources["trips"], "JOB_MODULE_INVALID", "transform does not read payments"),
+    ],
+)
+def test_an_exception_of_transform_names_its_line_and_is_final(
+    spark: SparkSession, workspace: Workspace, make_trips: TripMaker, transform: Any, code: str, words: str
+) -> None:
+    trips = as_trips(make_trips(5))
+    write_table(Path(workspace.table("trips")), [trips])
+    write_table(Path(workspace.table("payments")), [payments_of(trips)])
+    module: Any = SimpleNamespace(SOURCES={}, transform=transform, __file__=__file__)
+    spec = workspace.job("trip_payments").model_copy(update={"options": {}})
+    with pytest.raises(StreamwardenError) as caught:
+        job_rows(spark, workspace, spec, module)
+    assert (caught.value.code, caught.value.retryable) == (code, False)
+    assert "tests/spark/test_trip_payments.py" in caught.value.what and words in caught.value.what
+    if code == "JOB_CODE_FAILED":
+        assert re.search(r"test_trip_payments\.py:\d+: ", caught.value.what)
+
+
+def test_a_column_that_transform_does_not_return_is_told_or_refused(spark: SparkSession, workspace: Workspace) -> None:
+    rows = spark.range(1).selectExpr("id AS card_id", "id AS pay_id")
+    columns = StructType([StructField(name, LongType()) for name in ("card_id", "paid_id", "is_final")])
+    module: Any = SimpleNamespace(OUTPUTS={"main": columns})
+    spec = workspace.job("trip_payments")
+    (note,) = column_notes(spec, module, rows)
+    assert "transform returns no column paid_id" in note and note.endswith("null in each row; did you mean pay_id?")
+    keyed = spec.model_copy(update={"sinks": (spec.delta_sinks[0].model_copy(update={"keys": ("paid_id",)}),)})
+    with pytest.raises(StreamwardenError, match=r"JOB_MODULE_INVALID.*paid_id, which OUTPUTS has, and a sink"):
+        column_notes(keyed, module, rows)
+    module.outputs = lambda batch: {"main": batch}
+    assert column_notes(keyed, module, rows) == []
 
 
 def test_a_watermark_is_required() -> None:
