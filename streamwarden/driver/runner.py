@@ -41,7 +41,7 @@ from streamwarden.driver.pipeline.outputs import AUTHOR, keep_sources
 from streamwarden.driver.pipeline.query import RunningQuery
 from streamwarden.driver.pipeline.serving import ServingWriter
 from streamwarden.driver.pipeline.source import QuerySource, job_rows, missing_source, query_sources
-from streamwarden.driver.pipeline.transformed import column_notes, refused_join
+from streamwarden.driver.pipeline.transformed import column_notes, refused_query
 from streamwarden.driver.progress import ProgressListener
 from streamwarden.driver.recorder import BatchRecorder
 from streamwarden.driver.spare_keeper import SpareKeeper
@@ -380,7 +380,7 @@ class Driver:
         try:
             return RunningQuery(spec, rows, writer, path, checkpoint, output_mode(module))
         except AnalysisException as error:
-            known = refused_join(spec, module, rows, error)
+            known = refused_query(spec, module, rows, error)
             if known is None:
                 raise
             raise known from error

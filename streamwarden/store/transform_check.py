@@ -25,8 +25,15 @@ _KNOWN = frozenset((*sys.stdlib_module_names, "pyspark", "pydantic", "streamward
 """Packages that call no ``withWatermark`` for a job."""
 
 
-def check_transform(spec: JobSpec, text: ModuleText) -> None:
+def check_transform(spec: JobSpec, text: ModuleText, mode: str | None = None) -> None:
     """Reject a job whose ``transform`` can't work, as far as its text shows that for certain.
+
+    Parameters
+    ----------
+    spec, text
+        The job.
+    mode
+        The module's output mode; None if it is not known.
 
     Raises
     ------
@@ -55,7 +62,7 @@ def check_transform(spec: JobSpec, text: ModuleText) -> None:
         return
     _check_names(spec, text, sure, transform, source)
     _check_watermarks(text, transform, source)
-    _check_joins(text, sure, source)
+    _check_joins(text, sure, source, mode)
 
 
 def names_read(text: ModuleText | None) -> list[str]:
@@ -229,22 +236,31 @@ def _watermarked(text: ModuleText) -> set[str] | None:
     return named if calls == 0 else None
 
 
-def _check_joins(text: ModuleText, sure: _Sure, source: str) -> None:
-    """Reject an outer join of two sources of which neither has a watermark."""
-    known: dict[str, tuple[str, ...] | None] = {}
+_Stream = tuple[tuple[str, ...], bool]
+"""The sources of a DataFrame, and whether one of them has got a watermark."""
 
-    def stream(node: ast.AST) -> tuple[str, ...] | None:
-        """Return the sources of a stream without a watermark; None for all else."""
+
+def _check_joins(text: ModuleText, sure: _Sure, source: str, mode: str | None) -> None:
+    """Reject an outer join of two sources of which neither has a watermark, or in another output mode than append."""
+    known: dict[str, _Stream | None] = {}
+
+    def stream(node: ast.AST) -> _Stream | None:
+        """Return None for all that may be something else than a stream of the job's sources."""
         match node:
             case ast.Name():
                 return known.get(node.id)
             case ast.Subscript(value=ast.Name(id=of), slice=ast.Constant(value=str(name))) if of == source:
-                return (name,)
+                return (name,), False
             case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in _KEEP:
                 return stream(value)
+            case ast.Call(func=ast.Attribute(value=value, attr="withWatermark")):
+                found = stream(value)
+                return (found[0], True) if found is not None else None
             case ast.Call(func=ast.Attribute(value=value, attr="join"), args=[other, *_]):
                 left, right = stream(value), stream(other)
-                return (*left, *right) if left is not None and right is not None else None
+                if left is None or right is None:
+                    return None
+                return ((*left[0], *right[0]), left[1] or right[1])
         return None
 
     for statement in sure.statements:
@@ -253,12 +269,14 @@ def _check_joins(text: ModuleText, sure: _Sure, source: str) -> None:
             if not isinstance(node, ast.Call) or _kind(node) not in _OUTER:
                 continue
             both = stream(node)
-            if both is not None:
-                raise StreamwardenError(
-                    "JOIN_WITHOUT_WATERMARK",
-                    f"{text.at(node.lineno)}: an outer join of {' and '.join(both)}, and transform calls withWatermark"
-                    " on neither",
-                )
+            what = f"{text.at(node.lineno)}: an outer join of {' and '.join(both[0])}" if both is not None else ""
+            if both is not None and not both[1]:
+                what += ", and transform calls withWatermark on neither"
+                raise StreamwardenError("JOIN_WITHOUT_WATERMARK", what)
+            if both is not None and mode not in (None, "append"):
+                what += f", and OUTPUT_MODE is {mode}{text.alike('OUTPUT_MODE')}"
+                remedy = 'Add OUTPUT_MODE = "append" to the module: in this mode only, Spark joins streams so.'
+                raise StreamwardenError("JOB_MODULE_INVALID", what, remedy=remedy)
         target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
         found = stream(value) if value is not None and isinstance(target, ast.Name) else None
         # A part of a tuple is not known, nor what is assigned in a branch.

@@ -23,7 +23,7 @@ from spark_jobs.schemas import PICKUP
 from spark_jobs.trip_payments import Options
 from streamwarden.driver.job_api import JobSettings
 from streamwarden.driver.pipeline.source import QuerySource, job_rows, query_sources
-from streamwarden.driver.pipeline.transformed import column_notes, refused_join
+from streamwarden.driver.pipeline.transformed import column_notes, refused_query
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.spec import JobSpec
 from streamwarden.store.workspace import Workspace, open_workspace
@@ -216,12 +216,13 @@ def test_a_fault_of_transform_is_named_before_the_query_starts(
     # Declared to need none: then Spark's own check finds it, when the query would start.
     module.SOURCES = dict.fromkeys(trip_payments.SOURCES)
 
-    def refusal() -> StreamwardenError:
+    def refusal(mode: str = "append") -> StreamwardenError:
+        module.OUTPUT_MODE = mode
         rows = job_rows(spark, workspace, spec, module)
-        writer = rows.writeStream.foreachBatch(lambda *_: None).outputMode("append")
+        writer = rows.writeStream.foreachBatch(lambda *_: None).outputMode(mode)
         with pytest.raises(AnalysisException) as refused:
             writer.option("checkpointLocation", str(tmp_path / "c")).start()
-        found = refused_join(spec, module, rows, refused.value)
+        found = refused_query(spec, module, rows, refused.value)
         assert found is not None
         return found
 
@@ -232,7 +233,19 @@ def test_a_fault_of_transform_is_named_before_the_query_starts(
     module.transform = lambda sources, _: left_join(sources, watermarked="payments")
     found = refusal()
     assert found.code == "JOIN_WITHOUT_TIME_RANGE" and "INTERVAL 1 HOUR" in found.remedy
-    assert refused_join(spec, module, None, AnalysisException("another fault")) is None  # type: ignore[arg-type]
+    assert refused_query(spec, module, None, AnalysisException("another fault")) is None  # type: ignore[arg-type]
+
+    found = refusal("update")
+    assert (found.code, found.retryable) == ("JOB_CODE_FAILED", False)
+    assert "not supported in Update output mode" in found.what and found.remedy.startswith('Set OUTPUT_MODE = "append"')
+    module.transform = lambda sources, _: (
+        sources["trips"].select("card_id").union(sources["payments"].select("card_id"))
+    )
+    whole = module.transform
+    module.transform = lambda *given: whole(*given).groupBy("card_id").count()
+    assert refusal().remedy.startswith("Call withWatermark before the aggregation")
+    module.transform = lambda *given: whole(*given).orderBy("card_id")
+    assert "does not run it as a stream" in refusal().remedy
 
     module.transform = lambda sources, _: sources["payment"]
     with pytest.raises(StreamwardenError, match=r"reads source 'payment'.* has trips and payments; did you mean payme"):

@@ -42,7 +42,7 @@ def load_module(spec: JobSpec) -> StreamingJob:
     check_parts(spec, module, text)
     check_declared_sources(spec, getattr(job, "SOURCES", None), text)
     if text is not None:
-        check_transform(spec, text)
+        check_transform(spec, text, output_mode(job))
     check_sinks(spec, job, text)
     return job
 

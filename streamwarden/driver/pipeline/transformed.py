@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import DataFrame
 
-from streamwarden.driver.causes import authors_place
+from streamwarden.driver.causes import authors_place, headline
 from streamwarden.driver.job_api import JobSettings, StreamingJob
 from streamwarden.driver.pipeline.module import text_of_job
 from streamwarden.driver.pipeline.module_checks import needed_columns
@@ -21,7 +21,7 @@ from streamwarden.runtime.failure_signatures import recognise
 from streamwarden.store.module_text import did_you_mean
 from streamwarden.store.transform_check import joins
 
-__all__ = ["Sources", "check_watermarks", "column_notes", "place_of", "refused_join", "transformed"]
+__all__ = ["Sources", "check_watermarks", "column_notes", "place_of", "refused_query", "transformed"]
 
 
 class Sources(dict[str, DataFrame]):
@@ -123,18 +123,33 @@ def column_notes(spec: JobSpec, job: StreamingJob, rows: DataFrame) -> list[str]
     return notes
 
 
-def refused_join(
+def refused_query(
     spec: JobSpec, job: StreamingJob, rows: DataFrame, error: AnalysisException
 ) -> StreamwardenError | None:
-    """Return the error for an outer join that Spark refuses, by what it lacks; None if `error` is another one."""
+    """Return the error for a query that Spark does not run as a stream; None if `error` has another cause."""
     known = recognise(str(error))
-    if known is None or known.code != "JOIN_WITHOUT_WATERMARK":
+    if known is not None and known.code == "JOIN_WITHOUT_WATERMARK":
+        code: ErrorCode = known.code if join_lacks_watermark(rows) else "JOIN_WITHOUT_TIME_RANGE"
+        text = text_of_job(job)
+        lines = joins(text)
+        place = f"{text.file}:{','.join(map(str, lines))}" if text is not None and lines else place_of(job, "transform")
+        return StreamwardenError(code, f"{spec.name}: {place}: {known.evidence}")
+    # It judges the query's plan; all other errors of a start are about sources, sinks and the checkpoint.
+    if known is not None or not any("UnsupportedOperationChecker" in str(frame) for frame in _java_frames(error)):
         return None
-    code: ErrorCode = "JOIN_WITHOUT_WATERMARK" if join_lacks_watermark(rows) else "JOIN_WITHOUT_TIME_RANGE"
-    text = text_of_job(job)
-    lines = joins(text)
-    place = f"{text.file}:{','.join(map(str, lines))}" if text is not None and lines else place_of(job, "transform")
-    return StreamwardenError(code, f"{spec.name}: {place}: {known.evidence}")
+    words = headline(error).rstrip(";")
+    remedy = "Rewrite this part of transform, then deploy the job again: Spark does not run it as a stream."
+    if "only in append output mode" in words.lower():
+        remedy = 'Set OUTPUT_MODE = "append" in the module.'
+    elif "output mode" in words.lower() and "without watermark" in words.lower():
+        remedy = "Call withWatermark before the aggregation, or leave OUTPUT_MODE out of the module."
+    what = f"{spec.name}: {place_of(job, 'transform')}: {words}"
+    return StreamwardenError("JOB_CODE_FAILED", what, remedy=remedy, retryable=False)
+
+
+def _java_frames(error: AnalysisException) -> Iterable[object]:
+    origin = getattr(error, "_origin", None)
+    return origin.getStackTrace() if origin is not None else ()
 
 
 def place_of(job: StreamingJob, name: str) -> str:

@@ -162,6 +162,17 @@ def test_a_join_without_any_watermark_is_named_with_its_line(tmp_path: Path) -> 
         check(tmp_path, code, lookups={"zones": {"table": "zones"}})
 
 
+def test_an_outer_join_in_another_mode_than_append_is_named_with_its_line() -> None:
+    spec, text = JobSpec.model_validate(FIELDS), ModuleText("spark_jobs/orders_paid.py", ast.parse(CODE))
+    check_transform(spec, text, "append")
+    with pytest.raises(
+        StreamwardenError, match="outer join of orders and payments, and OUTPUT_MODE is update"
+    ) as caught:
+        check_transform(spec, text, "update")
+    assert line_of(CODE, "leftOuter") in caught.value.what and 'OUTPUT_MODE = "append"' in caught.value.remedy
+    check_transform(spec, ModuleText("x.py", ast.parse(CODE.replace("leftOuter", "inner"))), "update")
+
+
 def test_a_column_of_sources_that_no_watermark_names_is_named(tmp_path: Path) -> None:
     code = changed(('.withWatermark("paid_at", delay)', ""))
     error = refusal(tmp_path, code)
