@@ -25,7 +25,7 @@ class HostPlace(LauncherPlace):
 
     NAMES: ClassVar[tuple[str, ...]] = ("h1",)
 
-    def __init__(self, folder: Path, store: dict[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, store: dict[str, Any]) -> None:
         super().__init__(folder, store)
         self.hosts: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -81,7 +81,7 @@ class HostsOnS3(HostPlace):
 
     NAMES = ("h1", "h2")
 
-    def __init__(self, folder: Path, store: dict[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, store: dict[str, Any]) -> None:
         self.folder = folder
         super().__init__(folder, store)
 

@@ -56,8 +56,8 @@ class LauncherPlace(Place, ABC):
     NO_ROOM: ClassVar[str] = ""
     """Why a driver of this place never waits for room; empty if it does."""
 
-    def __init__(self, folder: Path, store: dict[str, Any] | None = None) -> None:
-        self._store = store or {}
+    def __init__(self, folder: Path, store: dict[str, Any]) -> None:
+        self._store = store
         self.hold = folder / "hold"
         super().__init__(folder)
         options = {"marker": str(self.hold), "row_ms": self.ROW_MS}
@@ -121,9 +121,9 @@ class LauncherPlace(Place, ABC):
         """Ask a launcher that was made just now, and has started nothing."""
         return launcher_of(self.workspace).find(JOB, incarnation)
 
-    def deploy(self, keys: list[int] | None = None) -> str:
+    def deploy(self) -> str:
         """Deploy the job over some rows, wait until they are counted, and return the driver's incarnation."""
-        self.counts.add(keys or [*range(20), 1, 1])
+        self.counts.add([*range(20), 1, 1])
         driver = self.launch()
         self.check()
         return driver

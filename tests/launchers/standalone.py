@@ -9,13 +9,12 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import signal
 import subprocess
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,10 +52,13 @@ class SparkCluster:
         return found
 
     def start(self) -> None:
-        self.start_master()
+        """Start the daemons that do not run."""
+        if "master" not in self._daemons:
+            self.start_master()
         for number in range(WORKERS):
-            self.start_worker(number)
-        self.await_workers(WORKERS)
+            if f"worker{number}" not in self._daemons:
+                self.start_worker(number)
+        until(lambda: self._alive() == WORKERS, "the workers at the master", timeout=180)
 
     def end(self) -> None:
         for name in list(self._daemons):
@@ -73,11 +75,11 @@ class SparkCluster:
         arguments += ["--work-dir", str(self._folder / f"work{number}"), self.url]
         self._daemon(f"worker{number}", "org.apache.spark.deploy.worker.Worker", arguments, "")
 
-    def kill(self, name: str, *, number: int = signal.SIGKILL) -> None:
+    def kill(self, name: str) -> None:
         """Kill a daemon; with a worker its executors, as a machine would."""
         process = self._daemons.pop(name)
         below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        process.send_signal(number)
+        process.kill()
         for one in below:
             if one.is_running():
                 one.kill()
@@ -90,18 +92,6 @@ class SparkCluster:
             one.kill()
         return len(below)
 
-    def await_workers(self, number: int) -> None:
-        until(lambda: self._alive() == number, f"{number} workers at the master", timeout=180)
-
-    def heal(self) -> None:
-        """Start again what a test has killed."""
-        if "master" not in self._daemons:
-            self.start_master()
-        for number in range(WORKERS):
-            if f"worker{number}" not in self._daemons:
-                self.start_worker(number)
-        self.await_workers(WORKERS)
-
     def executors(self) -> int:
         return len(self._executors())
 
@@ -111,7 +101,7 @@ class SparkCluster:
 
     def _by_worker(self) -> dict[str, list[psutil.Process]]:
         workers = {name: process for name, process in self._daemons.items() if name.startswith("worker")}
-        return {name: psutil.Process(one.pid).children(recursive=True) for name, one in workers.items()}
+        return {name: _java_below(one.pid) for name, one in workers.items()}
 
     def _executors(self) -> list[psutil.Process]:
         return [one for below in self._by_worker().values() for one in below]
@@ -140,6 +130,16 @@ class SparkCluster:
             )
 
 
+def _java_below(pid: int) -> list[psutil.Process]:
+    """Return a worker's executors, without the shells that Hadoop starts now and then, and leaves as zombies."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.name() == "java":
+                found.append(child)
+    return found
+
+
 @cache
 def cluster() -> SparkCluster:
     """Return this process's cluster, which is started once: three JVMs."""
@@ -156,7 +156,7 @@ class StandalonePlace(LauncherPlace):
 
     ROW_MS = 10
 
-    def __init__(self, folder: Path, store: dict[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, store: dict[str, Any]) -> None:
         self.cluster = cluster()
         super().__init__(folder, store)
 
@@ -167,7 +167,7 @@ class StandalonePlace(LauncherPlace):
 
     def close(self) -> None:
         super().close()
-        self.cluster.heal()
+        self.cluster.start()
         # The next test's slots.
         until(lambda: not self.cluster.state()["activeapps"], "the end of its applications", timeout=90)
 
@@ -179,12 +179,11 @@ class StandalonePlace(LauncherPlace):
 
     def restart_all_else(self) -> None:
         self.cluster.kill("master")
-        self.cluster.start_master()
-        self.cluster.await_workers(WORKERS)
+        self.cluster.start()
 
     @contextmanager
     def take_room(self) -> Iterator[None]:
         for number in range(WORKERS):
             self.cluster.kill(f"worker{number}")
         yield
-        self.cluster.heal()
+        self.cluster.start()

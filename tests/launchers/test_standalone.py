@@ -42,7 +42,7 @@ def test_a_worker_is_killed_in_a_batch(place: StandalonePlace) -> None:
     place.counts.add([1])
     seen = place.wait(JOB, lambda seen: seen.phase is Phase.WAITING, "the driver to say so", timeout=60)
     assert "no free slots" in seen.reason and place.verdict() is Action.WAIT
-    place.cluster.heal()
+    place.cluster.start()
     place.check()
     place.wait(JOB, lambda seen: seen.phase is Phase.RUNNING, "the driver to say so", timeout=60)
     assert place.incarnation() == driver and place.memory().restarts == []
@@ -55,7 +55,7 @@ def test_the_master_is_killed(place: StandalonePlace) -> None:
     # Executors need no master.
     place.counts.add([1, 2, 3])
     place.check()
-    place.cluster.heal()
+    place.cluster.start()
     # A recovered master knows the application: a lost executor is replaced.
     place.counts.add([*range(500)])
     assert place.cluster.kill_executors() == 1

@@ -111,7 +111,7 @@ def test_a_drivers_machine_is_gone(place: YarnPlace) -> None:
     place.counts.add([1, 2, 60])
     place.counts.check()
     assert place.cluster.node_of(one_of(place, place.incarnation(), "python")) != node
-    place.cluster.heal()
+    place.cluster.start()
     place.counts.check_totals()
 
 
@@ -163,7 +163,7 @@ def test_without_a_resource_manager_drivers_go_on_and_none_is_started(place: Yar
     with pytest.raises(StreamwardenError, match="YARN_UNREACHABLE"):
         driver_control.start(place.workspace, JOB, by=BY)
     assert place.seen().phase is Phase.FAILED and place.verdict() is Action.RESTART
-    place.cluster.heal()
+    place.cluster.start()
     place.supervise()
     place.counts.check()
     place.counts.check_totals()

@@ -35,7 +35,7 @@ def _cluster() -> YarnCluster:
 class YarnPlace(LauncherPlace):
     """Each node has room for three containers of a job: a driver and its executor take two."""
 
-    def __init__(self, folder: Path, store: dict[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, store: dict[str, Any]) -> None:
         self.cluster = _cluster()
         super().__init__(folder, store)
 
@@ -56,7 +56,7 @@ class YarnPlace(LauncherPlace):
         return super().profile(**{**own, **fields})
 
     def close(self) -> None:
-        self.cluster.heal()
+        self.cluster.start()
         self.cluster.end_applications()
         super().close()
 
@@ -72,7 +72,7 @@ class YarnPlace(LauncherPlace):
 
     def restart_all_else(self) -> None:
         self.cluster.kill("rm")
-        self.cluster.heal()
+        self.cluster.start()
 
     @contextmanager
     def take_room(self) -> Iterator[None]:
@@ -80,4 +80,4 @@ class YarnPlace(LauncherPlace):
         self.cluster.kill("node-1")
         self.cluster.until(lambda: not self.cluster.nodes(), "YARN to notice that its nodes are gone")
         yield
-        self.cluster.heal()
+        self.cluster.start()

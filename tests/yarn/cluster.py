@@ -26,6 +26,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / ".tools" / "yarn"
 JARS = Path(__file__).with_name("server.toml")
 
+NODES = 2
+MEMORY = 3072
+"""What each node offers to containers, in MiB."""
+
 _RM = "org.apache.hadoop.yarn.server.resourcemanager.ResourceManager"
 _NM = "org.apache.hadoop.yarn.server.nodemanager.NodeManager"
 _SHIPPED = ("hadoop-client-*.jar", "slf4j-*.jar", "log4j-*.jar", "jcl-over-slf4j-*.jar", "javax.servlet-*.jar")
@@ -39,22 +43,10 @@ def is_fetched() -> bool:
 
 
 class YarnCluster:
-    """A cluster while used as a context.
+    """A cluster while used as a context. The folder is for configuration, containers and logs."""
 
-    Parameters
-    ----------
-    folder
-        For configuration, containers and logs.
-    nodes
-        How many NodeManagers.
-    memory
-        What each offers to containers, in MiB.
-    """
-
-    def __init__(self, folder: Path, *, nodes: int = 2, memory: int = 3072) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._memory = memory
-        self._count = nodes
         self._ports = free_ports(5)
         self._node_ports: dict[int, list[int]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -63,11 +55,8 @@ class YarnCluster:
 
     def __enter__(self) -> Self:
         self._write(self.conf, {})
-        self.start_manager()
-        for number in range(self._count):
-            self.start_node(number)
         try:
-            self.until(lambda: len(self.nodes()) == self._count, "its nodes are there")
+            self.start()
         except BaseException:
             self.__exit__()
             raise
@@ -113,14 +102,14 @@ class YarnCluster:
         for container in self.containers(name) if containers else ():
             container.kill()
 
-    def heal(self) -> None:
-        """Start the daemons that were killed."""
+    def start(self) -> None:
+        """Start the daemons that do not run."""
         if "rm" not in self._processes:
             self.start_manager()
-        for number in range(self._count):
+        for number in range(NODES):
             if f"node-{number}" not in self._processes:
                 self.start_node(number)
-        self.until(lambda: len(self.nodes()) == self._count, "its nodes are there")
+        self.until(lambda: len(self.nodes()) == NODES, "its nodes are there")
 
     def end_applications(self) -> None:
         """Kill all applications, and wait until their containers are gone."""
@@ -209,11 +198,11 @@ class YarnCluster:
             "yarn.resourcemanager.scheduler.class": (
                 "org.apache.hadoop.yarn.server.resourcemanager.scheduler.capacity.CapacityScheduler"
             ),
-            "yarn.nodemanager.resource.memory-mb": self._memory,
+            "yarn.nodemanager.resource.memory-mb": MEMORY,
             "yarn.nodemanager.vmem-check-enabled": "false",
             "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "99.9",
             "yarn.scheduler.minimum-allocation-mb": 128,
-            "yarn.scheduler.maximum-allocation-mb": self._memory,
+            "yarn.scheduler.maximum-allocation-mb": MEMORY,
             # As in production: a ResourceManager that is started again goes on with what ran. NodeManagers do not here:
             # their recovery needs LevelDB, which the jar has not.
             "yarn.resourcemanager.recovery.enabled": "true",

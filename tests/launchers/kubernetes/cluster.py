@@ -214,7 +214,7 @@ class Cluster:
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
-    def add_node(self, name: str, *, cpu: str = "6", memory: str = "16Gi") -> Kubelet:
+    def add_node(self, name: str) -> Kubelet:
         certificates = self.folder / "certificates"
         node = Kubelet(
             name,
@@ -226,7 +226,7 @@ class Cluster:
             hosts=self.hosts,
             server=(self.address, 443),
             certificate=(certificates / "apiserver.crt", certificates / "apiserver.key"),
-            capacity={"cpu": cpu, "memory": memory, "pods": "50"},
+            capacity={"cpu": "6", "memory": "16Gi", "pods": "50"},
         )
         node.start()
         self.nodes[name] = node

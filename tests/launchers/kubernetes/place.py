@@ -29,7 +29,7 @@ SECRET = "s3-login"
 class KubernetesPlace(LauncherPlace):
     """A cluster of one node, on a bucket. The test deploys with the rights of the submitter, and no others."""
 
-    def __init__(self, folder: Path, store: dict[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, store: dict[str, Any]) -> None:
         if missing():
             pytest.skip(f"no Kubernetes: {missing()}")
         self.folder = folder
@@ -132,10 +132,10 @@ class KubernetesPlace(LauncherPlace):
         _, pod = self.pod(incarnation)
         pod.signal(signal.SIGKILL)
 
-    def kubernetes_pod(self, incarnation: str, job: str = JOB) -> dict[str, Any] | None:
+    def kubernetes_pod(self, incarnation: str) -> dict[str, Any] | None:
         """Return a driver's pod as the API server has it; None if it has none."""
         try:
-            return self.cluster.api.get(self.cluster.path("pods", pod_name(job, incarnation)))
+            return self.cluster.api.get(self.cluster.path("pods", pod_name(JOB, incarnation)))
         except ApiError as error:
             assert error.status == 404
             return None

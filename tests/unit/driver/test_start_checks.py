@@ -87,15 +87,13 @@ def test_a_generation_that_was_fenced_off_does_not_begin_again(workspace: Worksp
     check(workspace, generation=2)
 
 
-def report(workspace: Workspace, batch: int, rows: int, generation: int = 1) -> None:
+def report(workspace: Workspace, batch: int, rows: int) -> None:
     """Let a driver have reported a batch."""
     documents, name = JobDocuments(workspace.storage, JOB), f"2026010{batch + 1}T000000000z0001"
     now = utc_now()
     launch = Launch(incarnation=name, at=now, by="test", reason="", digest="", spec=desired().spec)
     documents.launch(name).write(launch)
-    beat = Heartbeat(
-        incarnation=name, at=now, started_at=now, state=DriverState.RUNNING, process=GONE, generation=generation
-    )
+    beat = Heartbeat(incarnation=name, at=now, started_at=now, state=DriverState.RUNNING, process=GONE, generation=1)
     documents.heartbeat(name).write(beat)
     done = BatchProgress(batch=batch, at=now, duration_ms=1, rows_in=1, rows_out=rows)
     documents.progress(name).write(Progress(incarnation=name, at=now, last=done, recent=[done]))
