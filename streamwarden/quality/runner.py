@@ -112,7 +112,8 @@ def check(
         # A job that was never deployed has no table, and that is no fault.
         results = [one for one in results if one.status != "not_found"]
         if not results:
-            raise StreamwardenError("TABLE_NOT_FOUND", f"{root}: no table that has a suite")
+            names = ", ".join(suite.name for suite in suites)
+            raise StreamwardenError("TABLE_NOT_FOUND", f"{root}: no table that has a suite; suites: {names or 'none'}")
     run = QualityRun(
         # Sortable by time; two runs may start in the same second.
         run_id=f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
