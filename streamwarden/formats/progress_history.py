@@ -203,8 +203,8 @@ class ProgressHistory(ProgressTable):
         found: list[dict[str, Any]] = []
         wanted = ("incarnation", "batch", "at", "generation", "tries", "rows_per_second", *_ALL)
         # The newest first: often two small files have all that is asked for.
-        for file in sorted(files, key=lambda file: file.newest or since, reverse=True):
-            enough = len(found) >= last and file.newest is not None and file.newest < found[last - 1]["at"]
+        for file in sorted(files, key=lambda file: file.newest or _micros(since), reverse=True):
+            enough = len(found) >= last and file.newest is not None and file.newest < _micros(found[last - 1]["at"])
             if enough:
                 break
             found += [row for row in read_file(self._workspace, file, wanted).to_pylist() if row["at"] >= since]
@@ -226,6 +226,10 @@ class ProgressHistory(ProgressTable):
 _EPOCH_PER_S = 1_000_000
 
 _NEVER = datetime(9999, 1, 1)
+
+
+def _micros(at: datetime) -> int:
+    return round(at.timestamp() * _EPOCH_PER_S)
 
 
 def _of_rows(rows: pa.Table, columns: Iterable[str]) -> dict[str, Floats]:
