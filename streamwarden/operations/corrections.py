@@ -20,7 +20,6 @@ from deltalake.exceptions import CommitFailedError
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
-from streamwarden.formats.delta_writer import hindrance
 from streamwarden.formats.output_columns import IS_FINAL
 from streamwarden.model.reconcile_spec import ReconcileSpec
 from streamwarden.model.spec import SinkSpec
@@ -182,6 +181,9 @@ class Corrections:
             Those of :meth:`find`; ``OPERATION_RUNNING`` during a restore, rescale or rollout; ``DOCUMENT_CONFLICT`` if
             others commit all the time.
         """
+        # It loads polars, which no other command needs.
+        from streamwarden.formats.delta_writer import hindrance
+
         for _ in range(_TRIES):
             # Within the loop: an operation that began meanwhile has committed a fence, so the commit failed.
             refuse_if_busy(self._workspace, self._job)

@@ -86,7 +86,8 @@ _R = TypeVar("_R", bound=Record)
 
 # Variables that differ from one shell or task to the next, and mean nothing to a driver.
 _IGNORED = re.compile(
-    "_|PWD|OLDPWD|SHLVL|TERM|LINES|COLUMNS|TMPDIR|TZ|PYTHONUNBUFFERED|PYTHONHASHSEED"
+    # The allocator's: polars sets it in each process that imports it.
+    "_|_RJEM_MALLOC_CONF|PWD|OLDPWD|SHLVL|TERM|LINES|COLUMNS|TMPDIR|TZ|PYTHONUNBUFFERED|PYTHONHASHSEED"
     "|(_?AIRFLOW|SSH|XDG|LC|LESS|MAKE|MFLAGS|PYTEST|STREAMWARDEN_(?!KAFKA)).*"
 )
 

@@ -92,6 +92,17 @@ def test_parsing_a_dag_loads_no_library_of_tables(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == files
 
 
+def test_the_command_line_starts_without_libraries_of_tables_and_leaves_the_environment() -> None:
+    """A variable that it set would keep it from taking a spare, which another process has ordered."""
+    code = (
+        "import os, sys; before = dict(os.environ); import streamwarden.cli.app;"
+        " assert dict(os.environ) == before;"
+        " print(sorted({'great_expectations', 'polars', 'pyspark'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def _given(module: str) -> set[str] | None:
     """Return the names that a module of the library has at its top level; None where it is none of the library's."""
     roots = {"streamwarden": ROOT, "spark_jobs": ROOT, "nyc_taxi": ROOT / "examples" / "nyc_taxi" / "src"}
