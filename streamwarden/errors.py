@@ -229,8 +229,8 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     ),
     "JOIN_WITHOUT_WATERMARK": ErrorKind(
         "an outer join of streams has no watermark by which its rows could end",
-        "Call withWatermark on both sources before the join, name the column of each in SOURCES of the module, and set"
-        " `watermark` in the job's YAML: docs/jobs.md has an example.",
+        "Call withWatermark on both sources before the join, and name both columns in SOURCES of the module. Set"
+        " `watermark` in the job's YAML. docs/jobs.md has an example.",
     ),
     "JOIN_WITHOUT_TIME_RANGE": ErrorKind(
         "the condition of an outer join of streams has no range of time, so its rows could not end",

@@ -255,9 +255,9 @@ class Profile(Strict):
     )
     launcher: Literal["local", "host", "yarn", "kubernetes"] = Field(
         default="local",
-        description="Who starts drivers. local: the process that deploys or restarts the job, on its own machine. host:"
-        " a driver host, which is `streamwarden host` on any machine that shares the place. yarn: a YARN cluster, on"
-        " its own machines. kubernetes: a Kubernetes cluster, in pods.",
+        description="Who starts drivers. local: the process that deploys or restarts the job, on its machine. host: a"
+        " driver host. That is `streamwarden host`, on any machine that shares the place. yarn: a YARN cluster, on its"
+        " machines. kubernetes: a Kubernetes cluster, in pods.",
     )
     yarn: YarnSpec | None = Field(default=None, description="For `launcher: yarn`, which also needs `master: yarn`.")
     kubernetes: KubernetesSpec | None = Field(

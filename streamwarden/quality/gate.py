@@ -22,6 +22,7 @@ from streamwarden.model.record import utc_now
 from streamwarden.quality.documents import write_decision, write_run
 from streamwarden.quality.engine import import_great_expectations
 from streamwarden.quality.gate_state import gate_document
+from streamwarden.quality.gate_words import versions_words
 from streamwarden.quality.holds import hold_of
 from streamwarden.quality.kept_results import KeptResults
 from streamwarden.quality.lineage import DecisionRun, Lineage
@@ -323,9 +324,7 @@ class Gate:
             return None
         if start == NOTHING or versions.has_rows(version) or not versions.has_rows(start.content):
             return None
-        first = start.content + 1
-        removed_by = f"version {version}" if version == first else f"versions {first} to {version}"
-        what = f"{removed_by} removed all rows of the table"
+        what = f"{versions_words(start.content, version)} removed all rows of the table"
         return self._write(check, version, (), status="no_rows", what=what, **fields)
 
     def _write(self, check: _Check, version: int, found: tuple[ExpectationResult, ...], **fields: Any) -> QualityRun:

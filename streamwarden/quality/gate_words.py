@@ -8,7 +8,15 @@ from streamwarden.model.gate import Decision, Hold
 from streamwarden.quality.gate_state import GateState
 from streamwarden.store.layout import QUALITY
 
-__all__ = ["decision_note", "decision_sentence", "hold_lines", "moment", "state_words", "version_range"]
+__all__ = [
+    "decision_note",
+    "decision_sentence",
+    "hold_lines",
+    "moment",
+    "state_words",
+    "version_range",
+    "versions_words",
+]
 
 
 def state_words(state: GateState) -> str:
@@ -60,6 +68,11 @@ def version_range(after: int, version: int) -> str:
     return str(version) if version == after + 1 else f"{after + 1} to {version}"
 
 
+def versions_words(after: int, version: int) -> str:
+    """Return the versions after one and up to another: ``version 4``, ``versions 2 to 4``."""
+    return f"{'version' if version == after + 1 else 'versions'} {version_range(after, version)}"
+
+
 def moment(at: datetime) -> str:
     """Return a time as text."""
     return f"{at:%Y-%m-%d %H:%M:%S}Z"
@@ -69,9 +82,8 @@ def _held(table: str, hold: Hold) -> list[str]:
     if hold.is_empty:
         title = f"{table}: no version waits, but what is published up to version {hold.version} fails a rule"
     else:
-        one = hold.version == hold.after + 1
-        versions = f"{'version' if one else 'versions'} {version_range(hold.after, hold.version)}"
-        title = f"{table}: {versions} {'is' if one else 'are'} held"
+        are = "is" if hold.version == hold.after + 1 else "are"
+        title = f"{table}: {versions_words(hold.after, hold.version)} {are} held"
     lines = ["", title]
     if hold.batches:
         lines.append(f"  written by {', '.join(hold.batches)}")

@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from streamwarden.model.gate import Decision
+from streamwarden.quality.gate_words import versions_words
 from streamwarden.quality.results import ExpectationResult, QualityRun, TableResult
 
 __all__ = ["render_index", "render_report"]
@@ -105,4 +106,4 @@ def _versions(checked: Decision | TableResult) -> str:
     after, version = checked.after, checked.version
     if version is None or after is None or after < 0 or after + 1 >= version:
         return f"version {version}"
-    return f"versions {after + 1} to {version}"
+    return versions_words(after, version)

@@ -78,7 +78,7 @@ CLAIMED, RUN, ANSWER = "claimed.json", "run.json", "answer.json"
 COMMANDS, ANSWERS, REHEARSED = "commands", "answers", "rehearsed"
 
 _ANSWER_S = 3.0
-"""Seconds until a spare that was told to run must have answered; it looks twenty times a second."""
+"""Seconds in which a spare must answer the order to run. It looks for one twenty times a second."""
 
 _POLL_S = 0.02
 
@@ -244,7 +244,7 @@ def sweep(workspace: Workspace) -> None:
 
 
 def take(workspace: Workspace, spec: JobSpec, assignment: Assignment) -> Taken | None:
-    """Let a fitting spare run a job, or stand by for it; return it, or None if there is none.
+    """Return a fitting spare, which now runs the job or is its standby driver; None if there is none.
 
     The spare's log files become those of the incarnation.
 

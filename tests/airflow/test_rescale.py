@@ -927,7 +927,7 @@ def test_a_way_back_that_could_not_be_finished_is_gone_on_with(place: Place, mon
 @pytest.mark.long
 @pytest.mark.ci
 def test_a_job_without_a_batch_can_have_more_cores(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    # How long the way back waits for the stand-in, which will never be healthy.
+    # The stand-in will never be healthy: the rollback must not wait long for it.
     monkeypatch.setattr("streamwarden.operations.rescale_rollback.START_TIMEOUT", timedelta(seconds=1))
     place.write_job(standin_mute=0)
     place.deploy()

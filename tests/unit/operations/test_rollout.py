@@ -237,7 +237,7 @@ def test_a_spec_that_never_begins_a_batch_leaves_nothing_behind(
 
 
 def test_a_driver_that_ended_before_it_knew_its_generation_is_not_waited_for(place: Place) -> None:
-    """It reads the generation after its first heartbeat, and what it is told may be refused in between."""
+    """It reads the generation after its first heartbeat. In between it may refuse an order."""
     # Nobody's: the fixture kills what was launched.
     now, process = utc_now(), current_process().model_copy(update={"started": 1.0})
     error = ErrorInfo.of(StreamwardenError("CONFIG_INVALID", "slwo: unknown key"))
@@ -408,7 +408,7 @@ def test_tables_that_are_still_to_be_put_back_are_so_after_a_way_back(
 ) -> None:
     place.write(options={"standin_mute": 2})
     place.runs()
-    # As a restore leaves a job that it went back to, whose driver had died in the midst of a batch.
+    # As after a restore, if the driver had died within a batch.
     pending = [OutputStart(table=JOB, version=7)]
     place.documents.checkpoint.write(place.reference.model_copy(update={"outputs": pending}))
     place.workspace.files.write(f"{place.reference.path}/offsets/2", b'v1\n{"conf":{}}\n-')
