@@ -333,8 +333,6 @@ def test_a_whole_bucket_needs_no_prefix(s3: Place) -> None:
     assert S3Storage(s3.location).list("control") == []
 
 
-@pytest.mark.long
-@pytest.mark.ci
 def test_more_than_one_listings_worth_is_walked_and_deleted(s3: Place) -> None:
     files = S3Files(s3.location)
     files.write("a/0000", b"x")

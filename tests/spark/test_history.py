@@ -172,6 +172,8 @@ def test_kafkas_headers_are_null_in_a_history_without_them(spark: SparkSession) 
     source = HistorySource(kind="delta", table="before", where=None, live=live)
     schema = StructType.fromDDL("key string, headers array<struct<key:string,value:binary>>")
     assert [tuple(row) for row in _like_live(rows, schema, source).collect()] == [("k", None)]
+    # Rows that the live source has, too, are left out.
+    assert _like_live(rows, schema, source.model_copy(update={"where": "key <> 'k'"})).collect() == []
     # A field of that name in the values is a column like any other.
     parsed = live.model_copy(update={"value": JsonValue(format="json", columns="headers string")})
     with pytest.raises(StreamwardenError, match="column headers is missing"):
