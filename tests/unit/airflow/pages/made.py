@@ -167,7 +167,9 @@ def held(workspace: Workspace) -> None:
     failing = ({"trip_id": NASTY, "fare": -1},)
     failure = HeldFailure(expectation="fares", finding="1 of 3 rows fails", description="Fares are positive.",
                           examples=list(failing), query="SELECT 1")  # fmt: skip
-    hold = Hold(after=3, version=5, since=now, run=RUN, failures=[failure], batches=["ingest/g000001/7"])
+    # Longer ago than any page needs to be drawn: whether it is worth a warning is by its age.
+    since = now - timedelta(minutes=20)
+    hold = Hold(after=3, version=5, since=since, run=RUN, failures=[failure], batches=["ingest/g000001/7"])
     decision = Decision(at=now, verdict=Verdict.HELD, after=3, version=5, rows=3, seconds=0.5, run=RUN)
     gate_document(workspace, "trips").write(GateRecord(table="trips", began=0, hold=hold, decisions=[decision]))
     expectation = ExpectationResult(
