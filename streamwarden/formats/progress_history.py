@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
+from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_files import KeptResults, files_of, read_file
 from streamwarden.formats.progress_table import ProgressTable
 from streamwarden.model.progress import BatchProgress
+from streamwarden.store.layout import delta_log_key
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["RATES", "Curves", "ProgressHistory", "Window"]
 
 Floats = npt.NDArray[np.float64]
+T = TypeVar("T")
 
 RATES = ("rows_in", "duration_ms")
 """The columns that input and processed rates need."""
@@ -136,6 +144,47 @@ _kept: KeptResults[_Cells] = KeptResults(4_000_000, lambda cells: len(cells.cell
 """4 million numbers are 32 MB: a day's files of a hundred jobs, for each of the times that a reader can choose."""
 
 
+_OPEN_FOR_S = 600.0
+"""How long an opened table is kept. It grows by megabytes within hours; bringing it up to date takes a millisecond,
+opening it anew fifty, a third of the list of a hundred jobs."""
+
+
+class _OpenedTables:
+    """Tables that were opened lately, by address and access."""
+
+    def __init__(self) -> None:
+        self._opened: dict[Hashable, tuple[float, DeltaTable]] = {}
+        self._lock = threading.Lock()
+
+    def newest(
+        self, key: Hashable, there: Callable[[int], object], anew: Callable[[], DeltaTable | None]
+    ) -> DeltaTable | None:
+        """Return a table as of its newest version; `there` reads a version of its log, `anew` opens it."""
+        now = time.monotonic()
+        with self._lock:
+            self._opened = {name: one for name, one in self._opened.items() if now - one[0] < _OPEN_FOR_S}
+            found = self._opened.pop(key, None)
+            if found is not None:
+                # A table whose log was deleted or cleaned in the meantime can't go on.
+                with suppress(DeltaError, OSError):
+                    there(found[1].version())
+                    found[1].update_incremental()
+                    self._opened[key] = found
+                    return found[1]
+            table = anew()
+            if table is not None:
+                self._opened[key] = (now, table)
+            return table
+
+    def forget(self, key: Hashable) -> bool:
+        """Forget a table; return whether it was known."""
+        with self._lock:
+            return self._opened.pop(key, None) is not None
+
+
+_tables = _OpenedTables()
+
+
 class ProgressHistory(ProgressTable):
     """Reads curves of the table of one place.
 
@@ -148,6 +197,7 @@ class ProgressHistory(ProgressTable):
     def __init__(self, workspace: Workspace) -> None:
         super().__init__(workspace)
         self._workspace = workspace
+        self._key = (self._uri, *sorted((self._options or {}).items()))
 
     def curves(
         self,
@@ -176,7 +226,7 @@ class ProgressHistory(ProgressTable):
             ``PROGRESS_TABLE_FAILED``.
         """
         names = tuple(columns)
-        found = self._tried(lambda: self._cells(window, jobs, names))
+        found = self._retried(lambda: self._cells(window, jobs, names))
         written: dict[tuple[str, str], int] = {}
         for job, one in found:
             for incarnation, batch in one.newest.items():
@@ -195,10 +245,10 @@ class ProgressHistory(ProgressTable):
         StreamwardenError
             ``PROGRESS_TABLE_FAILED``.
         """
-        return self._tried(lambda: self._batches(job, since, last))
+        return self._retried(lambda: self._batches(job, since, last))
 
     def _batches(self, job: str, since: datetime, last: int) -> list[dict[str, Any]]:
-        table = self._open(make=False)
+        table = self._newest_version()
         files = files_of(table, [job], since, _NEVER.replace(tzinfo=since.tzinfo)) if table is not None else []
         found: list[dict[str, Any]] = []
         wanted = ("incarnation", "batch", "at", "generation", "tries", "rows_per_second", *_ALL)
@@ -211,8 +261,23 @@ class ProgressHistory(ProgressTable):
             found.sort(key=lambda row: row["at"], reverse=True)
         return found[:last]
 
+    def _newest_version(self) -> DeltaTable | None:
+        def there(version: int) -> object:
+            return self._workspace.files.read(f"{delta_log_key(self.table)}/{version:020d}.json")
+
+        return _tables.newest(self._key, there, lambda: self._open(make=False))
+
+    def _retried(self, work: Callable[[], T]) -> T:
+        try:
+            return self._tried(work)
+        except StreamwardenError:
+            # The table may have been deleted and made anew since it was opened.
+            if not _tables.forget(self._key):
+                raise
+            return self._tried(work)
+
     def _cells(self, window: Window, jobs: Collection[str], columns: tuple[str, ...]) -> list[tuple[str, _Cells]]:
-        table = self._open(make=False)
+        table = self._newest_version()
         files = files_of(table, jobs, window.since, window.until) if table is not None else []
 
         def read(place: int) -> _Cells:

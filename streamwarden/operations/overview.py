@@ -97,13 +97,6 @@ class Overview:
         }.get(self.seen.phase, Trouble.BUSY)
 
 
-_QUIET = {
-    Phase.RUNNING: Trouble.OK,
-    Phase.STOPPED: Trouble.STOPPED,
-    Phase.NOT_DEPLOYED: Trouble.NOT_DEPLOYED,
-}
-
-
 def overview(workspace: Workspace, job: str) -> Overview:
     """Return what a list shows of a job. A damaged document is part of the result, so that other jobs are shown."""
     documents = JobDocuments(workspace.storage, job)

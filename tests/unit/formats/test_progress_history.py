@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -99,7 +100,13 @@ def test_files_are_read_once_and_room_is_bounded(workspace: Workspace, monkeypat
         ProgressTable(workspace).append("lamp", "i1", 1, [batch(number, seconds_ago=100 - number)])
     window, history, read = Window.of(NOW, timedelta(hours=1), points=60), ProgressHistory(workspace), []
     real = workspace.files.read
-    monkeypatch.setattr(type(workspace.files), "read", lambda self, key: read.append(key) or real(key))
+
+    def counted(_: object, key: str) -> bytes:
+        if key.endswith(".parquet"):
+            read.append(key)
+        return real(key)
+
+    monkeypatch.setattr(type(workspace.files), "read", counted)
     first = history.curves(window, ["lamp"])["lamp"].batches.sum()
     assert first == 3 and len(read) == 3
     ProgressTable(workspace).append("lamp", "i1", 1, [batch(3, seconds_ago=1)])
@@ -111,3 +118,32 @@ def test_files_are_read_once_and_room_is_bounded(workspace: Workspace, monkeypat
     kept: KeptResults[int] = KeptResults(10, lambda value: value)
     assert kept.get(["a", "b"], lambda place: 6) == [6, 6] and kept.size == 6
     assert kept.get(["b", "c"], lambda place: 4) == [6, 4] and kept.size == 10
+
+
+def test_a_table_is_opened_once_and_shows_what_was_appended_since(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = ProgressTable(workspace)
+    table.append("lamp", "i1", 1, [batch(0, seconds_ago=100)])
+    window = Window.of(NOW, timedelta(hours=1), points=60)
+    opened: list[bool] = []
+    plain = ProgressHistory._open
+    monkeypatch.setattr(ProgressHistory, "_open", lambda self, *, make: opened.append(make) or plain(self, make=make))
+    for number in range(1, 4):
+        table.append("lamp", "i1", 1, [batch(number, seconds_ago=100 - number)])
+        found = ProgressHistory(workspace).curves(window, ["lamp"])["lamp"]
+        assert found.batches.sum() == number + 1
+    assert opened == [False]
+
+
+@pytest.mark.parametrize("versions", [1, 5])
+def test_a_table_that_was_deleted_and_made_anew_is_read_anew(workspace: Workspace, versions: int) -> None:
+    for number in range(3):
+        ProgressTable(workspace).append("lamp", "i1", 1, [batch(number, seconds_ago=10)])
+    history = ProgressHistory(workspace)
+    assert [row["batch"] for row in history.batches("lamp", since=NOW - timedelta(hours=1), last=9)] == [2, 1, 0]
+    shutil.rmtree(workspace.delta_rs(ProgressTable.table)[0])
+    for number in range(versions):
+        ProgressTable(workspace).append("lamp", "i2", 1, [batch(number, seconds_ago=10 - number)])
+    rows = history.batches("lamp", since=NOW - timedelta(hours=1), last=9)
+    assert {row["incarnation"] for row in rows} == {"i2"} and len(rows) == versions
