@@ -76,7 +76,9 @@ def test_a_row_of_a_table_is_appended_once_by_many_calls(place: Place) -> None:
     assert state is RowState.OPEN
     with ThreadPoolExecutor(6) as pool:
         codes = list(pool.map(lambda n: replays.replay(name, n), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
-    assert sorted(codes) == sorted(["sent", *["QUARANTINE_REPLAYED"] * 5])
+    # One value won. If another call sent it before its own one came to that, it says so.
+    (won,) = [code for code in codes if code != "QUARANTINE_REPLAYED"]
+    assert won in ("sent", "was sent")
     assert len(replays.rows("events")) == 2
     assert replays.state() == (name, RowState.REPLAYED)
 
