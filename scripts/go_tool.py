@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 # The oldest that the programs' go.mod files take.
@@ -43,34 +42,35 @@ def build(arguments: list[str], *, programs: list[str], files: dict[str, str] | 
         If there is no Go, or it fails.
     """
     (TOOLS / "bin").mkdir(parents=True, exist_ok=True)
-    # Inside .tools, so that a finished program is moved within one file system and `make clean` gets leftovers.
-    with tempfile.TemporaryDirectory(dir=TOOLS, prefix="go-") as folder:
-        work = Path(folder)
-        go = find_go() or fetch_go(work)
-        source, out = work / "source", work / "out"
-        source.mkdir()
-        out.mkdir()
-        for name, text in (files or {}).items():
-            (source / name).write_text(text, encoding="utf-8")
-        environment = {
-            **os.environ,
-            "GOPATH": str(work / "path"),
-            "GOCACHE": str(work / "cache"),
-            "GOBIN": str(out),
-            # Module caches are read-only by default, and could not be removed.
-            "GOFLAGS": "-modcacherw",
-            # This Go and no other: by default it would fetch the one that a module asks for.
-            "GOTOOLCHAIN": "local",
-            # No C compiler is asked of a fresh machine.
-            "CGO_ENABLED": "0",
-            "GOWORK": "off",
-        }
-        command = [str(go), *(one.format(out=out) for one in arguments)]
-        done = subprocess.run(command, env=environment, cwd=source, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise BuildError("\n".join(done.stderr.strip().splitlines()[-5:]) or f"go ended with {done.returncode}")
-        for name in programs:
-            (out / name).replace(TOOLS / "bin" / name)
+    # Inside .tools, so that a finished program is moved within one file system. Removed after success only: a build
+    # that was stopped goes on from its caches, and `make clean` gets what is left.
+    work = TOOLS / f"go-{programs[0]}"
+    go = find_go() or fetch_go(work)
+    source, out = work / "source", work / "out"
+    source.mkdir(parents=True, exist_ok=True)
+    out.mkdir(exist_ok=True)
+    for name, text in (files or {}).items():
+        (source / name).write_text(text, encoding="utf-8")
+    environment = {
+        **os.environ,
+        "GOPATH": str(work / "path"),
+        "GOCACHE": str(work / "cache"),
+        "GOBIN": str(out),
+        # Module caches are read-only by default, and could not be removed.
+        "GOFLAGS": "-modcacherw",
+        # This Go and no other: by default it would fetch the one that a module asks for.
+        "GOTOOLCHAIN": "local",
+        # No C compiler is asked of a fresh machine.
+        "CGO_ENABLED": "0",
+        "GOWORK": "off",
+    }
+    command = [str(go), *(one.format(out=out) for one in arguments)]
+    done = subprocess.run(command, env=environment, cwd=source, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError("\n".join(done.stderr.strip().splitlines()[-5:]) or f"go ended with {done.returncode}")
+    for name in programs:
+        (out / name).replace(TOOLS / "bin" / name)
+    shutil.rmtree(work)
 
 
 def find_go() -> Path | None:
