@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -53,9 +54,10 @@ def our_image() -> Image:
             environment[name] = value.replace("$PATH", "/usr/local/bin:/usr/bin:/bin")
     (entrypoint,) = re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)
     folder = re.findall(r"^WORKDIR (.*)$", text, re.MULTILINE)[-1]
-    java = Path(os.environ["JAVA_HOME"]) / "bin" if os.environ.get("JAVA_HOME") else None
-    if java is not None:
-        environment["PATH"] += f":{java}"
+    # The image has a Java of its own; here it is this machine's.
+    java = shutil.which("java")
+    assert java is not None
+    environment["JAVA_HOME"] = os.environ.get("JAVA_HOME") or str(Path(java).resolve().parents[1])
     # The checkout is there at the image's path only: whatever names this machine's path must fail.
     return Image({folder: REPOSITORY}, environment, json.loads(entrypoint), folder, (REPOSITORY,))
 
