@@ -31,6 +31,11 @@ class RescaleBack(JobOperation):
     _looked = 0.0
 
     def _undo(self, error: StreamwardenError) -> str:
+        """Put what was in force before the rescale in force again; return what that is, in words.
+
+        That is the old checkpoint, with the tables put back to their versions at the switch. Two cases keep more: the
+        checkpoint stays if it never changed, and the new one stays if a table can't be put back under its readers.
+        """
         reference, before, found = self._documents.checkpoint.read(), self._before, self._documents.desired.read()
         assert reference is not None and before.checkpoint is not None
         assert before.desired is not None and found is not None

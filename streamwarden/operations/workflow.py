@@ -123,13 +123,13 @@ class JobOperation(ABC):
             overtaken = self._overtaken()
             if overtaken is not None:
                 self._roll_back(overtaken)
-            with self._gone_on():
+            with self._recovering():
                 self._put_in_force()
             return self._start_and_judge()
-        with self._gone_on():
+        with self._recovering():
             self._precheck()
         with self._spare() as spare:
-            with self._gone_on():
+            with self._recovering():
                 self._prepare_and_switch(spare)
             return self._start_and_judge(spare)
 
@@ -323,15 +323,16 @@ class JobOperation(ABC):
     # -- failures ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _gone_on(self) -> Iterator[None]:
+    def _recovering(self) -> Iterator[None]:
+        """Recover from whatever fails inside, and raise it on."""
         try:
             yield
         except BaseException as error:
             # Also on Ctrl-C: the job may be stopped already.
-            self._go_on(error)
+            self._recover(error)
             raise
 
-    def _go_on(self, error: BaseException) -> None:
+    def _recover(self, error: BaseException) -> None:
         """Start the job as it was, after a failure before the switch; roll back, after a failure during the switch."""
         if is_anothers(error) or (self._half_way and is_passing(error)):
             # Another process performs the operation now, or will resume it.
@@ -345,11 +346,11 @@ class JobOperation(ABC):
             return
         # Failures from here on must not hide the original failure. The start comes first: a supervisor may be down.
         with self._noted("is not started again"):
-            self._start_before(error)
+            self._start_as_before(error)
         with self._noted("keeps its savepoint in use"):
             self._release()
 
-    def _start_before(self, error: BaseException) -> None:
+    def _start_as_before(self, error: BaseException) -> None:
         """Start the job again as it was, if this operation has stopped it."""
         seen = observe(self._workspace, self._job)
         # Reads the current desired state: this operation has not changed it, but a person may have stopped the job.

@@ -1,7 +1,8 @@
-"""The control documents: their contents, and typed access.
+"""The control documents of a job: reads, writes, and compare-and-swap, with types.
 
-The control side writes desired state, launches, stop requests and supervision; the driver writes the rest.
-:mod:`streamwarden.store.layout` has their keys.
+Their contents are in :mod:`streamwarden.model`, their keys in :mod:`streamwarden.store.layout`; docs/architecture.md
+says who writes each. The supervisor's claim and the catalogue of savepoints have modules of their own:
+:mod:`streamwarden.supervision.claim` and :mod:`streamwarden.savepoints.documents`.
 """
 
 from __future__ import annotations

@@ -348,7 +348,7 @@ def test_a_job_that_a_killed_restore_left_down_gets_a_run(place: Place, monkeypa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(restore._Restore, "_save", killed)
-    monkeypatch.setattr(restore._Restore, "_go_on", lambda *_: None)
+    monkeypatch.setattr(restore._Restore, "_recover", lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
         restoring(place).execute(run_of().context("restore"))
     seen = place.seen()
