@@ -49,7 +49,7 @@ def texts() -> list[tuple[Path, str]]:
 
 
 def binary(path: Path) -> bool:
-    """Say whether a file is not text, as git decides it. A month of trips was once committed without its suffix."""
+    """Say whether a file is not text, as git decides it. Generated trips were once committed, without a suffix."""
     with (ROOT / path).open("rb") as opened:
         return b"\0" in opened.read(8000)
 

@@ -224,6 +224,8 @@ def test_no_command_shows_one(words: tuple[str, ...], tmp_path: Path, monkeypatc
     workspace = make_place(tmp_path / "place")
     monkeypatch.setenv("STREAMWARDEN_CONFIG", str(workspace.config))
     monkeypatch.setenv("STREAMWARDEN_PROFILE", "test")
+    # Some write files where they are called.
+    monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(
         app, [*words, *arguments(COMMANDS[words], next(iter(named(COMMANDS[words])), None), "trips")]
     )
