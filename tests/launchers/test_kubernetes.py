@@ -204,7 +204,9 @@ def test_a_node_that_is_cut_off_keeps_its_driver(place: KubernetesPlace) -> None
     assert (seen.phase, seen.incarnation) == (Phase.RUNNING, driver) and place.memory().restarts == []
     # Back again, the node ends the pod as Kubernetes has decided meanwhile.
     place.cluster.nodes["node-1"].start()
+    until(lambda: not place.seen().phase.alive, "the end of its driver")
     place.supervise()
+    place.counts.add([2, 40])
     place.counts.check()
     place.counts.check_totals()
     assert place.incarnation() != driver and len(place.memory().restarts) == 1
