@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack
 
 from tests.compose.engine import EngineError, find_engine
-from tests.compose.faults import FAULTS, inject
+from tests.compose.faults import BY_NAME, FAULTS, VOLUME_FULL, inject
 from tests.compose.journey import Journey
 from tests.compose.stack import Stack, StackError
 
@@ -24,7 +24,7 @@ from tests.compose.stack import Stack, StackError
 def main(arguments: list[str]) -> int:
     """Run the test."""
     parser = argparse.ArgumentParser(prog="compose-test", description=__doc__)
-    parser.add_argument("--faults", default="0", help="a number, or names with commas: " + ", ".join(FAULTS))
+    parser.add_argument("--faults", default="0", help="a number, or names with commas: " + ", ".join(BY_NAME))
     parser.add_argument("--seed", type=int, default=0, help="of the choice of faults beyond one of each")
     parser.add_argument("--profile", default="cluster", choices=["cluster", "compose_s3"])
     parser.add_argument("--no-build", action="store_true", help="use the image that is there")
@@ -45,7 +45,7 @@ def planned(wanted: str, seed: int) -> list[str]:
     """Return the faults' names: one of each before any comes twice."""
     if not wanted.isdigit():
         names = wanted.split(",")
-        if unknown := set(names) - set(FAULTS):
+        if unknown := set(names) - set(BY_NAME):
             raise SystemExit(f"compose-test: unknown faults: {', '.join(sorted(unknown))}")
         return names
     chooser, plan = random.Random(seed), list(FAULTS)
@@ -61,7 +61,7 @@ def run(given: argparse.Namespace, faults: list[str]) -> None:
         began = time.monotonic()
         engine.build()
         print(f"built in {time.monotonic() - began:.0f} s", flush=True)
-    stack = Stack(engine, profile=given.profile, keep=given.keep)
+    stack = Stack(engine, profile=given.profile, keep=given.keep, small_volume=VOLUME_FULL in faults)
     with ExitStack() as open_:
         open_.enter_context(engine.served(stack.project))
         open_.enter_context(stack)

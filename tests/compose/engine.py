@@ -7,6 +7,7 @@ Podman is for a machine where root can do little: no systemd, no registry. Its s
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -25,7 +26,10 @@ IMAGE = "streamwarden:0.1.0"
 CONTAINERS_CONF = Path(__file__).parent / "images" / "containers.conf"
 
 _LOOK_S = 10.0
-"""Seconds between two health checks of a container. Their own intervals are a matter of systemd's timers."""
+"""Seconds between two health checks of a starting container. Their own intervals are a matter of systemd's timers."""
+
+_ALL_EACH = 6
+"""Each so many times what is healthy is checked, too: a dozen checks at once fill two cores for seconds."""
 
 
 class EngineError(Exception):
@@ -134,8 +138,11 @@ class Podman(Engine):
         """Run every container's health check, as systemd's timers would."""
         label = f"label=com.docker.compose.project={project}"
         listing = [*self.command, "ps", "--filter", label, "--filter", "status=running", "--format", "{{.Names}}"]
+        rounds = itertools.count()
         while not ended.wait(_LOOK_S):
-            names = subprocess.run(listing, env=self.environment, capture_output=True, text=True, check=False)
+            those = [] if next(rounds) % _ALL_EACH == 0 else ["--filter", "health=starting"]
+            look = [*listing, *those]
+            names = subprocess.run(look, env=self.environment, capture_output=True, text=True, check=False)
             running = [
                 subprocess.Popen(
                     [*self.command, "healthcheck", "run", name],

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 
 from tests.compose.stack import Stack
 
-__all__ = ["FAULTS", "inject"]
+__all__ = ["BY_NAME", "FAULTS", "VOLUME_FULL", "inject"]
+
+VOLUME_FULL = "volume-full"
 
 _PAUSE_S = 60.0
 _AWAY_S = 15.0
 """How long what was stopped or killed stays away: longer than Docker takes to restart what ends by itself."""
+
+_RUNS_S = 0.5
+"""How long a slow container runs at a time; then it stands still for three times as long."""
+
+_SECOND = "spark-worker-2"
+_FILLER = "/var/lib/streamwarden/filler"
 
 _AIRFLOW = ("airflow-scheduler", "airflow-triggerer", "airflow-api-server", "airflow-dag-processor")
 _ALL = ("postgres", *_AIRFLOW, "driver-host", "spark-master", "spark-worker", "s3")
@@ -50,6 +59,45 @@ def _paused(*services: str) -> Callable[[Stack], None]:
     return fault
 
 
+def _two_workers_one_slow(stack: Stack) -> None:
+    """Move every executor to a second worker, have it run a quarter of the time, and take it away."""
+    stack.compose("up", "--detach", "--no-deps", "--no-build", _SECOND)
+    stack.compose("kill", "--signal", "SIGKILL", "spark-worker")
+    stack.say(
+        f"on the second worker each job commits after {stack.all_commit(stack.versions(), _COMMIT_S, by=2):.0f} s"
+    )
+    stack.compose("start", "spark-worker")
+    ended = threading.Event()
+    brake = threading.Thread(target=_slow_down, args=(stack, _SECOND, ended))
+    brake.start()
+    try:
+        took = stack.all_commit(stack.versions(), _COMMIT_S, by=2)
+        stack.say(f"on the slow one each job commits after {took:.0f} s")
+    finally:
+        ended.set()
+        brake.join()
+        stack.compose("rm", "--stop", "--force", _SECOND)
+
+
+def _slow_down(stack: Stack, service: str, ended: threading.Event) -> None:
+    while not ended.wait(_RUNS_S):
+        stack.container("pause", service)
+        time.sleep(3 * _RUNS_S)
+        stack.container("unpause", service)
+
+
+def _volume_full(stack: Stack) -> None:
+    """Fill the place's volume for a minute."""
+    fill = f"dd if=/dev/zero of={_FILLER} bs=1M; df /var/lib/streamwarden >&2"
+    stack.compose("exec", "-T", "looker", "sh", "-c", fill)
+    try:
+        time.sleep(_PAUSE_S)
+        for job, seen in stack.ask("state")["jobs"].items():
+            stack.say(f"{job}, with a full volume: {seen['phase']}, {seen['reason']}, {seen['error']}")
+    finally:
+        stack.compose("exec", "-T", "looker", "rm", _FILLER)
+
+
 FAULTS: Mapping[str, Callable[[Stack], None]] = {
     "worker-stopped": _stopped("spark-worker"),
     "worker-killed": _killed("spark-worker"),
@@ -67,13 +115,16 @@ FAULTS: Mapping[str, Callable[[Stack], None]] = {
     "driver-host-paused": _paused("driver-host"),
     "all-killed": _killed(*_ALL),
     "all-stopped": _stopped(*_ALL),
+    "two-workers-one-slow": _two_workers_one_slow,
 }
+BY_NAME: Mapping[str, Callable[[Stack], None]] = {**FAULTS, VOLUME_FULL: _volume_full}
+"""With what has a stack of its own: its volume is small."""
 
 
 def inject(stack: Stack, name: str) -> float:
     """Inject a fault, and return how long after it each job had committed what landed after it."""
     before = _drivers(stack)
-    FAULTS[name](stack)
+    BY_NAME[name](stack)
     began = time.monotonic()
     # The commit in flight may be of input from before.
     stack.all_commit(stack.versions(), _COMMIT_S, by=2)

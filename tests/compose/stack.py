@@ -45,12 +45,17 @@ class Stack:
         ``cluster`` or ``compose_s3``.
     keep
         Leave everything up at the end until Ctrl-C, to look at.
+    small_volume
+        Have the place on 2 GB of memory, which can be filled.
     """
 
-    def __init__(self, engine: Engine, *, profile: str = "cluster", keep: bool = False) -> None:
+    def __init__(
+        self, engine: Engine, *, profile: str = "cluster", keep: bool = False, small_volume: bool = False
+    ) -> None:
         self.engine = engine
         self.project = f"swtest-{secrets.token_hex(3)}"
         self._keep = keep
+        self._files = [*_FILES, *(["--file", str(_HERE / "small_volume.yml")] if small_volume else [])]
         self._folder = ""
         self.began = time.monotonic()
         self.profile = profile
@@ -112,7 +117,7 @@ class Stack:
         """
         env_file = str(Path(self._folder) / ".env")
         command = [*self.engine.compose, "--project-name", self.project, "--project-directory", str(REPOSITORY)]
-        command += ["--env-file", env_file, "--progress", "quiet", *_FILES, *arguments]
+        command += ["--env-file", env_file, "--progress", "quiet", *self._files, *arguments]
         # The environment would go before the file.
         clean = {name: value for name, value in self.engine.environment.items() if name not in self._given}
         done = subprocess.run(
