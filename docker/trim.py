@@ -16,6 +16,14 @@ from pathlib import Path
 
 ROCKSDB = {"x86_64": "librocksdbjni-linux64.so", "aarch64": "librocksdbjni-linux-aarch64.so"}
 
+JARS = (
+    *("spark-mllib_*.jar", "breeze_*.jar", "spire*_*.jar", "algebra_*.jar", "cats-kernel_*.jar"),
+    *("lapack-*.jar", "arpack*.jar", "blas-*.jar", "spark-connect_*.jar", "spark-repl_*.jar", "scala-compiler-*.jar"),
+)
+
+AWS = ("s3", "sts", "sso", "sso-oidc", "signin")
+"""What a client of S3 loads: `sts`, `sso` and `signin` are how it gets its credentials."""
+
 
 def tests(site: Path) -> None:
     """The packages' own tests: two thirds of pandas' and half of SciPy's Python."""
@@ -52,13 +60,37 @@ def natives(site: Path) -> None:
     made.replace(jar)
 
 
+def jars(site: Path) -> None:
+    """Spark's machine learning with its mathematics, the server of Spark Connect, and the Scala shell."""
+    for pattern in JARS:
+        found = list((site / "pyspark" / "jars").glob(pattern))
+        required(found, pattern)
+        for path in found:
+            path.unlink()
+
+
+def clients(site: Path) -> None:
+    """Clients of what is never called: Kubernetes by asyncio, Arrow's RPC and Substrait, and AWS but for S3."""
+    shutil.rmtree(site / "kubernetes" / "aio")
+    for pattern in ("libarrow_flight.so*", "libarrow_python_flight.so*", "libarrow_substrait.so*"):
+        found = list((site / "pyarrow").glob(pattern))
+        required(found, pattern)
+        for path in found:
+            path.unlink()
+    data = site / "botocore" / "data"
+    required([name for name in AWS if (data / name).is_dir()], "botocore/data")
+    for path in data.iterdir():
+        if path.is_dir() and path.name not in AWS:
+            shutil.rmtree(path)
+
+
 def required(found: list[Path] | list[str], what: str) -> None:
     """Fail if nothing was found."""
     if not found:
         raise SystemExit(f"trim: no {what}: what docker/trim.py knows of this package is out of date")
 
 
-STEPS: tuple[Callable[[Path], None], ...] = (tests, headers, symbols, natives)
+STEPS: tuple[Callable[[Path], None], ...] = (tests, headers, symbols, natives, jars, clients)
 
 
 def size(folder: Path) -> float:
