@@ -16,13 +16,7 @@ from pathlib import Path
 
 ROCKSDB = {"x86_64": "librocksdbjni-linux64.so", "aarch64": "librocksdbjni-linux-aarch64.so"}
 
-JARS = (
-    *("spark-mllib_*.jar", "breeze_*.jar", "spire*_*.jar", "algebra_*.jar", "cats-kernel_*.jar"),
-    *("lapack-*.jar", "arpack*.jar", "blas-*.jar", "spark-connect_*.jar", "spark-repl_*.jar", "scala-compiler-*.jar"),
-)
-
-AWS = ("s3", "sts", "sso", "sso-oidc", "signin")
-"""What a client of S3 loads: `sts`, `sso` and `signin` are how it gets its credentials."""
+JARS = ("spark-connect_*.jar", "spark-repl_*.jar", "scala-compiler-*.jar")
 
 
 def tests(site: Path) -> None:
@@ -41,7 +35,13 @@ def headers(site: Path) -> None:
 
 def symbols(site: Path) -> None:
     """Symbol tables for debuggers. The dynamic ones, by which libraries are loaded, stay."""
-    found = [*site.glob("_polars_runtime*/*.so"), *site.glob("pyarrow/*.so"), *site.glob("pyarrow/*.so.*")]
+    # Not `NAME.libs`: what was put there had its file patched, and stripping may break that.
+    found = [
+        path
+        for pattern in ("*.so", "*.so.*")
+        for path in site.rglob(pattern)
+        if not path.is_symlink() and not path.parent.name.endswith(".libs")
+    ]
     required(found, "libraries")
     subprocess.run(["strip", "--strip-unneeded", *map(str, found)], check=True)
 
@@ -61,7 +61,7 @@ def natives(site: Path) -> None:
 
 
 def jars(site: Path) -> None:
-    """Spark's machine learning with its mathematics, the server of Spark Connect, and the Scala shell."""
+    """The server of Spark Connect and the Scala shell."""
     for pattern in JARS:
         found = list((site / "pyspark" / "jars").glob(pattern))
         required(found, pattern)
@@ -70,18 +70,13 @@ def jars(site: Path) -> None:
 
 
 def clients(site: Path) -> None:
-    """Clients of what is never called: Kubernetes by asyncio, Arrow's RPC and Substrait, and AWS but for S3."""
+    """Clients of what is never called: Kubernetes by asyncio, and Arrow's RPC."""
     shutil.rmtree(site / "kubernetes" / "aio")
-    for pattern in ("libarrow_flight.so*", "libarrow_python_flight.so*", "libarrow_substrait.so*"):
+    for pattern in ("libarrow_flight.so*", "libarrow_python_flight.so*"):
         found = list((site / "pyarrow").glob(pattern))
         required(found, pattern)
         for path in found:
             path.unlink()
-    data = site / "botocore" / "data"
-    required([name for name in AWS if (data / name).is_dir()], "botocore/data")
-    for path in data.iterdir():
-        if path.is_dir() and path.name not in AWS:
-            shutil.rmtree(path)
 
 
 def required(found: list[Path] | list[str], what: str) -> None:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-import shutil
 import zipfile
 from pathlib import Path
 from types import ModuleType
 
-import boto3
-import botocore.loaders
-import botocore.session
 import pyspark
 import pytest
 
@@ -66,27 +62,9 @@ def test_only_packages_own_tests_are_removed(tmp_path: Path) -> None:
     assert not (tmp_path / "scipy" / "stats" / "tests").exists()
 
 
-def test_the_installed_packages_have_what_is_removed_and_what_is_kept() -> None:
+def test_the_installed_spark_has_what_is_removed() -> None:
     for pattern in trim.JARS:
         assert list((Path(pyspark.__file__).parent / "jars").glob(pattern)), pattern
-    data = Path(botocore.__file__).parent / "data"
-    assert all((data / name).is_dir() for name in trim.AWS)
-
-
-def test_a_client_of_s3_loads_nothing_that_is_removed(tmp_path: Path) -> None:
-    data = Path(botocore.__file__).parent / "data"
-    for kept in data.iterdir():
-        if kept.is_file():
-            shutil.copy(kept, tmp_path)
-        elif kept.name in trim.AWS:
-            shutil.copytree(kept, tmp_path / kept.name)
-    session = botocore.session.get_session()
-    loader = botocore.loaders.Loader(include_default_search_paths=False)
-    loader.search_paths.append(str(tmp_path))
-    session.register_component("data_loader", loader)
-    for service in ("s3", "sts", "sso", "sso-oidc"):
-        client = boto3.session.Session(botocore_session=session).client(service, region_name="eu-central-1")
-        assert client.meta.service_model.operation_names
 
 
 @pytest.mark.parametrize("step", ["tests", "symbols", "natives", "jars"])
