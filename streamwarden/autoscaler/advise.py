@@ -81,7 +81,7 @@ class Advice:
             found += [("automatic", "no: " + line) for line in self.holds] or [("automatic", "yes")]
         figures = {
             "input": (said.rows_per_second, "{:.0f} rows/s"),
-            "capacity": (said.capacity, "{:.0f} rows/s without a pause"),
+            "capacity": (said.capacity, "{:.0f} rows/s in batches as long as the interval"),
             "busy": (said.busy, "{:.0%} of the time"),
             "backlog": (said.backlog_rows, "{:.0f} rows"),
         }

@@ -76,7 +76,7 @@ class Recommendation:
     rows_per_second
         Arrival rate at the source; None: not enough known.
     capacity
-        Rows a second that the job can process without waiting; None: unknown.
+        Rows a second in batches that fill the interval; None: unknown, or no batch fits.
     busy
         Share of the time that its batches took.
     expected_busy
@@ -191,7 +191,7 @@ class _Advisor:
             reason = f"{rate:.0f} rows/s arrive, and batches take {now:.0%} of the interval"
             if behind:
                 reason += f"; {self.backlog or 0:.0f} rows wait, too many for {format_duration(limits.catch_up)}"
-            return self._more(fitted, wanted, target, reason)
+            return self._more(fitted, rate, wanted, target, reason)
         peak = self._peak()
         if peak is None:
             if self.parallelism.cores > limits.min_cores and self._needed(fitted, rate) != self.parallelism.cores:
@@ -213,15 +213,17 @@ class _Advisor:
         )
         return self._within(self.parallelism.cores)
 
-    def _more(self, fitted: Cost, wanted: int | None, target: float, reason: str) -> int:
-        if wanted is None:
-            longer = fitted.fixed / self.settings.target_busy
-            if fitted.fixed >= self.settings.busy_above * self.interval.total_seconds():
-                self.why.append(
-                    f"{reason}; {fitted.fixed:.1f} s of each batch don't depend on its rows, so more cores don't help:"
-                    f" make trigger.interval longer than {longer:.0f}s"
-                )
+    def _more(self, fitted: Cost, rate: float, wanted: int | None, target: float, reason: str) -> int:
+        if wanted is None and fitted.fixed >= self.settings.busy_above * self.interval.total_seconds():
+            reason += (
+                f"; {fitted.fixed:.1f} s of each batch don't depend on its rows: make trigger.interval longer than"
+                f" {fitted.fixed / self.settings.target_busy:.0f}s"
+            )
+            wanted, target = self._for_rows(fitted, rate + self._backlog_rate()), self.settings.busy_above
+            if wanted is None or wanted <= self.parallelism.cores:
+                self.why.append(f"{reason}; more cores don't help")
                 return self._within(self.parallelism.cores)
+        if wanted is None:
             self._tell_skew()
             wanted = math.ceil(1 / self._largest())
             if wanted <= self.parallelism.cores:
@@ -280,6 +282,14 @@ class _Advisor:
             # Slightly less, so that an exact fit does not round up.
             needed = max(needed, math.ceil(work / room - 1e-9))
         return needed
+
+    def _for_rows(self, fitted: Cost, rate: float) -> int | None:
+        """Return the cores for the rows alone; None if a large partition makes them useless.
+
+        Batches that take longer than the interval follow each other, and grow: then their fixed part hardly counts.
+        """
+        work = fitted.row * self._slower(1, 1) * rate / self.settings.busy_above
+        return math.ceil(work - 1e-9) if work * self._largest() <= 1 else None
 
     def _peak(self) -> float | None:
         """Return the highest load of any window in the scale-down time; None: not known."""
@@ -386,5 +396,5 @@ class _Advisor:
         room = self.interval.total_seconds() - fitted.fixed
         if not fitted.row:
             return None
-        # A longer interval reduces the fixed part's weight. Without room, the fixed part takes the whole interval.
-        return max(room, 0.0) / fitted.row / self.interval.total_seconds()
+        # A longer interval reduces the fixed part's weight. Without room no batch fits the interval.
+        return room / fitted.row / self.interval.total_seconds() if room > 0 else None

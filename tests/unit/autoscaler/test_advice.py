@@ -136,6 +136,22 @@ def test_where_the_fixed_time_fills_the_interval_it_says_to_make_that_longer() -
     assert "trigger.interval longer than" in said.why[0]
 
 
+@pytest.mark.parametrize(("grows", "cores"), [(0, 1), (2, 3)])
+def test_a_fixed_time_beyond_the_interval_hides_no_lack_of_cores(grows: int, cores: int) -> None:
+    """Batches that are longer than the interval follow each other: 5 s of each, and a millisecond a row."""
+    seen, at = [], START
+    for number in range(200):
+        rows = (2000, 4000, 6000)[number % 3]
+        at += timedelta(seconds=5 + rows / 1000)
+        seen.append(BatchSeen("i", at, 5 + rows / 1000, 0.1, rows, taken=1, pending=grows * number))
+    one = Parallelism(partitions=8, cores=1, memory="1g")
+    said = recommend(seen, at, one, START, timedelta(seconds=3), settings(), StateShare())
+    assert "trigger.interval longer than 7s" in said.why[0]
+    # Of 1,333 rows/s only 444 are read; the 1.4 million that wait are 796 a second more, for half an hour.
+    assert said.to.cores == cores, said.why
+    assert said.capacity is None
+
+
 def test_batches_of_a_backlog_are_no_load_that_asks_for_more_cores() -> None:
     """What has come in an hour is worked off in some minutes, by a job that the usual load leaves idle."""
     job = SimulatedJob(lambda _: 100, settings(), interval=60.0)
