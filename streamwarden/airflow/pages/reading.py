@@ -28,7 +28,7 @@ Values = Sequence[float | None]
 
 
 _REMEDIES = {
-    "reading and computing": "more cores or state partitions; the tab Advice recommends how many.",
+    "reading and computing": "the tab Advice reckons what helps: cores, partitions, or a longer trigger.interval.",
     "commits of the tables": "a longer trigger.interval makes fewer; a slow disk or bucket makes each one slow.",
     "the checkpoint": "a longer trigger.interval writes it less often; see the disk or bucket of the checkpoints.",
 }
