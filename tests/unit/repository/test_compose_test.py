@@ -38,8 +38,15 @@ def test_profile_is_the_shipped_one_but_for_its_pace(name: str) -> None:
 
 
 def test_services_are_as_shipped_but_for_the_profile() -> None:
-    assert set(OVERRIDE) - set(SERVICES) == {"looker"}
-    assert all(set(service) == {"volumes"} for name, service in OVERRIDE.items() if name != "looker")
+    assert set(OVERRIDE) - set(SERVICES) == {"looker", "spark-worker-2"}
+    assert all(set(OVERRIDE[name]) == {"volumes"} for name in set(OVERRIDE) & set(SERVICES))
+
+
+def test_the_second_worker_is_the_first_under_another_name() -> None:
+    second, first = OVERRIDE["spark-worker-2"], SERVICES["spark-worker"]
+    assert second["extends"] == {"file": "docker-compose.yml", "service": "spark-worker"}
+    assert set(second) == {"extends", "profiles", "hostname", "command"}
+    assert [part.replace("spark-worker-2", "spark-worker") for part in second["command"]] == first["command"]
 
 
 def test_every_lasting_service_has_a_fault() -> None:
