@@ -63,20 +63,22 @@ def natives(site: Path) -> None:
 def jars(site: Path) -> None:
     """The server of Spark Connect and the Scala shell."""
     for pattern in JARS:
-        found = list((site / "pyspark" / "jars").glob(pattern))
-        required(found, pattern)
-        for path in found:
-            path.unlink()
+        remove(site / "pyspark" / "jars", pattern)
 
 
 def clients(site: Path) -> None:
     """Clients of what is never called: Kubernetes by asyncio, and Arrow's RPC."""
     shutil.rmtree(site / "kubernetes" / "aio")
     for pattern in ("libarrow_flight.so*", "libarrow_python_flight.so*"):
-        found = list((site / "pyarrow").glob(pattern))
-        required(found, pattern)
-        for path in found:
-            path.unlink()
+        remove(site / "pyarrow", pattern)
+
+
+def remove(folder: Path, pattern: str) -> None:
+    """Remove files that must be there."""
+    found = list(folder.glob(pattern))
+    required(found, pattern)
+    for path in found:
+        path.unlink()
 
 
 def required(found: list[Path] | list[str], what: str) -> None:
