@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.compose.stack import Stack
 
@@ -68,15 +69,17 @@ def _two_workers_one_slow(stack: Stack) -> None:
     )
     stack.compose("start", "spark-worker")
     ended = threading.Event()
-    brake = threading.Thread(target=_slow_down, args=(stack, _SECOND, ended))
-    brake.start()
+    brakes = ThreadPoolExecutor(1)
+    brake = brakes.submit(_slow_down, stack, _SECOND, ended)
     try:
         took = stack.all_commit(stack.versions(), _COMMIT_S, by=2)
         stack.say(f"on the slow one each job commits after {took:.0f} s")
     finally:
         ended.set()
-        brake.join()
+        brakes.shutdown()
         stack.compose("rm", "--stop", "--force", _SECOND)
+    # If it failed, nothing was slow.
+    brake.result()
 
 
 def _slow_down(stack: Stack, service: str, ended: threading.Event) -> None:
