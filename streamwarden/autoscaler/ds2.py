@@ -80,7 +80,8 @@ class Recommendation:
     busy
         Share of the time that its batches took.
     expected_busy
-        Share of the interval that a batch takes, now and as recommended, by the fitted cost.
+        Share of the interval that a batch takes, now and as recommended, by the fitted cost. None: unknown, also if
+        each batch is held up by too many state partitions.
     backlog_rows
         Rows that wait.
     skew
@@ -152,6 +153,8 @@ class _Advisor:
     state: StateShare | None
     idle: bool
     why: list[str] = field(default_factory=list)
+    fewer_first: bool = False
+    """Whether so many state partitions hold each batch up that the rest is unknown until there are fewer."""
 
     def __post_init__(self) -> None:
         # Arrivals after the last batch are unknown until the next one.
@@ -215,10 +218,12 @@ class _Advisor:
 
     def _more(self, fitted: Cost, rate: float, wanted: int | None, target: float, reason: str) -> int:
         if wanted is None and fitted.fixed >= self.settings.busy_above * self.interval.total_seconds():
-            reason += (
-                f"; {fitted.fixed:.1f} s of each batch don't depend on its rows: make trigger.interval longer than"
-                f" {fitted.fixed / self.settings.target_busy:.0f}s"
-            )
+            reason += f"; {fitted.fixed:.1f} s of each batch don't depend on its rows"
+            if self.state is not None and self.parallelism.partitions > _TOO_MANY * self.parallelism.cores:
+                self.why.append(reason)
+                self.fewer_first = True
+                return self._within(self.parallelism.cores)
+            reason += f": make trigger.interval longer than {fitted.fixed / self.settings.target_busy:.0f}s"
             wanted, target = self._for_rows(fitted, rate + self._backlog_rate()), self.settings.busy_above
             if wanted is None or wanted <= self.parallelism.cores:
                 self.why.append(f"{reason}; more cores don't help")
@@ -342,9 +347,11 @@ class _Advisor:
             )
         fewest = max(_PER_CORE * cores, 2 * for_state)
         # Only if the load is known for long enough: partitions that seem too many now may be needed in an hour.
-        if wanted == partitions > _TOO_MANY * cores and fewest < partitions and self._peak() is not None:
+        known = self.fewer_first or self._peak() is not None
+        if wanted == partitions > _TOO_MANY * cores and fewest < partitions and known:
             wanted = fewest
-            self.why.append(f"{partitions} state partitions on {cores} cores: each commits a store in every batch")
+            on = f"{cores} cores" if cores > 1 else "1 core"
+            self.why.append(f"{partitions} state partitions on {on}: each commits a store in every batch")
         allowed = min(max(wanted, limits.min_partitions), limits.max_partitions)
         if allowed != wanted:
             limit = "max_partitions" if allowed < wanted else "min_partitions"
@@ -372,14 +379,11 @@ class _Advisor:
     def _said(self, to: Parallelism) -> Recommendation:
         expected = capacity = None
         if self.fitted is not None and self.rate is not None:
-            expected = (
-                self._busy(self.fitted, self.rate, self.parallelism.cores),
-                self.fitted.seconds(
-                    self.rate * self.interval.total_seconds(), slower=self._slower(to.cores, to.partitions)
-                )
-                / self.interval.total_seconds(),
-            )
             capacity = self._capacity(self.fitted)
+            if not self.fewer_first:
+                rows, seconds = self.rate * self.interval.total_seconds(), self.interval.total_seconds()
+                then = self.fitted.seconds(rows, slower=self._slower(to.cores, to.partitions)) / seconds
+                expected = (self._busy(self.fitted, self.rate, self.parallelism.cores), then)
         return Recommendation(
             now=self.parallelism,
             to=to,

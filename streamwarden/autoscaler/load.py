@@ -84,6 +84,8 @@ def cost(batches: Sequence[BatchSeen], since: datetime) -> Cost | None:
     regression coefficients by minimizing the dispersion of the residuals", 1972). A slope needs different loads, so all
     batches give it. The recent batches give the line's height.
 
+    If batches with more rows take no longer, rows cost nothing, and all of the time is fixed.
+
     If all batches have about as many rows, there is no slope. Then only the checkpoint's time counts as fixed, which
     overestimates the benefit of more cores rather than underestimating it.
 
@@ -123,8 +125,9 @@ def _line(batches: Sequence[BatchSeen]) -> Cost | None:
     halfway = sum(weight for _, weight in slopes) / 2
     reached = itertools.accumulate(weight for _, weight in slopes)
     slope = next(slope for (slope, _), weight in zip(slopes, reached, strict=True) if weight >= halfway)
+    slope = max(slope, 0.0)
     fixed = statistics.median(took - slope * many for many, took in zip(rows, seconds, strict=True))
-    if slope > 0 and fixed > statistics.median(one.fixed_seconds for one in batches):
+    if fixed > statistics.median(one.fixed_seconds for one in batches):
         return Cost(fixed, slope)
     return None
 

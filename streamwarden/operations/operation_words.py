@@ -8,7 +8,10 @@ from typing import Any
 from streamwarden.model.operation import Operation
 from streamwarden.store.effective_spec import FIELDS
 
-__all__ = ["facts_of"]
+__all__ = ["CHANGE", "facts_of"]
+
+CHANGE = "from → to"
+"""The topic of what a rescale changes."""
 
 
 def facts_of(one: Operation) -> Iterator[tuple[str, str]]:
@@ -16,7 +19,7 @@ def facts_of(one: Operation) -> Iterator[tuple[str, str]]:
     was, to = one.plan.was, one.plan.to
     if was and to:
         numbers = [(name, getattr(was, name), getattr(to, name)) for name in FIELDS]
-        yield "from → to", ", ".join(f"{name} {old} → {new}" for name, old, new in numbers if old != new)
+        yield CHANGE, ", ".join(f"{name} {old} → {new}" for name, old, new in numbers if old != new)
     else:
         # Refused, or of another kind.
         asked: dict[str, Any] = {name: one.params.get(name) for name in FIELDS}

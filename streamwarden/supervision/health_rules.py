@@ -297,7 +297,8 @@ def _backlog(facts: Facts) -> _Measure | None:
         return None
     pending, unit = measured[-1][0].pending, measured[-1][0].unit
     # Counts the duration of the batches only: batches of a backlog follow each other without a pause.
-    seconds = pending * sum(took for _, took in measured) / taken
+    # Those without input, for timers or a watermark, would not run between them.
+    seconds = pending * sum(took for source, took in measured if source.taken) / taken
     limit = facts.spec.health.backlog
     return _seconds(seconds, f"{pending} {unit} are waiting, worth", limit.warn, limit.critical)
 
@@ -308,10 +309,11 @@ def _falling_behind(facts: Facts) -> _Measure | None:
         return None
     first, last = sources[0].pending, sources[-1].pending
     assert first is not None and last is not None
-    taken = sum(source.taken for source in sources[1:])
+    with_input = [source.taken for source in sources[1:] if source.taken]
+    taken = sum(with_input)
     # A short backlog, or growth by a single late file, is not falling behind.
     growing = statistics.linear_regression(range(len(sources)), [float(s.pending or 0) for s in sources]).slope > 0
-    if not taken or not growing or last <= 3 * taken / (len(sources) - 1):
+    if not taken or not growing or last <= 3 * taken / len(with_input):
         return None
     limit = facts.spec.health.falling_behind
     what = f"{last} {sources[-1].unit} are waiting, and their number grows; arriving over processed"

@@ -10,6 +10,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_history import Window
 from streamwarden.model.gate import Verdict
 from streamwarden.model.supervision import Supervision
+from streamwarden.operations.operation_words import CHANGE, facts_of
 from streamwarden.quality.gate_state import gate_document
 from streamwarden.quality.gate_words import version_range
 from streamwarden.runtime.operation_lock import operations_of
@@ -113,7 +114,9 @@ def _operations(documents: JobDocuments, window: Window) -> Iterator[Event]:
         if one.ended_at is not None and one.state in ("failed", "rolled back"):
             code = f": {one.error.code}" if one.error is not None else ""
             yield Event(one.ended_at, "rollback", f"{one.kind} {one.state}{code}", link)
-        yield Event(one.started_at, one.kind, f"{one.kind} by {one.by}: {one.state.value}", link)
+        change = dict(facts_of(one)).get(CHANGE)
+        text = f"{one.kind} by {one.by}: {one.state.value}" + (f", {change}" if change else "")
+        yield Event(one.started_at, one.kind, text, link)
         if one.started_at < window.since:
             return
 

@@ -118,8 +118,10 @@ def _causes(at: datetime | None, events: list[Event]) -> list[Reading]:
     near = [one for one in events if at - _NEAR <= one.at <= at + timedelta(minutes=1) and one.kind != "savepoint"]
     if not near:
         return []
-    before = (at - near[-1].at).total_seconds()
-    return [Reading("warn", f"{f'{seconds(before)} before' if before > 0 else 'At that time'}: {near[-1].text}.")]
+    # An operation also ends a driver and starts one. An end alone is rarely a cause.
+    cause = min(reversed(near), key=lambda one: (not one.link, one.kind == "end"))
+    before = (at - cause.at).total_seconds()
+    return [Reading("warn", f"{f'{seconds(before)} before' if before > 0 else 'At that time'}: {cause.text}.")]
 
 
 def _backlog(curves: Curves) -> list[Reading]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from streamwarden.airflow.pages.charts import sparkline
+from streamwarden.airflow.pages.words import seconds
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_history import RATES, Curves, ProgressHistory, Window
 from streamwarden.model.operation import Operation
@@ -29,6 +31,9 @@ TONES = {
 """The colour of each kind of trouble."""
 
 _POINTS = 60
+
+_SLOW_FROM = 3
+"""Batches that show a slow job. 3: one may have had a backlog."""
 
 
 @dataclass(frozen=True)
@@ -149,14 +154,14 @@ def _stream(one: Overview, curves: Curves | None) -> Stream:
     read = curves.per_second("rows_in") if curves is not None else []
     done = curves.while_busy("rows_in") if curves is not None else []
     top = max((value for value in [*read, *done] if value is not None), default=0)
-    last = one.last
+    speeds = [batch.rows_per_second for batch in one.recent if batch.rows_in]
     return Stream(
         job=one.job,
         of=one,
         reasons=_reasons(one),
         # The last point is not over yet.
         input=read[-2] if len(read) > 1 else None,
-        processed=last.rows_per_second if last is not None else None,
+        processed=speeds[-1] if speeds else None,
         input_path=sparkline(read, top=top),
         processed_path=sparkline(done, top=top),
     )
@@ -168,9 +173,19 @@ def _reasons(one: Overview) -> list[str]:
     reasons = [f"{finding.rule}: {finding.what}" for finding in one.health.findings]
     if not one.described:
         reasons.append(f"config/jobs/{one.job}.yaml is gone: nobody supervises it")
-    if one.health.level is Level.OK and one.seen.reason != one.seen.phase.value:
-        reasons.append(one.seen.reason)
-    return reasons
+    if one.health.level is Level.OK:
+        reasons.append(_slow(one) or one.seen.reason)
+    return [reason for reason in reasons if reason != one.seen.phase.value]
+
+
+def _slow(one: Overview) -> str:
+    """Return that batches take longer than the interval, which is no alarm while none of the input piles up."""
+    desired = one.seen.desired if one.seen is not None else None
+    if desired is None or one.trouble is not Trouble.OK or len(one.recent) < _SLOW_FROM:
+        return ""
+    interval = desired.spec.trigger.interval.total_seconds()
+    took = statistics.median(batch.duration_ms / 1000 for batch in one.recent[-_SLOW_FROM:])
+    return f"batches take {seconds(took)}; one is to start each {seconds(interval)}" if took > interval else ""
 
 
 def operation_words(one: Operation) -> str:

@@ -152,6 +152,19 @@ def test_a_fixed_time_beyond_the_interval_hides_no_lack_of_cores(grows: int, cor
     assert said.capacity is None
 
 
+def test_too_many_partitions_hold_each_batch_up_and_fewer_come_before_more_cores() -> None:
+    """As seen of 96 on one core: 5 to 8 s, with rows or without, 4 minutes after the rescale."""
+    rows = (40_000, 60_000, 0)
+    seen = [BatchSeen("i", START + timedelta(seconds=7 * n), 7 - n % 3, 0.01, rows[n % 3], 1, 0) for n in range(40)]
+    much = Parallelism(partitions=96, cores=1, memory="1g")
+    state = StateShare((1500,) * 96)
+    said = recommend(seen, seen[-1].at, much, START, timedelta(seconds=3), settings(window="4m"), state)
+    assert said.changes == {"partitions": 2}, said.why
+    assert said.why[0] == "96 state partitions on 1 core: each commits a store in every batch"
+    assert "5.0 s of each batch don't depend on its rows" in said.why[1]
+    assert said.expected_busy is None
+
+
 def test_batches_of_a_backlog_are_no_load_that_asks_for_more_cores() -> None:
     """What has come in an hour is worked off in some minutes, by a job that the usual load leaves idle."""
     job = SimulatedJob(lambda _: 100, settings(), interval=60.0)

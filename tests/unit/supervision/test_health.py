@@ -223,6 +223,15 @@ def test_a_backlog_that_grows_is_falling_behind_and_one_that_shrinks_is_not() ->
     )
 
 
+def test_batches_without_input_between_them_make_no_backlog_of_what_the_next_one_takes() -> None:
+    """A version each 15 s and a trigger of 3 s: most batches only have timers. One version left was critical."""
+    found = batches(source=[*source(0, [0] * 4), *source(1, [0]), *source(0, [0] * 4), *source(0, [1])])
+    assert levels(facts(found, health={"falling_behind": {"critical": 1.2}})) == {}
+    # Ten files in 6 s: 590 take 6 minutes, and not ten times as long for the batches without input.
+    found = batches(source=[*source(0, [590] * 9), *source(10, [590])], duration_ms=6_000)
+    assert levels(facts(found)) == {}
+
+
 def test_late_rows_from_a_hundred_rows_on() -> None:
     assert levels(facts(batches(late_rows=50))) == {"late_rows": "warn"}
     assert levels(facts(batches(late_rows=250))) == {"late_rows": "critical"}

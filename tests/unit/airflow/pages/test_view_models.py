@@ -26,7 +26,7 @@ from streamwarden.model.record import utc_now
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.documents import manifest_document
 from streamwarden.store.workspace import Workspace
-from tests.unit.airflow.pages.made import OPERATION, opened, populated, ran, spec
+from tests.unit.airflow.pages.made import OPERATION, batch, opened, populated, ran, spec
 from tests.unit.savepoints import test_catalog
 
 pytestmark = pytest.mark.unit
@@ -66,6 +66,21 @@ def test_a_slow_job_is_told_with_what_happened_before() -> None:
     texts = [one.text for one in read_curves(found, spec("lamp"), events)]
     assert texts[0].startswith("Batches take 12 s; one is to start each 10 s.")
     assert "40 s before: rescale by ann: done." in texts
+
+
+def test_the_operation_is_the_cause_and_not_the_end_of_its_driver() -> None:
+    window = Window.of(NOW, timedelta(minutes=5), points=5)
+    found = curves(window, duration_ms=[1000, 1000, 12000, 12000, 12000])
+    slow = datetime.fromtimestamp(window.times[2], UTC)
+    events = [
+        Event(slow - timedelta(seconds=90), "rescale", "rescale by ann: done, partitions 4 → 96", ("operations",)),
+        Event(slow - timedelta(seconds=60), "end", "driver ended after batch 30: stopped"),
+        Event(slow - timedelta(seconds=30), "rescale", "driver started by rescale"),
+    ]
+    texts = [one.text for one in read_curves(found, spec("lamp"), events)]
+    assert "1 min 30 s before: rescale by ann: done, partitions 4 → 96." in texts
+    texts = [one.text for one in read_curves(found, spec("lamp"), events[1:])]
+    assert "30 s before: driver started by rescale." in texts
 
 
 @pytest.mark.parametrize(("late", "told"), [([0, 4, 0, 0, 0], False), ([0, 0, 400, 5, 0], True)])
@@ -226,3 +241,13 @@ def test_streams_have_rates_and_curves(tmp_path: Path) -> None:
     (one,) = list_streams(workspace, ["ingest"], timedelta(hours=1), utc_now()).streams
     assert one.processed == 500 and one.input_path.startswith("M") and one.state == "running"
     assert one.matches("INGEST run", "all") and not one.matches("ingest", "trouble")
+
+
+def test_the_list_tells_of_batches_longer_than_the_interval(tmp_path: Path) -> None:
+    workspace = opened(tmp_path)
+    now = utc_now()
+    ran(workspace, "ingest", batches=[batch(n, now, ms=25_000, rows=500 * (n < 9)) for n in range(10)])
+    (one,) = list_streams(workspace, ["ingest"], timedelta(hours=1), now).streams
+    assert one.reasons == ["batches take 25 s; one is to start each 10 s"]
+    # The newest batch had no input.
+    assert one.processed == 20
