@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
@@ -185,14 +186,47 @@ class JobDocuments:
         self.storage = storage
         self.job = job
         self.base = layout.job_key(layout.CONTROL, job)
-        self.desired = self._document(Desired, "desired", shared=True)
-        self.checkpoint = self._document(CheckpointRef, "checkpoint")
-        self.lease = self._document(Lease, "lease")
-        self.supervision = self._document(Supervision, "supervision", derived=True)
-        self.operation = self._document(Operation, "operation")
-        self.health = self._document(HealthRecord, "health", derived=True)
-        self.parallelism = self._document(ParallelismOverride, "parallelism")
-        self.cancel = self._document(Cancel, "cancel", derived=True)
+
+    # Made when they are asked for: a list of a hundred jobs made four thousand.
+    @cached_property
+    def desired(self) -> Document[Desired]:
+        """The desired state."""
+        return self._document(Desired, "desired", shared=True)
+
+    @cached_property
+    def checkpoint(self) -> Document[CheckpointRef]:
+        """The generation in force."""
+        return self._document(CheckpointRef, "checkpoint")
+
+    @cached_property
+    def lease(self) -> Document[Lease]:
+        """The right to run the job."""
+        return self._document(Lease, "lease")
+
+    @cached_property
+    def supervision(self) -> Document[Supervision]:
+        """Restarts and decisions of the supervisor."""
+        return self._document(Supervision, "supervision", derived=True)
+
+    @cached_property
+    def operation(self) -> Document[Operation]:
+        """The current or last operation."""
+        return self._document(Operation, "operation")
+
+    @cached_property
+    def health(self) -> Document[HealthRecord]:
+        """The alarms that were raised."""
+        return self._document(HealthRecord, "health", derived=True)
+
+    @cached_property
+    def parallelism(self) -> Document[ParallelismOverride]:
+        """What a rescale decided."""
+        return self._document(ParallelismOverride, "parallelism")
+
+    @cached_property
+    def cancel(self) -> Document[Cancel]:
+        """The request to roll the current operation back."""
+        return self._document(Cancel, "cancel", derived=True)
 
     def totals(self, generation: int) -> Document[Totals]:
         """Return the totals document of a generation."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 __all__ = ["Chart", "Series", "sparkline"]
@@ -93,13 +94,17 @@ def sparkline(values: Values, *, width: int = 110, height: int = 24, top: float 
     most = top or max((value for value in values if value is not None), default=0)
     if not any(value is not None for value in values):
         return ""
-    step = width / max(len(values) - 1, 1)
     parts, pen = [], "M"
-    for number, value in enumerate(values):
+    for x, value in zip(_steps(width, len(values)), values, strict=True):
         if value is None:
             pen = "M"
             continue
         y = height - 1 - (height - 2) * min(value / most, 1) if most else height - 1
-        parts.append(f"{pen}{number * step:.1f} {y:.1f}")
+        parts.append(f"{pen}{x} {y:.1f}")
         pen = "L"
     return "".join(parts)
+
+
+@cache
+def _steps(width: int, points: int) -> tuple[str, ...]:
+    return tuple(f"{number * width / max(points - 1, 1):.1f}" for number in range(points))

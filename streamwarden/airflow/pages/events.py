@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from streamwarden.errors import StreamwardenError
@@ -36,12 +36,15 @@ class Event:
         What happened.
     link
         The parts of its page's path; empty without a page.
+    query
+        The rest of the page's address.
     """
 
     at: datetime
     kind: str
     text: str
     link: tuple[str, ...] = ()
+    query: dict[str, str] = field(default_factory=dict)
 
 
 def events_of(workspace: Workspace, job: str, window: Window) -> list[Event]:
@@ -105,7 +108,7 @@ def _savepoints(workspace: Workspace, job: str, window: Window) -> Iterator[Even
                 continue
             if one is not None:
                 text = f"{one.record.origin.value} savepoint of batch {one.summary.batch} by {one.record.by}"
-                yield Event(one.summary.taken_at, "savepoint", text, ("savepoints", job))
+                yield Event(one.summary.taken_at, "savepoint", text, ("savepoints",), {"job": job})
 
 
 def _operations(documents: JobDocuments, window: Window) -> Iterator[Event]:

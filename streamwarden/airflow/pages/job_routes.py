@@ -93,7 +93,7 @@ def advice(request: Request, job: Job, place: Place, who: Who) -> Response:
         found = fresh.get(("advice", place.base, job), lambda: advise(place, job))
         desired = JobDocuments(place.storage, job).desired.read()
         if desired is not None:
-            window = (desired.spec.advisor.down_after + desired.spec.advisor.window).total_seconds()
+            window = desired.spec.advisor.window.total_seconds()
     except StreamwardenError as caught:
         error = caught
     return page(request, "advice.html.j2", job=job, tab="advice", advice=found, error=error, window=window, who=who)

@@ -27,8 +27,11 @@ _MIN_POINTS = 3
 Values = Sequence[float | None]
 
 
+_ADVISED = "reading and computing"
+"""The phase of which the advisor knows more."""
+
 _REMEDIES = {
-    "reading and computing": "the tab Advice reckons what helps: cores, partitions, or a longer trigger.interval.",
+    _ADVISED: "cores, partitions, or a longer trigger.interval: see the",
     "commits of the tables": "a longer trigger.interval makes fewer; a slow disk or bucket makes each one slow.",
     "the checkpoint": "a longer trigger.interval writes it less often; see the disk or bucket of the checkpoints.",
 }
@@ -47,11 +50,14 @@ class Reading:
         The sentence.
     at
         Since when, if it is about a change.
+    see
+        The tab of the job that goes on from there: its name ends the sentence.
     """
 
     tone: str
     text: str
     at: datetime | None = None
+    see: str = ""
 
 
 def read_curves(curves: Curves, spec: JobSpec, events: list[Event]) -> list[Reading]:
@@ -109,7 +115,8 @@ def _phases(curves: Curves, start: int) -> list[Reading]:
     )
     names = sorted(parts, key=lambda name: parts[name], reverse=True)
     shares = ", ".join(f"{name} {percent(max(parts[name], 0))}" for name in names)
-    return [Reading("warn", f"Of that time: {shares}."), Reading("warn", f"What to do: {_REMEDIES[names[0]]}")]
+    remedy = Reading("warn", f"What to do: {_REMEDIES[names[0]]}", see="advice" if names[0] == _ADVISED else "")
+    return [Reading("warn", f"Of that time: {shares}."), remedy]
 
 
 def _causes(at: datetime | None, events: list[Event]) -> list[Reading]:
@@ -147,5 +154,7 @@ def _late(curves: Curves, spec: JobSpec) -> list[Reading]:
     if rows.sum() < LATE_ROWS_FROM or limit is None or late.sum() < limit * rows.sum():
         return []
     at = datetime.fromtimestamp(curves.window.times[int(np.flatnonzero(late)[0])], UTC)
-    text = f"{count(late.sum())} of {count(rows.sum())} rows came after the watermark, and were dropped."
-    return [Reading("warn", f"{text} What to do: a larger `watermark` in the job's YAML, if they are to count.", at)]
+    text = f"{count(late.sum())} of {count(rows.sum())} rows came after the watermark, and were dropped"
+    ago = curves.window.times[-1] - curves.window.times[int(np.flatnonzero(late)[-1])]
+    text += f", the last ones {seconds(ago)} ago." if ago >= _NEAR.total_seconds() else "."
+    return [Reading("warn", f"{text} What to do: a larger watermark in the job's YAML, if they are to count.", at)]

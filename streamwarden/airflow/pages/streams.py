@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from streamwarden.airflow.pages.charts import sparkline
-from streamwarden.airflow.pages.words import seconds
+from streamwarden.airflow.pages.words import counted, seconds
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_history import RATES, Curves, ProgressHistory, Window
 from streamwarden.model.operation import Operation
@@ -84,7 +84,7 @@ class Stream:
         """What it has left to read, in words."""
         left = pending(self.of.last)
         unit = self.of.last.source.unit if self.of.last is not None and self.of.last.source is not None else ""
-        return f"{left:,} {unit}" if left is not None else ""
+        return counted(left, unit) if left is not None else ""
 
     @property
     def operation(self) -> str:

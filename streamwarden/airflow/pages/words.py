@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup, escape
 
-__all__ = ["ago", "clock", "count", "percent", "rate", "seconds", "shell", "size"]
+__all__ = ["ago", "clock", "count", "counted", "percent", "rate", "seconds", "shell", "size"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -15,6 +15,11 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 def count(value: float | None) -> str:
     """Return a number with separators; a dash for none."""
     return "-" if value is None else f"{value:,.0f}"
+
+
+def counted(value: float, unit: str) -> str:
+    """Return a number with its unit, whose last letter is left out for one: ``1 file``, ``2 files``."""
+    return f"{count(value)} {unit.removesuffix('s') if value == 1 else unit}"
 
 
 def rate(value: float | None) -> str:
