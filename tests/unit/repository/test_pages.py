@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +35,8 @@ def quoted(cells: list[str]) -> list[str]:
 
 def test_every_document_is_listed(tmp_path: Path) -> None:
     documents = JobDocuments(LocalStorage(tmp_path), "job")
-    known = [value for value in vars(documents).values() if isinstance(value, Document)]
+    named = [name for name, value in vars(JobDocuments).items() if isinstance(value, cached_property)]
+    known: list[Document[Any]] = [getattr(documents, name) for name in named]
     known += [documents.launch("ID"), documents.heartbeat("ID"), documents.progress("ID"), documents.exit("ID")]
     known += [documents.stop("ID"), documents.past_operation("ID")]
     known += [documents.totals(1)]
