@@ -71,14 +71,19 @@ class Advice:
         """Whether to trigger the rescale now."""
         return bool(self.recommendation.changes) and not self.holds
 
+    @property
+    def change(self) -> str:
+        """The recommended change in words; empty for none."""
+        said = self.recommendation
+        return ", ".join(f"{name} {getattr(said.now, name)} -> {value}" for name, value in said.changes.items())
+
     def lines(self) -> list[tuple[str, str]]:
         """Return the advice for a terminal or a log: pairs of topic and text."""
         said = self.recommendation
-        changes = ", ".join(f"{name} {getattr(said.now, name)} -> {value}" for name, value in said.changes.items())
-        found = [("recommended", changes or f"no change: partitions {said.now.partitions}, cores {said.now.cores}")]
+        found = [("recommended", self.change or f"no change: partitions {said.now.partitions}, cores {said.now.cores}")]
         found += [("reason", line) for line in said.why]
         if said.changes:
-            found += [("automatic", "no: " + line) for line in self.holds] or [("automatic", "yes")]
+            found.append(("automatic", f"no: {'; '.join(self.holds)}" if self.holds else "yes"))
         figures = {
             "input": (said.rows_per_second, "{:.0f} rows/s"),
             "capacity": (said.capacity, "{:.0f} rows/s in batches as long as the interval"),

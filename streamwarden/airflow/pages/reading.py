@@ -27,7 +27,7 @@ _MIN_POINTS = 3
 Values = Sequence[float | None]
 
 
-_ADVISED = "reading and computing"
+_ADVISED = "reading, computing and state"
 """The phase of which the advisor knows more."""
 
 _REMEDIES = {
@@ -73,12 +73,12 @@ def read_curves(curves: Curves, spec: JobSpec, events: list[Event]) -> list[Read
     at = datetime.fromtimestamp(curves.window.times[start], UTC) if start is not None else None
     if start is not None and mean >= _BUSY * interval:
         text = f"Batches take {seconds(mean)}; one is to start each {seconds(interval)}. So the job has no room left."
-        before = [value for value in durations[:start] if value is not None]
+        before = [value for value in durations[:start] if value is not None][-_MIN_POINTS:]
         if before:
             text += f" Before, they took {seconds(sum(before) / len(before))}."
         found.append(Reading("bad" if mean > interval else "warn", text, at))
         found += _phases(curves, start)
-        found += _causes(at, events)
+        found += _causes(at, events, timedelta(seconds=curves.window.step))
     else:
         text = f"Batches take {seconds(mean)}, {percent(mean / interval)} of the interval of {seconds(interval)}."
         found.append(Reading("good", text))
@@ -119,16 +119,17 @@ def _phases(curves: Curves, start: int) -> list[Reading]:
     return [Reading("warn", f"Of that time: {shares}."), remedy]
 
 
-def _causes(at: datetime | None, events: list[Event]) -> list[Reading]:
+def _causes(at: datetime | None, events: list[Event], step: timedelta) -> list[Reading]:
     if at is None:
         return []
-    near = [one for one in events if at - _NEAR <= one.at <= at + timedelta(minutes=1) and one.kind != "savepoint"]
+    until = at + max(timedelta(minutes=1), step)
+    near = [one for one in events if at - _NEAR <= one.at <= until and one.kind != "savepoint"]
     if not near:
         return []
     # An operation also ends a driver and starts one. An end alone is rarely a cause.
     cause = min(reversed(near), key=lambda one: (not one.link, one.kind == "end"))
     before = (at - cause.at).total_seconds()
-    return [Reading("warn", f"{f'{seconds(before)} before' if before > 0 else 'At that time'}: {cause.text}.")]
+    return [Reading("warn", f"{f'{seconds(before)} before that' if before > 0 else 'At that time'}: {cause.text}.")]
 
 
 def _backlog(curves: Curves) -> list[Reading]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from streamwarden.airflow.pages.charts import Chart, Series
 from streamwarden.airflow.pages.events import Event, events_of
 from streamwarden.airflow.pages.reading import Reading, read_curves
+from streamwarden.autoscaler.advise import advise
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_history import Curves, ProgressHistory, Window
 from streamwarden.model.progress import BatchProgress, Totals
@@ -88,9 +89,12 @@ def stream_page(workspace: Workspace, job: str, length: timedelta, *, until: dat
         curves = ProgressHistory(workspace).curves(window, [job], newer=newer).get(job)
     except StreamwardenError as error:
         problem = error
+    readings: list[Reading] = []
     events = events_of(workspace, job, window) if of.seen is not None else []
     wanted = of.seen is not None and of.seen.desired is not None and of.seen.desired.state == "running"
-    runs = wanted or not live
+    # Of a suspended job, the last curves say nothing about now.
+    if curves is not None and spec is not None and (wanted or not live):
+        readings = read_curves(curves, spec, events)
     return StreamPage(
         of=of,
         window=window,
@@ -98,13 +102,26 @@ def stream_page(workspace: Workspace, job: str, length: timedelta, *, until: dat
         charts=charts_of(curves) if curves is not None else [],
         events=events,
         batches=[one for one in reversed(of.recent) if window.since <= one.at < window.until],
-        # Of a suspended job, the last curves say nothing about now.
-        readings=read_curves(curves, spec, events) if curves is not None and spec is not None and runs else [],
+        readings=_advised(workspace, job, readings) if live else readings,
         diagnosis=diagnose(workspace, of.seen) if of.seen is not None else None,
         totals=documents.current_totals() if of.seen is not None else None,
         spec=spec,
         problem=problem,
     )
+
+
+def _advised(workspace: Workspace, job: str, readings: list[Reading]) -> list[Reading]:
+    """Put the advice in place of what refers to it."""
+    if not any(one.see for one in readings):
+        return readings
+    try:
+        advice = advise(workspace, job)
+    except StreamwardenError:
+        # Its tab tells the error.
+        return readings
+    why = advice.recommendation.why[:1]
+    text = f"What to do: {'. '.join([advice.change, *why] if advice.change else why)}. See the"
+    return [replace(one, text=text) if one.see else one for one in readings]
 
 
 def charts_of(curves: Curves) -> list[Chart]:
@@ -134,7 +151,7 @@ def charts_of(curves: Curves) -> list[Chart]:
             "s",
             [Series("compute", compute, fill=True), Series("table commits", tables, fill=True),
              Series("checkpoint", checkpoint, fill=True)],
-            "Mean over the batches of a point: reading and computing, commits of the tables, the checkpoint.",
+            "Mean over the batches of a point. Compute includes reading, and the commits of the state.",
             stacked=True,
         ),
         Chart("longest", "Longest batch", "s", [Series("longest batch", longest)], "The longest batch of each point."),

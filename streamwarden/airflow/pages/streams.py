@@ -52,6 +52,8 @@ class Stream:
         The newest rates, in rows a second.
     input_path, processed_path
         The same over the list's time, as paths of small curves on one scale.
+    slow
+        How much longer than the interval its batches take, in words. It is no alarm while none of the input piles up.
     """
 
     job: str
@@ -61,11 +63,12 @@ class Stream:
     processed: float | None
     input_path: str
     processed_path: str
+    slow: str = ""
 
     @property
     def tone(self) -> str:
         """The colour of its state."""
-        return TONES[self.of.trouble]
+        return "warn" if self.slow else TONES[self.of.trouble]
 
     @property
     def state(self) -> str:
@@ -95,7 +98,7 @@ class Stream:
         """Return whether it passes the list's filter."""
         words = " ".join([self.job, self.state, self.health, *self.reasons, self.operation]).lower()
         wanted = all(part in words for part in text.lower().split())
-        return wanted and (show != "trouble" or self.of.trouble <= Trouble.BUSY)
+        return wanted and (show != "trouble" or self.of.trouble <= Trouble.BUSY or self.slow != "")
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ def list_streams(workspace: Workspace, jobs: list[str], length: timedelta, now: 
     except StreamwardenError as error:
         problem = error
     streams = [_stream(one, curves.get(one.job)) for one in found]
-    return StreamList(sorted(streams, key=lambda one: (one.of.trouble, one.job)), window, problem)
+    return StreamList(sorted(streams, key=lambda one: (one.of.trouble, not one.slow, one.job)), window, problem)
 
 
 def _stream(one: Overview, curves: Curves | None) -> Stream:
@@ -155,10 +158,12 @@ def _stream(one: Overview, curves: Curves | None) -> Stream:
     done = curves.while_busy("rows_in") if curves is not None else []
     top = max((value for value in [*read, *done] if value is not None), default=0)
     speeds = [batch.rows_per_second for batch in one.recent if batch.rows_in]
+    slow = _slow(one)
     return Stream(
         job=one.job,
         of=one,
-        reasons=_reasons(one),
+        reasons=_reasons(one, slow),
+        slow=slow,
         # The last point is not over yet.
         input=read[-2] if len(read) > 1 else None,
         processed=speeds[-1] if speeds else None,
@@ -167,19 +172,19 @@ def _stream(one: Overview, curves: Curves | None) -> Stream:
     )
 
 
-def _reasons(one: Overview) -> list[str]:
+def _reasons(one: Overview, slow: str) -> list[str]:
     if one.seen is None:
         return [str(one.error.what) if one.error is not None else "its documents are damaged"]
     reasons = [f"{finding.rule}: {finding.what}" for finding in one.health.findings]
     if not one.described:
         reasons.append(f"config/jobs/{one.job}.yaml is gone: nobody supervises it")
     if one.health.level is Level.OK:
-        reasons.append(_slow(one) or one.seen.reason)
+        reasons.append(slow or one.seen.reason)
     return [reason for reason in reasons if reason != one.seen.phase.value]
 
 
 def _slow(one: Overview) -> str:
-    """Return that batches take longer than the interval, which is no alarm while none of the input piles up."""
+    """Return that batches take longer than the interval; empty if they don't."""
     desired = one.seen.desired if one.seen is not None else None
     if desired is None or one.trouble is not Trouble.OK or len(one.recent) < _SLOW_FROM:
         return ""

@@ -291,7 +291,12 @@ def test_the_memory_of_the_driver_is_shown_over_time(client: Callable[..., TestC
 
 def test_a_slow_job_is_explained(client: Callable[..., TestClient]) -> None:
     text = get(client(), "/streams/slow").text
-    assert "no room left" in text and "Since" in text and "reading and computing 75 %" in text and "What to do" in text
+    assert (
+        "no room left" in text
+        and "Since" in text
+        and "reading, computing and state 75 %" in text
+        and "What to do" in text
+    )
 
 
 def test_a_run_leads_to_its_operation(client: Callable[..., TestClient]) -> None:

@@ -65,7 +65,7 @@ def test_a_slow_job_is_told_with_what_happened_before() -> None:
     events = [Event(slow - timedelta(seconds=40), "rescale", "rescale by ann: done")]
     texts = [one.text for one in read_curves(found, spec("lamp"), events)]
     assert texts[0].startswith("Batches take 12 s; one is to start each 10 s.")
-    assert "40 s before: rescale by ann: done." in texts
+    assert "40 s before that: rescale by ann: done." in texts
 
 
 def test_the_operation_is_the_cause_and_not_the_end_of_its_driver() -> None:
@@ -78,9 +78,9 @@ def test_the_operation_is_the_cause_and_not_the_end_of_its_driver() -> None:
         Event(slow - timedelta(seconds=30), "rescale", "driver started by rescale"),
     ]
     texts = [one.text for one in read_curves(found, spec("lamp"), events)]
-    assert "1 min 30 s before: rescale by ann: done, partitions 4 → 96." in texts
+    assert "1 min 30 s before that: rescale by ann: done, partitions 4 → 96." in texts
     texts = [one.text for one in read_curves(found, spec("lamp"), events[1:])]
-    assert "30 s before: driver started by rescale." in texts
+    assert "30 s before that: driver started by rescale." in texts
 
 
 @pytest.mark.parametrize(("late", "told"), [([0, 4, 0, 0, 0], False), ([0, 0, 400, 5, 0], True)])
@@ -249,5 +249,6 @@ def test_the_list_tells_of_batches_longer_than_the_interval(tmp_path: Path) -> N
     ran(workspace, "ingest", batches=[batch(n, now, ms=25_000, rows=500 * (n < 9)) for n in range(10)])
     (one,) = list_streams(workspace, ["ingest"], timedelta(hours=1), now).streams
     assert one.reasons == ["batches take 25 s; one is to start each 10 s"]
+    assert one.tone == "warn" and one.matches("", "trouble")
     # The newest batch had no input.
     assert one.processed == 20
