@@ -111,7 +111,7 @@ def stream_page(workspace: Workspace, job: str, length: timedelta, *, until: dat
 
 
 def _advised(workspace: Workspace, job: str, readings: list[Reading]) -> list[Reading]:
-    """Put the advice in place of what refers to it."""
+    """Put the advice in place of what refers to it, if it has a remedy."""
     if not any(one.see for one in readings):
         return readings
     try:
@@ -119,8 +119,10 @@ def _advised(workspace: Workspace, job: str, readings: list[Reading]) -> list[Re
     except StreamwardenError:
         # Its tab tells the error.
         return readings
-    why = advice.recommendation.why[:1]
-    text = f"What to do: {'. '.join([advice.change, *why] if advice.change else why)}. See the"
+    said = advice.recommendation
+    if not said.changes and (said.expected_busy is None or said.expected_busy[0] < 1):
+        return readings
+    text = f"What to do: {'. '.join([advice.change, *said.why[:1]] if said.changes else said.why[:1])}. See the"
     return [replace(one, text=text) if one.see else one for one in readings]
 
 

@@ -18,6 +18,7 @@ from streamwarden.airflow.pages.operations import timeline_of
 from streamwarden.airflow.pages.quality import checks_of
 from streamwarden.airflow.pages.reading import read_curves, since_when
 from streamwarden.airflow.pages.savepoints import lineage
+from streamwarden.airflow.pages.stream import stream_page
 from streamwarden.airflow.pages.streams import list_streams
 from streamwarden.airflow.pages.words import ago, percent, rate, seconds, size
 from streamwarden.formats.progress_history import Curves, Window
@@ -252,3 +253,14 @@ def test_the_list_tells_of_batches_longer_than_the_interval(tmp_path: Path) -> N
     assert one.tone == "warn" and one.matches("", "trouble")
     # The newest batch had no input.
     assert one.processed == 20
+
+
+@pytest.mark.parametrize(("rows", "told"), [(5_000, "cores 1 -> 2. "), (0, "cores, partitions, or")])
+def test_a_slow_stream_quotes_the_advice_if_it_has_a_remedy(tmp_path: Path, rows: int, told: str) -> None:
+    workspace = opened(tmp_path)
+    now = utc_now()
+    took = [batch(n, now - timedelta(seconds=30 * (49 - n)), ms=25_000, rows=rows) for n in range(50)]
+    ran(workspace, "lamp", batches=took)
+    found = stream_page(workspace, "lamp", timedelta(hours=1), until=now, live=True).readings
+    (one,) = [one for one in found if one.see]
+    assert one.text.startswith(f"What to do: {told}") and one.see == "advice"
