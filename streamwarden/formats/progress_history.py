@@ -99,7 +99,8 @@ class Curves:
 
     def per_second(self, column: str) -> list[float | None]:
         """Return a sum as a rate over the time of each point; 0 without a batch."""
-        return [round(float(value), 3) for value in np.nan_to_num(self.columns[column]) / self.window.step]
+        rates: list[float | None] = np.round(np.nan_to_num(self.columns[column]) / self.window.step, 3).tolist()
+        return rates
 
     def while_busy(self, column: str) -> list[float | None]:
         """Return a sum as a rate over the time in which batches ran; None without a batch."""
@@ -120,7 +121,8 @@ class Curves:
 
 
 def _plain(values: Floats) -> list[float | None]:
-    return [None if np.isnan(value) else round(float(value), 3) for value in values]
+    # Only NaN differs from itself. numpy's function takes ten times as long for one number.
+    return [None if value != value else value for value in np.round(values, 3).tolist()]
 
 
 @dataclass(frozen=True)
