@@ -219,7 +219,8 @@ class _Advisor:
     def _more(self, fitted: Cost, rate: float, wanted: int | None, target: float, reason: str) -> int:
         if wanted is None and fitted.fixed >= self.settings.busy_above * self.interval.total_seconds():
             reason += f"; {fitted.fixed:.1f} s of each batch don't depend on its rows"
-            if self.state is not None and self.parallelism.partitions > _TOO_MANY * self.parallelism.cores:
+            cores, partitions = self.parallelism.cores, self.parallelism.partitions
+            if self.state is not None and partitions > max(_TOO_MANY * cores, self._fewest(cores, self.state)):
                 self.why.append(reason)
                 self.fewer_first = True
                 return self._within(self.parallelism.cores)
@@ -345,7 +346,7 @@ class _Advisor:
                 f"a state partition has {state.total / partitions / 2**20:.0f} MiB,"
                 f" {limits.bytes_per_partition / 2**20:.0f} is the limit"
             )
-        fewest = max(_PER_CORE * cores, 2 * for_state)
+        fewest = self._fewest(cores, state)
         # Only if the load is known for long enough: partitions that seem too many now may be needed in an hour.
         known = self.fewer_first or self._peak() is not None
         if wanted == partitions > _TOO_MANY * cores and fewest < partitions and known:
@@ -363,6 +364,11 @@ class _Advisor:
             self.why.append(f"{now}, and {allowed} are the limit (advisor.{limit})")
         self._tell_skew()
         return allowed
+
+    def _fewest(self, cores: int, state: StateShare) -> int:
+        """Return the fewest partitions that are worth a rescale: for the cores, and for a state twice as large."""
+        for_state = math.ceil(state.total / self.settings.bytes_per_partition)
+        return max(_PER_CORE * cores, 2 * for_state, self.settings.min_partitions)
 
     def _tell_skew(self) -> None:
         largest = self._largest()

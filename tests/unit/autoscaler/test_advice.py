@@ -163,6 +163,11 @@ def test_too_many_partitions_hold_each_batch_up_and_fewer_come_before_more_cores
     assert said.why[0] == "96 state partitions on 1 core: each commits a store in every batch"
     assert "5.0 s of each batch don't depend on its rows" in said.why[1]
     assert said.expected_busy is None
+    # A large state, or a limit, needs them all: then only the interval is left.
+    large, least = StateShare((2**29,) * 96), settings(window="4m", min_partitions=96, max_partitions=96)
+    for limits, one in ((settings(window="4m", max_partitions=96), large), (least, state)):
+        said = recommend(seen, seen[-1].at, much, START, timedelta(seconds=3), limits, one)
+        assert said.changes == {} and "make trigger.interval longer than 7s" in said.why[0], said.why
 
 
 def test_batches_of_a_backlog_are_no_load_that_asks_for_more_cores() -> None:
