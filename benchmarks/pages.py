@@ -1,11 +1,11 @@
 """Server time of the pages: 100 jobs with a week of batches each, and with thirteen weeks.
 
-Run by ``make bench-pages``. The documents and the table of batches are generated: a batch a minute, compacted by
-housekeeping, and today's as drivers append them, in files of twenty batches. Pages are not kept between the requests;
+Run by ``make bench-pages``. The documents and the table of batches are generated: a batch a minute, joined by
+housekeeping, and this hour's in files of five batches, as drivers append them. Pages are not kept between the requests;
 what was computed from a file is, so the first request after a start takes longer: it is measured apart. Before each
-request, half of the jobs complete a batch, as with a trigger of 10 s and a page that asks each 5 s. CPU is this
-process's; on a machine with other work, the wall time is longer. If Playwright and Chromium are there, the time from
-the address to the first drawn chart is measured, too.
+request, half of the jobs complete a batch, as with a trigger of 10 s and a page that asks each 5 s, and three of their
+drivers append to the table. CPU is this process's; on a machine with other work, the wall time is longer. If
+Playwright and Chromium are there, the time from the address to the first drawn chart is measured, too.
 
 Options: ``--jobs``, ``--weeks`` (two numbers), ``--requests`` (of each page).
 """
@@ -46,7 +46,7 @@ FIRST_CHART_S = 1.0
 GROWTH = 1.25
 """Server time with thirteen weeks of history, relative to one: flat, except noise."""
 
-_ROWS_A_FILE = 20
+_ROWS_A_FILE = 5
 
 PAGES = {
     "streams, 1 hour": "/streams",
@@ -104,8 +104,12 @@ def _generate(workspace: Workspace, jobs: int, weeks: int) -> None:
         _append(uri, table.schema, names, midnight - timedelta(days=day), 24 * 60)
     # As housekeeping does each night: it joins the files of a job.
     table.upkeep(timedelta(days=400))
+    # Today's, as each hour joins them; and those of this hour, as drivers append them.
     minutes = int((now - midnight).total_seconds() // 60)
-    for begin in range(0, minutes, _ROWS_A_FILE):
+    hours = minutes - minutes % 60
+    if hours:
+        _append(uri, table.schema, names, midnight, hours)
+    for begin in range(hours, minutes, _ROWS_A_FILE):
         _append(uri, table.schema, names, midnight + timedelta(minutes=begin), min(_ROWS_A_FILE, minutes - begin))
     written = DeltaTable(uri)
     written.create_checkpoint()
@@ -190,7 +194,10 @@ def _measured(workspace: Workspace, requests: int) -> dict[str, tuple[float, flo
 
 
 def _go_on(workspace: Workspace, first: int) -> None:
-    """Complete a batch of every second job."""
+    """Complete a batch of every second job; three drivers write their last five to the table."""
+    uri, _ = workspace.delta_rs(PROGRESS_TABLE)
+    names = [f"job{number:03d}" for number in range(first, first + 3)]
+    _append(uri, ProgressTable(workspace).schema, names, utc_now() - timedelta(minutes=_ROWS_A_FILE), _ROWS_A_FILE)
     for job in sorted(workspace.files.folders(CONTROL))[first::2]:
         documents = JobDocuments(workspace.storage, job)
         document = documents.progress(documents.incarnations()[-1])

@@ -32,6 +32,10 @@ _PROPERTIES = {
     "delta.setTransactionRetentionDuration": "interval 30 days",
 }
 _UPKEEP = "streamwarden/upkeep"
+_JOINED = "streamwarden/joined"
+_HOUR_BYTES = 1_000_000
+"""The size up to which files are joined each hour: a day of a job's batches. Larger ones wait for the day's upkeep, so
+that an hour rewrites little."""
 _TRIES = 10
 
 
@@ -74,9 +78,10 @@ class AppendedTable:
         self._uri, self._options = workspace.delta_rs(self.table)
 
     def upkeep(self, keep: timedelta, *, now: datetime | None = None) -> dict[str, int]:
-        """Delete old rows, compact small files and remove obsolete ones; at most once a day (UTC).
+        """Join small files, at most once an hour; once a day (UTC) join all, delete old rows and remove obsolete files.
 
-        Concurrent calls are allowed: a call skips what another has done.
+        A reader opens all files of a job and of a time: a hundred jobs write thousands in an hour. Concurrent calls
+        are allowed: a call skips what another has done.
 
         Parameters
         ----------
@@ -131,9 +136,15 @@ class AppendedTable:
 
     def _upkeep(self, now: datetime, before: datetime) -> dict[str, int]:
         table = self._open(make=False)
-        day = now.astimezone(UTC).toordinal()
-        if table is None or (table.transaction_version(_UPKEEP) or 0) >= day:
+        day, hour = now.astimezone(UTC).toordinal(), int(now.timestamp()) // 3600
+        if table is None:
             return {}
+        if (table.transaction_version(_UPKEEP) or 0) >= day:
+            if (table.transaction_version(_JOINED) or 0) >= hour:
+                return {}
+            joined = table.optimize.compact(target_size=_HOUR_BYTES)
+            self._note(table, {_JOINED: hour}, now)
+            return {"files_joined": int(joined["numFilesRemoved"])} if joined["numFilesRemoved"] else {}
         held = self._is_held(table.version())
         old = before.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         deleted = table.delete(f"at < '{old}'")
@@ -141,15 +152,19 @@ class AppendedTable:
         removed = (
             [] if held else table.vacuum(retention_hours=24, enforce_retention_duration=False, dry_run=False, full=True)
         )
-        # Last, so that interrupted work is repeated. A separate commit: delta-rs's own commits accept no transaction.
-        noted = CommitProperties(app_transactions=[Transaction(_UPKEEP, day, milliseconds(now))])
-        table.create_write_transaction([], "append", table.schema(), [self.partition], commit_properties=noted)
+        self._note(table, {_UPKEEP: day, _JOINED: hour}, now)
         done = {
             "rows_deleted": int(deleted["num_deleted_rows"] or 0),
             "files_joined": int(joined["numFilesRemoved"]),
             "files_removed": len(removed),
         }
         return done if any(done.values()) else {}
+
+    def _note(self, table: DeltaTable, done: dict[str, int], now: datetime) -> None:
+        # Last, so that interrupted work is repeated. A separate commit: delta-rs's own commits accept no transaction.
+        transactions = [Transaction(name, version, milliseconds(now)) for name, version in done.items()]
+        noted = CommitProperties(app_transactions=transactions)
+        table.create_write_transaction([], "append", table.schema(), [self.partition], commit_properties=noted)
 
     def _is_held(self, version: int) -> bool:
         """Return whether readers of published versions still need files that the table has removed."""

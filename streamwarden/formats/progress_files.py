@@ -28,7 +28,7 @@ from streamwarden.model.spec import PROGRESS_TABLE
 from streamwarden.store.layout import table_key
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["File", "KeptResults", "files_of", "read_file"]
+__all__ = ["File", "KeptResults", "files_of", "read_file", "read_several"]
 
 T = TypeVar("T")
 
@@ -109,13 +109,13 @@ class KeptResults(Generic[T]):
         """The size of all kept results."""
         return self._size
 
-    def get(self, keys: list[Hashable], compute: Callable[[int], T]) -> list[T]:
-        """Return the results of keys. Those that are not kept are computed, several at a time, and kept.
+    def get(self, keys: list[Hashable], compute: Callable[[list[int]], Iterable[T]]) -> list[T]:
+        """Return the results of keys. Those that are not kept are computed, all in one call, and kept.
 
         Parameters
         ----------
         compute
-            Called with the place of a key; reads a file: a bucket answers each request after some milliseconds.
+            Called with the places of keys; returns a result for each.
         """
         with self._lock:
             found = {key: self._kept[key] for key in keys if key in self._kept}
@@ -124,8 +124,7 @@ class KeptResults(Generic[T]):
         missing = [place for place, key in enumerate(keys) if key not in found]
         if not missing:
             return [found[key] for key in keys]
-        with ThreadPoolExecutor(min(len(missing), _READERS)) as pool:
-            made = dict(zip((keys[place] for place in missing), pool.map(compute, missing), strict=True))
+        made = dict(zip((keys[place] for place in missing), compute(missing), strict=True))
         with self._lock:
             for key, value in made.items():
                 if key not in self._kept:
@@ -134,3 +133,9 @@ class KeptResults(Generic[T]):
             while self._size > self._room and len(self._kept) > 1:
                 self._size -= self._size_of(self._kept.popitem(last=False)[1])
         return [found[key] if key in found else made[key] for key in keys]
+
+
+def read_several(read: Callable[[int], T], places: list[int]) -> list[T]:
+    """Return what is read at each place, several at a time: a bucket answers each request after some milliseconds."""
+    with ThreadPoolExecutor(min(len(places), _READERS)) as pool:
+        return list(pool.map(read, places))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.formats.progress_files import KeptResults, files_of, read_file
+from streamwarden.formats.progress_files import KeptResults, files_of, read_file, read_several
 from streamwarden.formats.progress_table import ProgressTable
 from streamwarden.model.progress import BatchProgress
 from streamwarden.store.layout import delta_log_key
@@ -127,10 +128,10 @@ def _plain(values: Floats) -> list[float | None]:
 
 @dataclass(frozen=True)
 class _Cells:
-    """The batches of a file, added up by cells of time.
+    """The batches of some files, added up by cells of time.
 
     A cell is a step of the time since the epoch; a window's points are cells. Of a value that is no sum, a cell has
-    that of its last batch.
+    that of its last batch. Each file has its own cells.
     """
 
     cell: npt.NDArray[np.int64]
@@ -142,8 +143,18 @@ class _Cells:
     """The newest batch, by incarnation."""
 
 
-_kept: KeptResults[_Cells] = KeptResults(4_000_000, lambda cells: len(cells.cell) * (len(cells.columns) + 4))
-"""4 million numbers are 32 MB: a day's files of a hundred jobs, for each of the times that a reader can choose."""
+_NUMBERS = ("cell", "batches", "longest_ms", "last_at")
+
+
+def _size(cells: _Cells) -> int:
+    return len(cells.cell) * (len(cells.columns) + 4)
+
+
+_kept: KeptResults[_Cells] = KeptResults(4_000_000, _size)
+"""By file. 4 million numbers are 32 MB: a day's files of a hundred jobs, for each of the times that one can choose."""
+
+_joined_of: KeptResults[_Cells] = KeptResults(4_000_000, _size)
+"""By a job's files. A list of a hundred jobs joins thousands of files else, each time that it is drawn."""
 
 
 _OPEN_FOR_S = 600.0
@@ -201,6 +212,11 @@ class ProgressHistory(ProgressTable):
         self._workspace = workspace
         self._key = (self._uri, *sorted((self._options or {}).items()))
 
+    def update(self) -> None:
+        """Read what is new in the table's log, so that the next curves don't wait; they raise what fails here."""
+        with suppress(StreamwardenError):
+            self._tried(self._newest_version)
+
     def curves(
         self,
         window: Window,
@@ -229,14 +245,11 @@ class ProgressHistory(ProgressTable):
         """
         names = tuple(columns)
         found = self._retried(lambda: self._cells(window, jobs, names))
-        written: dict[tuple[str, str], int] = {}
-        for job, one in found:
-            for incarnation, batch in one.newest.items():
-                written[job, incarnation] = max(written.get((job, incarnation), -1), batch)
+        written = {job: one.newest for job, one in found}
         for job, (incarnation, batches) in (newer or {}).items():
-            new = [done for done in batches if done.batch > written.get((job, incarnation), -1)]
+            new = [done for done in batches if done.batch > written.get(job, {}).get(incarnation, -1)]
             if new:
-                found.append((job, _added_up(_of_batches(new, names), {incarnation: new[-1].batch}, window.step)))
+                found.append((job, _of_batches(new, names, {incarnation: new[-1].batch}, window.step)))
         return _curves(found, window, names)
 
     def batches(self, job: str, *, since: datetime, last: int) -> list[dict[str, Any]]:
@@ -286,8 +299,21 @@ class ProgressHistory(ProgressTable):
             rows = read_file(self._workspace, files[place], ("incarnation", "batch", "at", *columns))
             return _added_up(_of_rows(rows, columns), _newest(rows), window.step)
 
-        keys: list[Hashable] = [(self._uri, file.path, window.step, columns) for file in files]
-        return list(zip((file.job for file in files), _kept.get(keys, read), strict=True))
+        def join(places: list[int]) -> Iterable[_Cells]:
+            # Read together, whatever job they are of.
+            wanted = [place for job in places for place in by_job[names[job]]]
+            keys: list[Hashable] = [(self._uri, files[place].path, window.step, columns) for place in wanted]
+            parts = iter(_kept.get(keys, lambda missing: read_several(lambda at: read(wanted[at]), missing)))
+            return [_joined(list(islice(parts, len(by_job[names[job]])))) for job in places]
+
+        by_job: dict[str, list[int]] = {}
+        for place, file in enumerate(files):
+            by_job.setdefault(file.job, []).append(place)
+        names = list(by_job)
+        paths = (tuple(files[place].path for place in by_job[job]) for job in names)
+        return list(
+            zip(names, _joined_of.get([(self._uri, one, window.step, columns) for one in paths], join), strict=True)
+        )
 
 
 _EPOCH_PER_S = 1_000_000
@@ -305,17 +331,22 @@ def _of_rows(rows: pa.Table, columns: Iterable[str]) -> dict[str, Floats]:
     return {**found, "at": rows["at"].cast(pa.int64()).to_numpy() / _EPOCH_PER_S}
 
 
-def _of_batches(batches: Sequence[BatchProgress], columns: Iterable[str]) -> dict[str, Floats]:
-    """Return the same of batches. A table made of them would take as long as all else, for a page of many jobs."""
-    found = {"at": np.array([done.at.timestamp() for done in batches])}
+def _of_batches(
+    batches: Sequence[BatchProgress], columns: Iterable[str], newest: dict[str, int], step: float
+) -> _Cells:
+    """Return batches as cells, one for each. A table made of them would take as long as all else on a large page."""
+    at = np.array([done.at.timestamp() for done in batches])
+    found = {}
     for name in columns:
         if name == "source_pending":
             values = [done.source.pending if done.source is not None else None for done in batches]
         else:
             values = [getattr(done, name) for done in batches]
-        # None becomes NaN.
-        found[name] = np.array(values, np.float64)
-    return found
+        # None becomes NaN, which would make a sum NaN.
+        numbers = np.array(values, np.float64)
+        found[name] = np.where(np.isnan(numbers), 0, numbers) if name in _SUMS else numbers
+    longest = found.get("duration_ms", np.zeros(len(batches)))
+    return _Cells(np.floor(at / step).astype(np.int64), np.ones(len(batches)), longest, at, found, newest)
 
 
 def _added_up(values: dict[str, Floats], newest: dict[str, int], step: float) -> _Cells:
@@ -340,6 +371,20 @@ def _added_up(values: dict[str, Floats], newest: dict[str, int], step: float) ->
             longest = np.maximum.reduceat(np.nan_to_num(column), begins)
     counts = (ends - begins + 1).astype(np.float64)
     return _Cells(cells[begins], counts, longest, at[ends], found, newest)
+
+
+def _joined(parts: list[_Cells]) -> _Cells:
+    """Return the cells of several files as one."""
+    if len(parts) == 1:
+        return parts[0]
+    newest: dict[str, int] = {}
+    for one in parts:
+        for incarnation, batch in one.newest.items():
+            newest[incarnation] = max(newest.get(incarnation, -1), batch)
+
+    numbers = {name: np.concatenate([getattr(one, name) for one in parts]) for name in _NUMBERS}
+    columns = {name: np.concatenate([one.columns[name] for one in parts]) for name in parts[0].columns}
+    return _Cells(**numbers, columns=columns, newest=newest)
 
 
 def _newest(rows: pa.Table) -> dict[str, int]:

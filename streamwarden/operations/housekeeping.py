@@ -60,7 +60,7 @@ def _remove_old_incarnations(workspace: Workspace, job: str) -> list[str]:
 
 
 def look_after_tables(workspace: Workspace) -> dict[str, dict[str, int]]:
-    """Remove old rows of the tables of batches and of checks, and join their files; at most once a day.
+    """Join the files of the tables of batches and of checks, and remove their old rows.
 
     Also removes the reports of old checks (``quality.keep``) on this machine, except those of held ranges.
 

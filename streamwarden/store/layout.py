@@ -30,6 +30,7 @@ folder of plans are in :mod:`streamwarden.formats` and :mod:`streamwarden.landin
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from streamwarden.names import part
 
@@ -90,6 +91,7 @@ def start_key(incarnation: str) -> str:
     return f"{STARTS}/{part(incarnation)}.json"
 
 
+@lru_cache(16_384)  # A list of a hundred jobs asks for two thousand, and again after seconds.
 def job_key(folder: str, job: str, *names: str) -> str:
     """Return a job's folder in one of ROOT's folders, or what `names` lead to below it."""
     return "/".join((folder, part(job), *map(part, names)))

@@ -95,14 +95,20 @@ def sparkline(values: Values, *, width: int = 110, height: int = 24, top: float 
     if not any(value is not None for value in values):
         return ""
     parts, pen = [], "M"
+    tenths, heights = 10 * (height - 2) / most if most else 0, _tenths(height)
     for x, value in zip(_steps(width, len(values)), values, strict=True):
         if value is None:
             pen = "M"
             continue
-        y = height - 1 - (height - 2) * min(value / most, 1) if most else height - 1
-        parts.append(f"{pen}{x} {y:.1f}")
+        parts.append(f"{pen}{x} {heights[min(round(value * tenths), len(heights) - 1)]}")
         pen = "L"
     return "".join(parts)
+
+
+# A list of a hundred jobs formats twelve thousand numbers otherwise, and waits for that.
+@cache
+def _tenths(height: int) -> tuple[str, ...]:
+    return tuple(f"{height - 1 - number / 10:.1f}" for number in range(10 * (height - 2) + 1))
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -140,13 +141,17 @@ def list_streams(workspace: Workspace, jobs: list[str], length: timedelta, now: 
     length
         The time of the curves, until now.
     """
-    found = for_each(workspace, jobs, lambda job: overview(workspace, job))
+    history = ProgressHistory(workspace)
+    with ThreadPoolExecutor(1) as beside:
+        # delta-rs takes tens of milliseconds to read a version that was just written, most of them outside Python.
+        beside.submit(history.update)
+        found = for_each(workspace, jobs, lambda job: overview(workspace, job))
     window = Window.of(now, length, points=_POINTS)
     curves: dict[str, Curves] = {}
     problem = None
     newer = {one.job: (one.seen.progress.incarnation, one.recent) for one in found if one.seen and one.seen.progress}
     try:
-        curves = ProgressHistory(workspace).curves(window, jobs, columns=RATES, newer=newer)
+        curves = history.curves(window, jobs, columns=RATES, newer=newer)
     except StreamwardenError as error:
         problem = error
     streams = [_stream(one, curves.get(one.job)) for one in found]

@@ -116,8 +116,8 @@ def test_files_are_read_once_and_room_is_bounded(workspace: Workspace, monkeypat
     assert history.curves(window, ["lamp"])["lamp"].batches.sum() == 4 and len(read) == 5
 
     kept: KeptResults[int] = KeptResults(10, lambda value: value)
-    assert kept.get(["a", "b"], lambda place: 6) == [6, 6] and kept.size == 6
-    assert kept.get(["b", "c"], lambda place: 4) == [6, 4] and kept.size == 10
+    assert kept.get(["a", "b"], lambda places: [3] * len(places)) == [3, 3] and kept.size == 6
+    assert kept.get(["b", "c"], lambda places: [7] * len(places)) == [3, 7] and kept.size == 10
 
 
 def test_a_table_is_opened_once_and_shows_what_was_appended_since(

@@ -6,6 +6,7 @@ import re
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -166,7 +167,7 @@ def test_upkeep_deletes_old_rows_and_joins_files_once_a_day(workspace: Workspace
     assert len(delta(workspace).file_uris()) == 2
     for number in range(6, 8):
         table.append("lamp", "i1", 1, [made_batch(number, at=now)])
-    assert ProgressTable(workspace).upkeep(timedelta(days=3), now=now + timedelta(hours=11)) == {}
+    assert ProgressTable(workspace).upkeep(timedelta(days=3), now=now) == {}
     # The next day by UTC; and files that nobody needs are a day old.
     folder = workspace.root / "tables" / "job_progress"
     for path in (folder / "_delta_log").glob("*.json"):
@@ -180,6 +181,28 @@ def test_upkeep_deletes_old_rows_and_joins_files_once_a_day(workspace: Workspace
     assert len(list(folder.glob("job=*/*.parquet"))) == 6
     assert table.append("lamp", "i1", 1, [made_batch(7), made_batch(8, at=now)]) == 1
     assert [row["batch"] for row in table.read("lamp")] == [3, 4, 5, 6, 7, 8]
+
+
+def test_upkeep_joins_small_files_each_hour(workspace: Workspace, table: ProgressTable) -> None:
+    now = utc_now().replace(hour=12, minute=10)
+    for number in range(3):
+        table.append("lamp", "i1", 1, [made_batch(number, at=now)])
+    table.upkeep(timedelta(days=3), now=now)
+    for number in range(3, 6):
+        table.append("lamp", "i1", 1, [made_batch(number, at=now - timedelta(days=4))])
+    assert table.upkeep(timedelta(days=3), now=now + timedelta(minutes=40)) == {}
+    # Old rows wait for the day's upkeep.
+    assert table.upkeep(timedelta(days=3), now=now + timedelta(minutes=50)) == {"files_joined": 4}
+    assert len(table.read("lamp")) == 6 and len(delta(workspace).file_uris()) == 1
+    # What is large already is left alone.
+    noise = np.random.default_rng(1).random(200_000)
+    large = pa.table({"job": ["lamp"] * len(noise), "at": [now] * len(noise), "rows_per_second": noise})
+    write_deltalake(workspace.delta_rs("job_progress")[0], large, mode="append", schema_mode="merge")
+    whole = max(delta(workspace).file_uris(), key=lambda one: Path(one).stat().st_size)
+    for number in range(6, 8):
+        table.append("lamp", "i1", 1, [made_batch(number, at=now)])
+    assert table.upkeep(timedelta(days=3), now=now + timedelta(hours=2)) == {"files_joined": 2}
+    assert whole in delta(workspace).file_uris()
 
 
 def test_upkeep_and_appends_stand_in_nobodys_way(workspace: Workspace, table: ProgressTable) -> None:
