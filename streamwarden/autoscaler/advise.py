@@ -80,15 +80,21 @@ class Advice:
     def lines(self) -> list[tuple[str, str]]:
         """Return the advice for a terminal or a log: pairs of topic and text."""
         said = self.recommendation
-        found = [("recommended", self.change or f"no change: partitions {said.now.partitions}, cores {said.now.cores}")]
+        found = [
+            (
+                "recommended",
+                self.change
+                or f"no change of the parallelism: partitions {said.now.partitions}, cores {said.now.cores}",
+            )
+        ]
         found += [("reason", line) for line in said.why]
         if said.changes:
             found.append(("automatic", f"no: {'; '.join(self.holds)}" if self.holds else "yes"))
         figures = {
-            "input": (said.rows_per_second, "{:.0f} rows/s"),
-            "capacity": (said.capacity, "{:.0f} rows/s in batches as long as the interval"),
-            "busy": (said.busy, "{:.0%} of the time"),
-            "backlog": (said.backlog_rows, "{:.0f} rows"),
+            "input": (said.rows_per_second, "{:,.0f} rows/s"),
+            "capacity": (said.capacity, "{:,.0f} rows/s in batches as long as the interval"),
+            "busy": (said.busy, "{:.0%} of advisor.window"),
+            "backlog": (said.backlog_rows, "{:,.0f} rows"),
         }
         found += [(name, text.format(value)) for name, (value, text) in figures.items() if value is not None]
         if said.expected_busy is not None:

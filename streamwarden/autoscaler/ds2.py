@@ -193,7 +193,8 @@ class _Advisor:
                 wanted = self._needed(fitted, rate, catch_up=True, share=target)
             reason = f"{rate:.0f} rows/s arrive, and batches take {now:.0%} of the interval"
             if behind:
-                reason += f"; {self.backlog or 0:.0f} rows wait, too many for {format_duration(limits.catch_up)}"
+                room = format_duration(limits.catch_up)
+                reason += f"; {self.backlog or 0:,.0f} rows wait, more than can be caught up with in {room}"
             return self._more(fitted, rate, wanted, target, reason)
         peak = self._peak()
         if peak is None:

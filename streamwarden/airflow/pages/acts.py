@@ -86,11 +86,16 @@ class Act:
         return " ".join([self.command.format(shlex.quote(subject)), *options])
 
 
+_RESCALES = (
+    "Changes partitions, cores, executors or memory, and keeps the state. It takes a savepoint first; then the job is away"
+    " for seconds, on a busy machine for a minute. If it is not healthy afterwards, it goes back by itself."
+)
+
 _ALL = (
     Act("deploy", "Deploy", "", "Starts the job with its current YAML, and supervises it.", "streamwarden deploy {}"),
     Act("savepoint", "Take a savepoint", "savepoint", "Copies the checkpoint; the job keeps running.",
         "streamwarden savepoint {}", ("note",)),
-    Act("rescale", "Rescale", "rescale", "Changes partitions, cores, executors or memory, and keeps the state.",
+    Act("rescale", "Rescale", "rescale", _RESCALES,
         "streamwarden rescale {}", ("partitions", "cores", "executors", "memory", "reason")),
     Act("restore", "Restore", "restore", "Starts the job from a savepoint, and rolls back if it is not healthy.",
         "streamwarden restore {}", ("savepoint", "reason")),

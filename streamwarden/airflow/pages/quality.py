@@ -105,7 +105,9 @@ class TableQuality:
             return "bad"
         if self.state.hold is not None:
             return "warn"
-        return "off" if self.state.latest is None or self.state.published.content < 0 else "good"
+        if self.state.latest is None or self.state.published.content < 0:
+            return "off"
+        return "busy" if self.state.waiting else "good"
 
     @property
     def exists(self) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
 from streamwarden.airflow.pages.events import Event
-from streamwarden.airflow.pages.words import count, percent, seconds
-from streamwarden.formats.progress_history import Curves
+from streamwarden.airflow.pages.words import count, percent, rate, seconds
+from streamwarden.formats.progress_history import Curves, Window
 from streamwarden.model.spec import JobSpec
 from streamwarden.supervision.health_rules import LATE_ROWS_FROM
 
@@ -23,6 +23,9 @@ _NEAR = timedelta(minutes=10)
 """How long before a change an event may be its cause."""
 
 _MIN_POINTS = 3
+
+_MORE_INPUT = 1.5
+"""From how many times the input before a change on it is named as a cause."""
 
 Values = Sequence[float | None]
 
@@ -60,25 +63,33 @@ class Reading:
     see: str = ""
 
 
-def read_curves(curves: Curves, spec: JobSpec, events: list[Event]) -> list[Reading]:
-    """Return what the curves of a job mean, the most important first."""
+def read_curves(
+    curves: Curves, spec: JobSpec, events: list[Event], closer: Callable[[Window], Curves | None]
+) -> list[Reading]:
+    """Return what the curves of a job mean, the most important first.
+
+    Parameters
+    ----------
+    closer
+        Returns the curves of a shorter time: a point of a month is three hours long, too coarse for a *since*.
+    """
     interval = spec.trigger.interval.total_seconds()
-    durations = [None if value is None else value / 1000 for value in curves.mean("duration_ms")]
+    durations = _durations(curves)
     recent = [value for value in durations if value is not None][-_MIN_POINTS:]
     if not recent:
         return []
     found = []
     mean = sum(recent) / len(recent)
     start = since_when(durations, interval * _BUSY)
-    at = datetime.fromtimestamp(curves.window.times[start], UTC) if start is not None else None
     if start is not None and mean >= _BUSY * interval:
+        change = _change(curves, start, interval * _BUSY, closer)
         text = f"Batches take {seconds(mean)}; one is to start each {seconds(interval)}. So the job has no room left."
-        before = [value for value in durations[:start] if value is not None][-_MIN_POINTS:]
-        if before:
-            text += f" Before, they took {seconds(sum(before) / len(before))}."
-        found.append(Reading("bad" if mean > interval else "warn", text, at))
+        if change.before is not None:
+            text += f" Before, they took {seconds(change.before)}."
+        found.append(Reading("bad" if mean > interval else "warn", text, change.at))
+        found += _more_input(change, curves)
         found += _phases(curves, start)
-        found += _causes(at, events, timedelta(seconds=curves.window.step))
+        found += _causes(change.at, events, timedelta(seconds=change.within))
     else:
         text = f"Batches take {seconds(mean)}, {percent(mean / interval)} of the interval of {seconds(interval)}."
         found.append(Reading("good", text))
@@ -102,6 +113,66 @@ def since_when(values: Values, limit: float) -> int | None:
             if below > 1 or start is None:
                 break
     return start
+
+
+@dataclass(frozen=True)
+class _Change:
+    """When batches became long.
+
+    Parameters
+    ----------
+    at, within
+        The time, and how many seconds later it may be.
+    before
+        The seconds of the batches just before; None without any.
+    input_before
+        The input just before, in rows a second; None if unknown.
+    """
+
+    at: datetime
+    within: float
+    before: float | None = None
+    input_before: float | None = None
+
+
+def _change(curves: Curves, start: int, limit: float, closer: Callable[[Window], Curves | None]) -> _Change:
+    step = curves.window.step
+    end = datetime.fromtimestamp(curves.window.times[start] + step, UTC)
+    # Not the end itself: it is the first moment of the next point.
+    near = closer(Window.of(end - timedelta(milliseconds=1), timedelta(seconds=2 * step)))
+    place = since_when(_durations(near), limit) if near is not None else None
+    if near is not None and place is not None:
+        curves, start = near, place
+    before = [value for value in _durations(curves)[:start] if value is not None][-_MIN_POINTS:]
+    first = max(start - 4 * _MIN_POINTS, 0)
+    return _Change(
+        datetime.fromtimestamp(curves.window.times[start], UTC),
+        curves.window.step,
+        sum(before) / len(before) if before else None,
+        _input(curves, first, start) if before else None,
+    )
+
+
+def _durations(curves: Curves) -> list[float | None]:
+    return [None if value is None else value / 1000 for value in curves.mean("duration_ms")]
+
+
+def _input(curves: Curves, first: int, end: int) -> float:
+    """Return the rows a second of some points."""
+    return float(np.nansum(curves.columns["rows_in"][first:end])) / ((end - first) * curves.window.step)
+
+
+def _more_input(change: _Change, curves: Curves) -> list[Reading]:
+    """Return that the input has risen since then, if it has: the most usual reason for longer batches."""
+    since = change.at.timestamp()
+    # The last point is not over yet.
+    first, end = sum(time < since for time in curves.window.times), curves.window.points - 1
+    if change.input_before is None or end <= first:
+        return []
+    now = _input(curves, first, end)
+    if now < _MORE_INPUT * max(change.input_before, 1):
+        return []
+    return [Reading("warn", f"The input has risen since then, from {rate(change.input_before)} to {rate(now)} rows/s.")]
 
 
 def _phases(curves: Curves, start: int) -> list[Reading]:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from streamwarden.airflow.pages.charts import Chart, Series
 from streamwarden.airflow.pages.events import Event, events_of
 from streamwarden.airflow.pages.reading import Reading, read_curves
+from streamwarden.airflow.pages.streams import slow_words
 from streamwarden.autoscaler.advise import advise
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_history import Curves, ProgressHistory, Window
@@ -52,6 +53,8 @@ class StreamPage:
         The sums of its generation.
     problem
         Why there are no curves, if the table can't be read.
+    slow
+        How much longer than the interval its batches take, in words.
     """
 
     of: Overview
@@ -65,6 +68,7 @@ class StreamPage:
     totals: Totals | None
     spec: JobSpec | None
     problem: StreamwardenError | None = None
+    slow: str = ""
 
 
 def stream_page(workspace: Workspace, job: str, length: timedelta, *, until: datetime, live: bool) -> StreamPage:
@@ -85,8 +89,9 @@ def stream_page(workspace: Workspace, job: str, length: timedelta, *, until: dat
     if of.seen is not None and of.seen.progress is not None:
         newer = {job: (of.seen.progress.incarnation, of.recent)}
     curves, problem = None, None
+    history = ProgressHistory(workspace)
     try:
-        curves = ProgressHistory(workspace).curves(window, [job], newer=newer).get(job)
+        curves = history.curves(window, [job], newer=newer).get(job)
     except StreamwardenError as error:
         problem = error
     readings: list[Reading] = []
@@ -94,7 +99,7 @@ def stream_page(workspace: Workspace, job: str, length: timedelta, *, until: dat
     wanted = of.seen is not None and of.seen.desired is not None and of.seen.desired.state == "running"
     # Of a suspended job, the last curves say nothing about now.
     if curves is not None and spec is not None and (wanted or not live):
-        readings = read_curves(curves, spec, events)
+        readings = read_curves(curves, spec, events, lambda near: history.curves(near, [job], newer=newer).get(job))
     return StreamPage(
         of=of,
         window=window,
@@ -107,6 +112,7 @@ def stream_page(workspace: Workspace, job: str, length: timedelta, *, until: dat
         totals=documents.current_totals() if of.seen is not None else None,
         spec=spec,
         problem=problem,
+        slow=slow_words(of) if live else "",
     )
 
 
@@ -122,7 +128,8 @@ def _advised(workspace: Workspace, job: str, readings: list[Reading]) -> list[Re
     said = advice.recommendation
     if not said.changes and (said.expected_busy is None or said.expected_busy[0] < 1):
         return readings
-    text = f"What to do: {'. '.join([advice.change, *said.why[:1]] if said.changes else said.why[:1])}. See the"
+    change = [f"rescale, {advice.change.replace('->', '→')}"] if said.changes else []
+    text = f"What to do: {'. '.join([*change, *said.why[:1]])}. See the"
     return [replace(one, text=text) if one.see else one for one in readings]
 
 

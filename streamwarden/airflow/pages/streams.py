@@ -18,7 +18,7 @@ from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.backlog import pending
 from streamwarden.supervision.health_rules import Level
 
-__all__ = ["TONES", "Stream", "StreamList", "list_streams", "operation_words"]
+__all__ = ["TONES", "Stream", "StreamList", "list_streams", "operation_words", "slow_words"]
 
 TONES = {
     Trouble.DOWN: "bad",
@@ -163,7 +163,7 @@ def _stream(one: Overview, curves: Curves | None) -> Stream:
     done = curves.while_busy("rows_in") if curves is not None else []
     top = max((value for value in [*read, *done] if value is not None), default=0)
     speeds = [batch.rows_per_second for batch in one.recent if batch.rows_in]
-    slow = _slow(one)
+    slow = slow_words(one)
     return Stream(
         job=one.job,
         of=one,
@@ -188,7 +188,7 @@ def _reasons(one: Overview, slow: str) -> list[str]:
     return [reason for reason in reasons if reason != one.seen.phase.value]
 
 
-def _slow(one: Overview) -> str:
+def slow_words(one: Overview) -> str:
     """Return that batches take longer than the interval; empty if they don't."""
     desired = one.seen.desired if one.seen is not None else None
     if desired is None or one.trouble is not Trouble.OK or len(one.recent) < _SLOW_FROM:

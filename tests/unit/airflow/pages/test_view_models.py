@@ -59,12 +59,39 @@ def curves(window: Window, **columns: list[float]) -> Curves:
     return Curves(window, np.ones(window.points), zeros, {name: known.get(name, zeros) for name in names})
 
 
+def alone(_: Window) -> Curves | None:
+    """Return nothing closer than what there is."""
+    return None
+
+
+def test_since_when_is_told_from_closer_curves_with_the_input_before() -> None:
+    window = Window.of(NOW, timedelta(days=5), points=5)
+    found = curves(window, duration_ms=[1000, 1000, 9000, 12000, 12000], rows_in=[864e3, 864e3, 864e4, 864e5, 864e5])
+    asked: list[Window] = []
+
+    def closer(near: Window) -> Curves:
+        asked.append(near)
+        steps = near.points
+        slow = steps * 3 // 4
+        took = [1000.0] * slow + [12000.0] * (steps - slow)
+        rows = [10 * near.step] * slow + [1000 * near.step] * (steps - slow)
+        return curves(near, duration_ms=took, rows_in=rows)
+
+    told = read_curves(found, spec("lamp"), [], closer)
+    (near,) = asked
+    day = window.times[2]
+    assert near.since.timestamp() == day - window.step and near.until.timestamp() == day + window.step
+    assert told[0].at is not None and told[0].at.timestamp() == near.times[near.points * 3 // 4]
+    assert told[0].text.endswith("Before, they took 1 s.")
+    assert told[1].text == "The input has risen since then, from 10 to 1,000 rows/s."
+
+
 def test_a_slow_job_is_told_with_what_happened_before() -> None:
     window = Window.of(NOW, timedelta(minutes=5), points=5)
     found = curves(window, duration_ms=[1000, 1000, 12000, 12000, 12000])
     slow = datetime.fromtimestamp(window.times[2], UTC)
     events = [Event(slow - timedelta(seconds=40), "rescale", "rescale by ann: done")]
-    texts = [one.text for one in read_curves(found, spec("lamp"), events)]
+    texts = [one.text for one in read_curves(found, spec("lamp"), events, alone)]
     assert texts[0].startswith("Batches take 12 s; one is to start each 10 s.")
     assert "40 s before that: rescale by ann: done." in texts
 
@@ -78,9 +105,9 @@ def test_the_operation_is_the_cause_and_not_the_end_of_its_driver() -> None:
         Event(slow - timedelta(seconds=60), "end", "driver ended after batch 30: stopped"),
         Event(slow - timedelta(seconds=30), "rescale", "driver started by rescale"),
     ]
-    texts = [one.text for one in read_curves(found, spec("lamp"), events)]
+    texts = [one.text for one in read_curves(found, spec("lamp"), events, alone)]
     assert "1 min 30 s before that: rescale by ann: done, partitions 4 → 96." in texts
-    texts = [one.text for one in read_curves(found, spec("lamp"), events[1:])]
+    texts = [one.text for one in read_curves(found, spec("lamp"), events[1:], alone)]
     assert "30 s before that: driver started by rescale." in texts
 
 
@@ -88,7 +115,9 @@ def test_the_operation_is_the_cause_and_not_the_end_of_its_driver() -> None:
 def test_late_rows_are_told_for_the_whole_time(late: list[float], told: bool) -> None:
     window = Window.of(NOW, timedelta(minutes=5), points=5)
     found = curves(window, duration_ms=[1000] * 5, rows_in=[400] * 5, late_rows=late)
-    texts = [(one.text, one.at) for one in read_curves(found, spec("lamp"), []) if "after the watermark" in one.text]
+    texts = [
+        (one.text, one.at) for one in read_curves(found, spec("lamp"), [], alone) if "after the watermark" in one.text
+    ]
     assert len(texts) == told
     if told:
         assert texts[0][0].startswith("405 of 2,000 rows")
@@ -255,7 +284,7 @@ def test_the_list_tells_of_batches_longer_than_the_interval(tmp_path: Path) -> N
     assert one.processed == 20
 
 
-@pytest.mark.parametrize(("rows", "told"), [(5_000, "cores 1 -> 2. "), (0, "cores, partitions, or")])
+@pytest.mark.parametrize(("rows", "told"), [(5_000, "rescale, cores 1 → 2. "), (0, "cores, partitions, or")])
 def test_a_slow_stream_quotes_the_advice_if_it_has_a_remedy(tmp_path: Path, rows: int, told: str) -> None:
     workspace = opened(tmp_path)
     now = utc_now()
