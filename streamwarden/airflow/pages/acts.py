@@ -87,7 +87,7 @@ class Act:
 
 
 _RESCALES = (
-    "Changes partitions, cores, executors or memory, and keeps the state. It takes a savepoint first; then the job is away"
+    "Changes partitions, cores, executors or memory, and keeps the state. Takes a savepoint first; then the job is away"
     " for seconds, on a busy machine for a minute. If it is not healthy afterwards, it goes back by itself."
 )
 
