@@ -191,7 +191,7 @@ class _Advisor:
                 # The target is unreachable, but keeping up with arrivals is possible.
                 target = limits.busy_above
                 wanted = self._needed(fitted, rate, catch_up=True, share=target)
-            reason = f"{rate:.0f} rows/s arrive, and batches take {now:.0%} of the interval"
+            reason = f"{rate:,.0f} rows/s arrive, and batches take {now:.0%} of the interval"
             if behind:
                 room = format_duration(limits.catch_up)
                 reason += f"; {self.backlog or 0:,.0f} rows wait, more than can be caught up with in {room}"
@@ -207,12 +207,12 @@ class _Advisor:
             after, fewer = format_duration(limits.down_after), self._within(least)
             share = self._busy(fitted, max(peak, rate), fewer)
             self.why.append(
-                f"no more than {max(peak, rate):.0f} rows/s arrived in the last {after}: with {fewer} cores batches"
+                f"no more than {max(peak, rate):,.0f} rows/s arrived in the last {after}: with {fewer} cores batches"
                 f" would take {share:.0%} of the interval; the target is {limits.target_busy:.0%}"
             )
             return fewer
         self.why.append(
-            f"{rate:.0f} rows/s arrive, and batches take {now:.0%} of the interval: fewer cores are not enough,"
+            f"{rate:,.0f} rows/s arrive, and batches take {now:.0%} of the interval: fewer cores are not enough,"
             f" and more are not needed up to {limits.busy_above:.0%}"
         )
         return self._within(self.parallelism.cores)
