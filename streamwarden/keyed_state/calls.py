@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.keyed_state.chunks import NEVER, BucketState, alive, integers, number_of_keys
+from streamwarden.keyed_state.chunks import NEVER, BucketState, alive, distinct, integers, number_of_keys
 from streamwarden.keyed_state.job import KEY_ID, KeyedBatch, KeyedJob, KeyedResult
 from streamwarden.keyed_state.layout import EXPIRES, HASH, TIMER, StateLayout
 
@@ -72,7 +72,7 @@ class Caller:
             The batch's time in milliseconds.
         """
         hashes = integers(events, HASH)
-        touched = _distinct(hashes)
+        touched = distinct(hashes)
         had = state.rows_of(touched)
         known = alive(had, now)
         keys = _Keys.of(self.layout, events, hashes, touched)
@@ -111,7 +111,7 @@ class Caller:
             return CallResult(self.layout.empty(), None)
         due = whole.filter(pa.array(is_due))
         hashes = integers(due, HASH)
-        touched = _distinct(hashes)
+        touched = distinct(hashes)
         keys = _Keys.of(self.layout, due, hashes, touched)
         no_events = pl.DataFrame(schema={KEY_ID: pl.Int64})
         plain = due.drop_columns([HASH, *self.layout.key])
@@ -188,7 +188,7 @@ class Caller:
         # Both are sorted.
         own = integers(rows, HASH)
         at = np.searchsorted(own, had)
-        removed = _distinct(had[own[np.minimum(at, len(own) - 1)] != had] if len(own) else had)
+        removed = distinct(had[own[np.minimum(at, len(own) - 1)] != had] if len(own) else had)
         number = len(removed)
         if not number:
             return rows
@@ -274,12 +274,6 @@ def _part(batch: KeyedBatch, begin: int, end: int) -> KeyedBatch:
 
     keys = cut(batch.keys)
     return KeyedBatch(now=batch.now, keys=keys, events=cut(batch.events), state=cut(batch.state))
-
-
-def _distinct(hashes: NDArray[np.int64]) -> NDArray[np.int64]:
-    # Not np.unique, which hashes integers since numpy 2.3: slower than sorting them.
-    ordered = np.sort(hashes)
-    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
 
 
 def _frame(rows: pa.RecordBatch, ids: NDArray[np.int64]) -> pl.DataFrame:

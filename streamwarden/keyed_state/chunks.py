@@ -23,6 +23,7 @@ __all__ = [
     "StoredChunk",
     "alive",
     "decoded",
+    "distinct",
     "encoded",
     "integers",
     "next_timer",
@@ -180,6 +181,13 @@ def integers(rows: pa.RecordBatch, column: str) -> NDArray[np.int64]:
     """Return a column of integers without nulls as an array."""
     values: NDArray[np.int64] = rows.column(column).to_numpy(zero_copy_only=False)
     return values
+
+
+def distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return each value once, in order."""
+    # Not np.unique, which hashes integers since numpy 2.3: slower than sorting them.
+    ordered = np.sort(values)
+    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
 
 
 def within(first: NDArray[np.int64], number: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from streamwarden.keyed_state.chunks import distinct
 from streamwarden.keyed_state.job import KEY_ID
 
 __all__ = [
@@ -44,15 +46,16 @@ def session_ids(rows: pl.DataFrame, *, start: str, end: str, gap: int) -> pl.Ser
     """
     keys, begin, until = (_integers(rows[name]) for name in (KEY_ID, start, end))
     ids, sessions = np.empty(len(rows), np.int64), 0
-    for part, lifts in _lines([keys], begin, until + gap):
-        starts, ends = begin[part[0]] + lifts[0], until[part[0]] + lifts[0]
+    for line in _lines([keys], begin, until + gap):
+        (part,), (lift,) = line.parts, line.lifts
+        starts, ends = begin[part] + lift, until[part] + lift
         # Stable: quick for the state, which is in order already.
         order = np.argsort(starts, kind="stable")
         is_first = np.ones(len(order), bool)
         np.greater(starts[order][1:] - np.maximum.accumulate(ends[order])[:-1], gap, out=is_first[1:])
         of_part = np.empty(len(order), np.int64)
         of_part[order] = np.cumsum(is_first) - 1 + sessions
-        ids[part[0]] = of_part
+        ids[part] = of_part
         sessions += int(is_first.sum())
     return pl.Series("session", ids)
 
@@ -80,12 +83,17 @@ def sliding_windows(
     polars.DataFrame
         ``key_id``, ``window_start``, ``rows`` and the sums: each window once, by key and start.
     """
-    times = _integers(changed[at])
-    # All that may hold a row; if `every` does not divide `size`, the earliest may end before it.
-    starts = (times // every * every)[:, None] - every * np.arange(-(-size // every))
-    holds = starts + size > times[:, None]
-    keys = np.broadcast_to(_integers(changed[KEY_ID])[:, None], starts.shape)
-    windows = pl.DataFrame({KEY_ID: keys[holds], "window_start": starts[holds]}).unique().sort(KEY_ID, "window_start")
+    times, keys = _integers(changed[at]), _integers(changed[KEY_ID])
+    found = [pl.DataFrame(schema={KEY_ID: pl.Int64, "window_start": pl.Int64})]
+    for line in _lines([keys], times - size - every, times):
+        part = line.parts[0]
+        # All that may hold a row; if `every` does not divide `size`, the earliest may end before it.
+        starts = (times[part] // every * every)[:, None] - every * np.arange(-(-size // every))
+        holds = starts + size > times[part][:, None]
+        # Numbers are sorted quicker than rows, and are in the order of key and start.
+        places = distinct((starts + line.lifts[0][:, None])[holds])
+        found.append(pl.DataFrame(dict(zip((KEY_ID, "window_start"), line.back(places), strict=True))))
+    windows = pl.concat(found)
     begin = _integers(windows["window_start"])
     return windows.hstack(_totals(_integers(windows[KEY_ID]), begin, begin + size, rows, at, sums))
 
@@ -108,11 +116,10 @@ def union_of_lists(ids: pl.Series, values: pl.Series, number: int) -> pl.Series:
     flat = values.list.explode(keep_nulls=False, empty_as_null=False)
     pairs = pl.DataFrame({"id": np.repeat(_integers(ids), lengths), "value": flat}).drop_nulls()
     # The id above 32 bits, and below it the value, lifted so that it is not negative.
-    codes = np.sort((pairs["id"].to_numpy() << 32) | (pairs["value"].cast(pl.Int64).to_numpy() + _LIFT))
-    codes = codes[np.concatenate([[True], codes[1:] != codes[:-1]])] if len(codes) else codes
-    distinct = ((codes & 0xFFFFFFFF) - _LIFT).astype(np.int32)
+    codes = distinct((pairs["id"].to_numpy() << 32) | (pairs["value"].cast(pl.Int64).to_numpy() + _LIFT))
+    members = ((codes & 0xFFFFFFFF) - _LIFT).astype(np.int32)
     ends = np.searchsorted(codes >> 32, np.arange(number), "right")
-    return _lists(distinct, ends, values.dtype)
+    return _lists(members, ends, values.dtype)
 
 
 def _lists(values: np.ndarray, ends: np.ndarray, dtype: pl.DataType) -> pl.Series:
@@ -132,12 +139,13 @@ def _totals(
     """Count and add up, for each range of a key, the rows of that key with ``begin <= at < end``."""
     times = _integers(rows[at])
     found = np.zeros((len(sums) + 1, len(keys)), np.int64)
-    for parts, lifts in _lines([_integers(rows[KEY_ID]), keys], np.append(times, begin), np.append(times, end)):
-        line = times[parts[0]] + lifts[0]
-        order = np.argsort(line, kind="stable")
-        line = line[order]
-        first = np.searchsorted(line, begin[parts[1]] + lifts[1])
-        last = np.searchsorted(line, end[parts[1]] + lifts[1])
+    for line in _lines([_integers(rows[KEY_ID]), keys], np.append(times, begin), np.append(times, end)):
+        parts, lifts = line.parts, line.lifts
+        places = times[parts[0]] + lifts[0]
+        order = np.argsort(places, kind="stable")
+        places = places[order]
+        first = np.searchsorted(places, begin[parts[1]] + lifts[1])
+        last = np.searchsorted(places, end[parts[1]] + lifts[1])
         found[0, parts[1]] = last - first
         for number, name in enumerate(sums, 1):
             until = np.concatenate([[0], np.cumsum(_integers(rows[name])[parts[0]][order])])
@@ -148,12 +156,34 @@ def _totals(
 _Part = slice | NDArray[np.bool_]
 
 
-def _lines(
-    keys: Sequence[_Integers], begin: _Integers, end: _Integers
-) -> Iterator[tuple[list[_Part], list[_Integers]]]:
-    """Put the times of all keys on one line, each key's times above those of the key before.
+@dataclass(frozen=True)
+class _Line:
+    """The times of some keys on one line, each key's above those of the key before.
 
-    So one sort or search serves all keys. Where a line of 64 bits is too short, there are several of some keys each.
+    Parameters
+    ----------
+    parts, lifts
+        For each array of keys: its rows on this line, and what to add to their times.
+    first, width, least
+        The first key, the length of a key's part, and the earliest time.
+    """
+
+    parts: list[_Part]
+    lifts: list[_Integers]
+    first: int
+    width: int
+    least: int
+
+    def back(self, places: _Integers) -> tuple[_Integers, _Integers]:
+        """Return the keys and times of places."""
+        keys = places // self.width
+        return keys + self.first, places - keys * self.width + self.least
+
+
+def _lines(keys: Sequence[_Integers], begin: _Integers, end: _Integers) -> Iterator[_Line]:
+    """Put the times of all keys on one line, so that one sort or search serves all keys.
+
+    Where a line of 64 bits is too short, there are several of some keys each.
 
     Parameters
     ----------
@@ -161,11 +191,6 @@ def _lines(
         The keys of some arrays of rows.
     begin, end
         Times, of which the earliest and the latest count.
-
-    Yields
-    ------
-    tuple
-        For each array: its rows on this line, and what to add to their times.
     """
     every = np.concatenate(keys)
     if not len(every):
@@ -178,4 +203,5 @@ def _lines(
         parts: list[_Part] = [slice(None)] * len(keys)
         if high - low >= together:
             parts = [(some >= first) & (some - first < together) for some in keys]
-        yield parts, [(some[part] - first) * width - least for some, part in zip(keys, parts, strict=True)]
+        lifts = [(some[part] - first) * width - least for some, part in zip(keys, parts, strict=True)]
+        yield _Line(parts, lifts, first, width, least)
