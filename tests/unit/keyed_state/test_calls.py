@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.keyed_state.calls import Caller
-from streamwarden.keyed_state.chunks import BucketState, StoredChunk, number_of_keys
+from streamwarden.keyed_state.chunks import NEVER, BucketState, StoredChunk, decoded, encoded, number_of_keys
 from streamwarden.keyed_state.job import KEY_ID, KeyedBatch, KeyedJob, KeyedResult
 from streamwarden.keyed_state.layout import HASH, StateField, StateLayout
 from streamwarden.keyed_state.processor import BucketProcessor
@@ -270,6 +270,18 @@ class Newer(Sums):
         rows = pl.concat([batch.state.select(KEY_ID, "total", "count", "most"), events])
         sums = rows.group_by(KEY_ID).agg(pl.col("total", "count").sum(), pl.col("most").max())
         return KeyedResult(sums, sums.select(KEY_ID, "total", "most"))
+
+
+def test_chunks_are_compressed_and_older_ones_are_read_as_they_are() -> None:
+    keys = [f"card{number:06d}" for number in range(1000)]
+    numbers = pa.array(range(1000), pa.int64())
+    same = pa.array([NEVER] * 1000, pa.int64())
+    rows = pa.RecordBatch.from_arrays([numbers, pa.array(keys), same, same, numbers, numbers], schema=LAYOUT.schema)
+    old = StoredChunk(1, rows.serialize().to_pybytes())
+    new = encoded(LAYOUT, rows)
+    assert decoded(LAYOUT, old).equals(rows) and decoded(LAYOUT, new).equals(rows)
+    assert len(new.blob) < 0.6 * len(old.blob)
+    assert decoded(LAYOUT, encoded(LAYOUT, LAYOUT.empty())).num_rows == 0
 
 
 def test_older_state_has_the_default_of_a_newer_field() -> None:
