@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -99,7 +100,14 @@ def stream_page(workspace: Workspace, job: str, length: timedelta, *, until: dat
     wanted = of.seen is not None and of.seen.desired is not None and of.seen.desired.state == "running"
     # Of a suspended job, the last curves say nothing about now.
     if curves is not None and spec is not None and (wanted or not live):
-        readings = read_curves(curves, spec, events, lambda near: history.curves(near, [job], newer=newer).get(job))
+
+        def closer(near: Window) -> Curves | None:
+            # Without it, the begin of a point is told.
+            with suppress(StreamwardenError):
+                return history.curves(near, [job], newer=newer).get(job)
+            return None
+
+        readings = read_curves(curves, spec, events, closer)
     return StreamPage(
         of=of,
         window=window,
