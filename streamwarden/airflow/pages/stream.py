@@ -102,7 +102,7 @@ def stream_page(workspace: Workspace, job: str, length: timedelta, *, until: dat
     if curves is not None and spec is not None and (wanted or not live):
 
         def closer(near: Window) -> Curves | None:
-            # Without it, the begin of a point is told.
+            # Otherwise the page tells the begin of a point.
             with suppress(StreamwardenError):
                 return history.curves(near, [job], newer=newer).get(job)
             return None
