@@ -3,9 +3,10 @@
 Run by ``make bench-pages``. The documents and the table of batches are generated: a batch a minute, joined by
 housekeeping, and this hour's in files of five batches, as drivers append them. Pages are not kept between the requests;
 what was computed from a file is, so the first request after a start takes longer: it is measured apart. Before each
-request, half of the jobs complete a batch, and three of their drivers append to the table. CPU is this process's, and the
-least of the requests: the work is the same each time, and all above is noise of the machine. On a machine with other work, the wall time is longer. If
-Playwright and Chromium are there, the time from the address to the first drawn chart is measured, too.
+request, half of the jobs complete a batch, and three of their drivers append to the table. CPU is this process's, the
+least of the requests: the work is the same each time, and what is above it is noise. On a machine with other work, the
+wall time is longer. If Playwright and Chromium are there, the time from the address to the first drawn chart is
+measured, too.
 
 Options: ``--jobs``, ``--weeks`` (two numbers), ``--requests`` (of each page).
 """
