@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import ClassVar, TypeVar
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from streamwarden.errors import ErrorCode, StreamwardenError
@@ -25,6 +25,8 @@ __all__ = ["AppendedTable", "milliseconds", "schema_of"]
 T = TypeVar("T")
 
 _PROPERTIES = {
+    # Files are chosen by nothing else, and what a log has to say of thirty columns takes a reader three times as long.
+    "delta.dataSkippingStatsColumns": "at",
     # Nobody uses time travel on such a table, and it has thousands of commits a day.
     "delta.logRetentionDuration": "interval 1 days",
     "delta.deletedFileRetentionDuration": "interval 1 days",
@@ -36,6 +38,8 @@ _JOINED = "streamwarden/joined"
 _HOUR_BYTES = 1_000_000
 """The size up to which files are joined each hour: a day of a job's batches. Larger ones wait for the day's upkeep, so
 that an hour rewrites little."""
+_WRITTEN = WriterProperties(max_row_group_size=10_000, compression="ZSTD")
+"""A reader of the newest rows leaves older row groups out. 10,000 rows: a week of a job with a batch a minute."""
 _TRIES = 10
 
 
@@ -142,13 +146,13 @@ class AppendedTable:
         if (table.transaction_version(_UPKEEP) or 0) >= day:
             if (table.transaction_version(_JOINED) or 0) >= hour:
                 return {}
-            joined = table.optimize.compact(target_size=_HOUR_BYTES)
+            joined = table.optimize.compact(target_size=_HOUR_BYTES, writer_properties=_WRITTEN)
             self._note(table, {_JOINED: hour}, now)
             return {"files_joined": int(joined["numFilesRemoved"])} if joined["numFilesRemoved"] else {}
         held = self._is_held(table.version())
         old = before.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         deleted = table.delete(f"at < '{old}'")
-        joined = table.optimize.compact()
+        joined = table.optimize.compact(writer_properties=_WRITTEN)
         removed = (
             [] if held else table.vacuum(retention_hours=24, enforce_retention_duration=False, dry_run=False, full=True)
         )

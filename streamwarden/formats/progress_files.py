@@ -46,13 +46,14 @@ class File:
         Its path in the table.
     job
         The job of its rows.
-    newest
-        The time of its newest row, in microseconds since the epoch; None: unknown. Thousands of datetimes would take as
-        long as the rest of a page.
+    oldest, newest
+        The times of its oldest and newest row, in microseconds since the epoch; None: unknown. Thousands of datetimes
+        would take as long as the rest of a page.
     """
 
     path: str
     job: str
+    oldest: int | None
     newest: int | None
 
 
@@ -69,22 +70,34 @@ def files_of(table: DeltaTable, jobs: Collection[str], since: datetime, until: d
     early = pc.fill_null(pc.greater_equal(low, pa.scalar(until, _TIME)), False)
     mine = pc.is_in(chosen["partition.job"].cast(pa.string()), pa.array(sorted(jobs), pa.string()))
     found = chosen.filter(pc.and_(mine, pc.invert(pc.or_(late, early))))
-    paths, names = found["path"].to_pylist(), found["partition.job"].to_pylist()
-    return list(map(File, paths, names, found["max.at"].cast(_TIME).cast(pa.int64()).to_pylist()))
+    oldest, newest = (found[name].cast(_TIME).cast(pa.int64()).to_pylist() for name in ("min.at", "max.at"))
+    return list(map(File, found["path"].to_pylist(), found["partition.job"].to_pylist(), oldest, newest))
 
 
-def read_file(workspace: Workspace, file: File, columns: Iterable[str]) -> pa.Table:
-    """Return columns of a file, with the table's types; nulls for a column that its driver did not know."""
+def read_file(workspace: Workspace, file: File, columns: Iterable[str], since: datetime) -> pa.Table:
+    """Return columns of a file, with the table's types; nulls for a column that its driver did not know.
+
+    Row groups that are older than `since` are left out: a joined file has all weeks of a job.
+    """
     data = workspace.files.read(f"{table_key(PROGRESS_TABLE)}/{unquote(file.path)}")
     parquet = pq.ParquetFile(pa.BufferReader(data))
     names = [name for name in columns if name != "job"]
     there = set(parquet.schema_arrow.names)
-    found = parquet.read(columns=[name for name in names if name in there], use_threads=False)
+    groups = _row_groups(parquet, since)
+    found = parquet.read_row_groups(groups, columns=[name for name in names if name in there], use_threads=False)
     arrays = {
         name: found[name].cast(COLUMNS[name][0]) if name in there else pa.nulls(found.num_rows, COLUMNS[name][0])
         for name in names
     }
     return pa.table(arrays)
+
+
+def _row_groups(parquet: pq.ParquetFile, since: datetime) -> list[int]:
+    """Return the row groups of a file that may have rows at or after a time."""
+    data = parquet.metadata
+    place = next(number for number, column in enumerate(parquet.schema) if column.path == "at")
+    statistics = [data.row_group(group).column(place).statistics for group in range(data.num_row_groups)]
+    return [group for group, one in enumerate(statistics) if one is None or not one.has_min_max or one.max >= since]
 
 
 class KeptResults(Generic[T]):

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -272,7 +273,7 @@ class ProgressHistory(ProgressTable):
             enough = len(found) >= last and file.newest is not None and file.newest < _micros(found[last - 1]["at"])
             if enough:
                 break
-            found += [row for row in read_file(self._workspace, file, wanted).to_pylist() if row["at"] >= since]
+            found += [row for row in read_file(self._workspace, file, wanted, since).to_pylist() if row["at"] >= since]
             found.sort(key=lambda row: row["at"], reverse=True)
         return found[:last]
 
@@ -295,25 +296,32 @@ class ProgressHistory(ProgressTable):
         table = self._newest_version()
         files = files_of(table, jobs, window.since, window.until) if table is not None else []
 
+        # Cut at a day, so that what is kept of a joined file serves until tomorrow.
+        day = window.since.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        begin = _micros(day)
+        parts = [(file.path, day if file.oldest is None or file.oldest < begin else None) for file in files]
+
+        def key(what: Hashable) -> Hashable:
+            return self._uri, window.step, columns, what
+
         def read(place: int) -> _Cells:
-            rows = read_file(self._workspace, files[place], ("incarnation", "batch", "at", *columns))
+            rows = read_file(self._workspace, files[place], ("incarnation", "batch", "at", *columns), day)
+            rows = rows.filter(pc.greater_equal(rows["at"], pa.scalar(day, rows["at"].type)))
             return _added_up(_of_rows(rows, columns), _newest(rows), window.step)
 
-        def join(places: list[int]) -> Iterable[_Cells]:
+        def join(missing: list[int]) -> Iterable[_Cells]:
             # Read together, whatever job they are of.
-            wanted = [place for job in places for place in by_job[names[job]]]
-            keys: list[Hashable] = [(self._uri, files[place].path, window.step, columns) for place in wanted]
-            parts = iter(_kept.get(keys, lambda missing: read_several(lambda at: read(wanted[at]), missing)))
-            return [_joined(list(islice(parts, len(by_job[names[job]])))) for job in places]
+            wanted = [place for job in missing for place in by_job[names[job]]]
+            keys = [key(parts[place]) for place in wanted]
+            cells = iter(_kept.get(keys, lambda places: read_several(lambda at: read(wanted[at]), places)))
+            return [_joined(list(islice(cells, len(by_job[names[job]])))) for job in missing]
 
         by_job: dict[str, list[int]] = {}
         for place, file in enumerate(files):
             by_job.setdefault(file.job, []).append(place)
         names = list(by_job)
-        paths = (tuple(files[place].path for place in by_job[job]) for job in names)
-        return list(
-            zip(names, _joined_of.get([(self._uri, one, window.step, columns) for one in paths], join), strict=True)
-        )
+        joined = _joined_of.get([key(tuple(parts[place] for place in by_job[job])) for job in names], join)
+        return list(zip(names, joined, strict=True))
 
 
 _EPOCH_PER_S = 1_000_000

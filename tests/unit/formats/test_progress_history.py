@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamwarden.formats.progress_files import KeptResults
+from streamwarden.formats.progress_files import KeptResults, files_of, read_file
 from streamwarden.formats.progress_history import ProgressHistory, Window
 from streamwarden.formats.progress_table import ProgressTable
 from streamwarden.model.progress import BatchProgress, SourceProgress
@@ -118,6 +118,29 @@ def test_files_are_read_once_and_room_is_bounded(workspace: Workspace, monkeypat
     kept: KeptResults[int] = KeptResults(10, lambda value: value)
     assert kept.get(["a", "b"], lambda places: [3] * len(places)) == [3, 3] and kept.size == 6
     assert kept.get(["b", "c"], lambda places: [7] * len(places)) == [3, 7] and kept.size == 10
+
+
+def test_of_a_joined_file_only_the_days_of_the_window_are_read(workspace: Workspace) -> None:
+    # A batch each minute of three weeks, in three files that housekeeping joins.
+    table, minutes = ProgressTable(workspace), 3 * 7 * 24 * 60
+    made = [batch(number, seconds_ago=60 * (minutes - number)) for number in range(minutes)]
+    for begin in range(0, minutes, 10_080):
+        table.append("lamp", "i1", 1, made[begin : begin + 10_080])
+    assert table.upkeep(timedelta(days=90), now=NOW)["files_joined"] == 3
+    opened = table._open(make=False)
+    assert opened is not None
+    [file] = files_of(opened, ["lamp"], NOW - timedelta(hours=1), NOW)
+    assert read_file(workspace, file, ["at"], NOW - timedelta(weeks=5)).num_rows == minutes
+    assert read_file(workspace, file, ["at"], NOW - timedelta(hours=1)).num_rows <= 20_000
+
+    for length in (timedelta(hours=1), timedelta(days=2), timedelta(days=20)):
+        window = Window.of(NOW, length, points=60)
+        found = ProgressHistory(workspace).curves(window, ["lamp"])["lamp"]
+        inside = [done for done in made if window.since <= done.at < window.until]
+        assert found.batches.sum() == len(inside) and found.columns["rows_in"].sum() == 100 * len(inside)
+        assert found.columns["state_rows"].max(initial=0, where=found.batches > 0) == minutes - 1
+        kept = ProgressHistory(workspace)._cells(window, ["lamp"], ("rows_in",))
+        assert sum(one.batches.sum() for _, one in kept) <= len(inside) + 24 * 60
 
 
 def test_a_table_is_opened_once_and_shows_what_was_appended_since(
