@@ -68,7 +68,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Server time of the pages.")
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--weeks", type=int, nargs=2, default=[1, 13])
-    parser.add_argument("--requests", type=int, default=10)
+    parser.add_argument("--requests", type=int, default=20)
     given = parser.parse_args()
     print_machine(given.requests)
     found: list[dict[str, tuple[float, float]]] = []
