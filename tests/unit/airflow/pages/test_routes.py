@@ -27,8 +27,9 @@ from streamwarden.airflow import pages
 from streamwarden.airflow.pages.app import build_app
 from streamwarden.airflow.pages.places import workspace as workspace_of
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.record import utc_now
 from streamwarden.store.workspace import Workspace
-from tests.unit.airflow.pages.made import NASTY, ODD, OPERATION, RUN, populated
+from tests.unit.airflow.pages.made import NASTY, ODD, OPERATION, RUN, batch, populated, ran
 
 pytestmark = pytest.mark.unit
 
@@ -75,7 +76,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.fixture
 def client(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TestClient]]:
-    def made(role: str | None = "OP", manager: Any = SimpleAuthManager) -> TestClient:
+    def made(role: str | None = "OP", manager: Any = SimpleAuthManager, place: Workspace = place) -> TestClient:
         monkeypatch.setattr(_AuthManagerState, "instance", manager())
         app = build_app()
         app.dependency_overrides[workspace_of] = lambda: place
@@ -119,6 +120,21 @@ def test_a_reader_sees_each_page(client: Callable[..., TestClient], address: str
         assert answer.headers["location"].startswith(f"{PREFIX}/")
     else:
         assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_a_job_has_the_same_colour_in_the_list_and_on_its_page(
+    client: Callable[..., TestClient], tmp_path: Path
+) -> None:
+    place = populated(tmp_path)
+    ran(place, "long", batches=[batch(n, utc_now(), ms=25_000) for n in range(10)])
+    walker = client(place=place)
+    tones = {"long": "warn", "slow": "bad", "ingest": "warn", "broken": "bad", "stopped": "off"}
+    rows = get(walker, "/streams").text.split("<tr")
+    for job, tone in tones.items():
+        page = get(walker, f"/streams/{job}").text
+        assert re.findall(r'id="state"[^>]*><span class="badge (\w+)', page) == [tone], job
+        (row,) = [row for row in rows if f"/streams/{job}" in row]
+        assert re.findall(r'class="badge (\w+)', row)[0] == tone
 
 
 @pytest.mark.parametrize("address", OF_A_JOB)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,15 +16,18 @@ from streamwarden.airflow.pages.events import Event, events_of
 from streamwarden.airflow.pages.fresh import Fresh
 from streamwarden.airflow.pages.links import Links, page_address
 from streamwarden.airflow.pages.operations import timeline_of
-from streamwarden.airflow.pages.quality import checks_of
+from streamwarden.airflow.pages.quality import TableQuality, checks_of
 from streamwarden.airflow.pages.reading import read_curves, since_when
 from streamwarden.airflow.pages.savepoints import lineage
 from streamwarden.airflow.pages.stream import stream_page
 from streamwarden.airflow.pages.streams import list_streams
 from streamwarden.airflow.pages.words import ago, percent, rate, seconds, size
 from streamwarden.formats.progress_history import Curves, Window
+from streamwarden.formats.published_log import PublishedAt
+from streamwarden.model.gate import GateRecord, Hold
 from streamwarden.model.operation import Operation, OperationPlan, Step
 from streamwarden.model.record import utc_now
+from streamwarden.quality.gate_state import GateState
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.documents import manifest_document
 from streamwarden.store.workspace import Workspace
@@ -282,6 +286,18 @@ def test_the_list_tells_of_batches_longer_than_the_interval(tmp_path: Path) -> N
     assert one.tone == "warn" and one.matches("", "trouble")
     # The newest batch had no input.
     assert one.processed == 20
+
+
+@pytest.mark.parametrize(
+    ("latest", "content", "tone"), [(None, -1, "off"), (4, -1, "off"), (4, 4, "good"), (5, 4, "busy")]
+)
+def test_versions_that_wait_for_the_gate_have_the_colour_of_work(latest: int | None, content: int, tone: str) -> None:
+    state = GateState("trips", latest, PublishedAt(0, content), GateRecord(table="trips", began=0))
+    found = TableQuality("trips", ["ingest"], state, [])
+    assert found.tone == tone
+    hold = Hold(after=4, version=5, since=NOW, run="r", failures=[], batches=[])
+    held = dataclasses.replace(state, record=GateRecord(table="trips", began=0, hold=hold))
+    assert dataclasses.replace(found, state=held).tone == "warn"
 
 
 @pytest.mark.parametrize(("rows", "told"), [(5_000, "rescale, cores 1 → 2. "), (0, "cores, partitions, or")])
