@@ -102,7 +102,7 @@ class Caller:
         Parameters
         ----------
         whole
-            All rows of the bucket that have not expired, sorted by hash.
+            All rows that have not expired of keys with a timer that is due, sorted by hash. Other keys may be there.
         now
             The batch's time in milliseconds.
         """
@@ -121,7 +121,8 @@ class Caller:
         kept = whole.filter(pa.array(~is_due & np.isin(integers(whole, HASH), touched)))
         lives_until = self._lives_until(now, keys, None, due, keys.event_ids)
         rows = self.layout.sorted_by_hash([kept, self._rows(result.state, keys, lives_until)])
-        return CallResult(self._with_tombstones(rows, touched), self._output(result, keys))
+        added = number_of_keys(rows) - len(touched)
+        return CallResult(self._with_tombstones(rows, touched), self._output(result, keys), added)
 
     def _call(self, function: Callable[[KeyedBatch], KeyedResult], batch: KeyedBatch) -> KeyedResult:
         try:

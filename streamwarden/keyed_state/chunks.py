@@ -20,6 +20,7 @@ from streamwarden.keyed_state.layout import EXPIRES, HASH, TIMER, StateLayout
 __all__ = [
     "NEVER",
     "BucketState",
+    "Outlook",
     "StoredChunk",
     "alive",
     "decoded",
@@ -28,7 +29,6 @@ __all__ = [
     "integers",
     "next_timer",
     "number_of_keys",
-    "replaced",
     "within",
 ]
 
@@ -41,6 +41,10 @@ _LEAST_BASE = 4096
 _MAX_CHUNKS = 24
 """Chunks at most. A batch searches each chunk for its keys. 24, less the spread of :meth:`BucketState.appended`: a
 bucket with few events a batch is merged every 17 to 24 batches."""
+
+_EXPIRED_SHARE = 1 / 8
+"""Of a bucket's rows. More expired ones are removed at once. Were all, a time to live would have nearly every batch
+store all buckets anew."""
 
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
 """Half the bytes. zstd makes three quarters of that, in twice the time to write and five times that to read."""
@@ -101,23 +105,54 @@ class BucketState:
 
     def whole(self) -> pa.RecordBatch:
         """Return the newest rows of every key, sorted by hash, without tombstones; expired rows are still there."""
-        if not self.chunks:
-            return self.layout.empty()
-        if len(self.chunks) == 1:
-            rows = self.chunks[0]
-        else:
-            rows = pa.concat_batches(self.chunks)
-            hashes = integers(rows, HASH)
-            age = np.repeat(np.arange(len(self.chunks)), [chunk.num_rows for chunk in self.chunks])
-            order = np.lexsort((age, hashes))
-            hashes, age = hashes[order], age[order]
-            # The last row of each hash is of the newest chunk that has it.
-            last = np.flatnonzero(np.append(hashes[1:] != hashes[:-1], True))
-            newest = np.repeat(age[last], np.diff(last, prepend=-1))
-            rows = rows.take(pa.array(order[age == newest]))
-        return alive(rows, 1)
+        parts = [
+            alive(chunk.filter(pa.array(stands)), 1)
+            for chunk, stands in zip(self.chunks, self._standing(), strict=True)
+        ]
+        return self.layout.sorted_by_hash(parts)
 
-    def appended(self, fresh: pa.RecordBatch, *, bucket: int, now: int) -> tuple[StoredChunk, pa.RecordBatch | None]:
+    def outlook(self, now: int) -> Outlook:
+        """Return what is due at a time, and what comes next. Copies no row: most keys are not due.
+
+        Parameters
+        ----------
+        now
+            In milliseconds.
+        """
+        hashes, expires, timers = ([integers(chunk, name) for chunk in self.chunks] for name in (HASH, EXPIRES, TIMER))
+        standing = self._standing()
+        living = [stands & (ends > now) for stands, ends in zip(standing, expires, strict=True)]
+        gone = [stands & (ends <= now) & (ends > 0) for stands, ends in zip(standing, expires, strict=True)]
+        due = [own[lives & (at <= now)] for own, lives, at in zip(hashes, living, timers, strict=True)]
+        keys = distinct(np.concatenate(due))
+        for own, lives in zip(hashes, living, strict=True):
+            lives[_places(own, keys)] = False
+        later = np.concatenate([at[lives] for at, lives in zip(timers, living, strict=True)])
+        last = np.concatenate([ends[lives] for ends, lives in zip(expires, living, strict=True)])
+        return Outlook(
+            due=keys,
+            rows=sum(map(len, hashes)),
+            expired=sum(int(np.count_nonzero(one)) for one in gone),
+            timer=int(later.min(initial=NEVER)),
+            expires=int(last.max(initial=0)),
+        )
+
+    def _standing(self) -> list[NDArray[np.bool_]]:
+        """Return for each chunk which of its rows no newer chunk replaces."""
+        newer, found = np.zeros(0, np.int64), []
+        for chunk in reversed(self.chunks):
+            own = integers(chunk, HASH)
+            stands = np.ones(len(own), np.bool_)
+            stands[_places(own, newer)] = False
+            found.append(stands)
+            if len(found) < len(self.chunks):
+                # Not of the base, which has most of the rows.
+                newer = distinct(np.concatenate([newer, own]))
+        return found[::-1]
+
+    def appended(
+        self, fresh: pa.RecordBatch, *, bucket: int, now: int, merge: bool = False
+    ) -> tuple[StoredChunk, pa.RecordBatch | None]:
         """Return the chunk to store for new rows; if it replaces all others, also its rows.
 
         Chunks are merged when the appended ones outgrow the base, or are too many. The limits depend on the bucket's
@@ -131,14 +166,61 @@ class BucketState:
             The bucket's number.
         now
             The time, in milliseconds, by which state expires.
+        merge
+            Merge in any case.
         """
         chunk = encoded(self.layout, fresh)
         spread = bucket % 8
         limit = max(self.sizes[0], _LEAST_BASE) * (0.75 + spread / 14) if self.sizes else 0
-        if self.sizes and len(self.sizes) < _MAX_CHUNKS - spread and sum(self.sizes[1:]) + len(chunk.blob) <= limit:
+        if (
+            not merge
+            and self.sizes
+            and len(self.sizes) < _MAX_CHUNKS - spread
+            and sum(self.sizes[1:]) + len(chunk.blob) <= limit
+        ):
             return chunk, None
         merged = alive(BucketState(self.layout, [*self.chunks, fresh], []).whole(), now)
         return encoded(self.layout, merged), merged
+
+
+class Outlook(NamedTuple):
+    """What is due in a bucket at a time, and what comes next.
+
+    Parameters
+    ----------
+    due
+        The hashes of the keys that have a timer that is due, sorted.
+    rows
+        The number of stored rows.
+    expired
+        How many of them have expired.
+    timer, expires
+        The earliest timer and the latest end of the other keys' rows, in milliseconds; an end of 0: there are none.
+    """
+
+    due: NDArray[np.int64]
+    rows: int
+    expired: int
+    timer: int
+    expires: int
+
+    @property
+    def has_much_expired(self) -> bool:
+        """Whether the expired rows are worth to be removed."""
+        return self.expired > _EXPIRED_SHARE * self.rows
+
+    def next_timer(self, fresh: pa.RecordBatch) -> int | None:
+        """Return when the bucket must be looked at again; None if no row is left.
+
+        Parameters
+        ----------
+        fresh
+            The new rows of the keys that are due, none of them expired.
+        """
+        if not self.expires and not fresh.num_rows:
+            return None
+        timer = min(self.timer, int(integers(fresh, TIMER).min(initial=NEVER)))
+        return timer if timer != NEVER else max(self.expires, int(integers(fresh, EXPIRES).max(initial=0)))
 
 
 def alive(rows: pa.RecordBatch, now: int) -> pa.RecordBatch:
@@ -147,20 +229,12 @@ def alive(rows: pa.RecordBatch, now: int) -> pa.RecordBatch:
     return rows if keep.all() else rows.filter(pa.array(keep))
 
 
-def replaced(rows: pa.RecordBatch, fresh: pa.RecordBatch, layout: StateLayout) -> pa.RecordBatch:
-    """Return rows after a chunk was appended: its keys have only the rows in it."""
-    kept = rows.filter(pa.array(~np.isin(integers(rows, HASH), integers(fresh, HASH))))
-    return layout.sorted_by_hash([kept, fresh])
-
-
 def next_timer(rows: pa.RecordBatch) -> int:
-    """Return when the bucket must be looked at again: its earliest timer, or else when its last row expires."""
+    """Return when a bucket of these rows must be looked at: its earliest timer, or else when its last row expires."""
     if not rows.num_rows:
         return NEVER
     earliest = int(integers(rows, TIMER).min())
-    if earliest != NEVER:
-        return earliest
-    return int(integers(rows, EXPIRES).max())
+    return earliest if earliest != NEVER else int(integers(rows, EXPIRES).max())
 
 
 def number_of_keys(rows: pa.RecordBatch) -> int:
@@ -188,6 +262,12 @@ def decoded(layout: StateLayout, chunk: StoredChunk) -> pa.RecordBatch:
     """Return a stored chunk's rows in the newest version: fields added since have their defaults."""
     rows = pa.ipc.read_record_batch(pa.py_buffer(chunk.blob), layout.schema_of(chunk.version))
     return layout.upgraded(rows, chunk.version)
+
+
+def _places(own: NDArray[np.int64], hashes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the places of hashes in a chunk's; both are sorted, and `hashes` are without repetition."""
+    first = np.searchsorted(own, hashes, "left")
+    return within(first, np.searchsorted(own, hashes, "right") - first)
 
 
 def integers(rows: pa.RecordBatch, column: str) -> NDArray[np.int64]:

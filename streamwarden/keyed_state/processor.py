@@ -27,7 +27,6 @@ from streamwarden.keyed_state.chunks import (
     encoded,
     next_timer,
     number_of_keys,
-    replaced,
 )
 
 __all__ = ["CHUNK_ROW", "PACKED_OUTPUT", "STATE_NAME", "BucketProcessor", "packed", "unpacked"]
@@ -48,7 +47,8 @@ class BucketProcessor(StatefulProcessor):
     """Keeps the keys of a bucket in a list of chunks, and calls the job once a batch for those that have events.
 
     A batch reads the chunks in one round trip to the JVM and appends one in another; a third sets the timer. The
-    bucket has one timer, for the earliest of its rows: when it fires, the whole bucket is read and stored anew.
+    bucket has one timer, for the earliest of its rows: when it fires, the job gets the rows that are due, and what it
+    returns is appended. Expired rows are never shown; their bytes go when chunks are merged, or when they are many.
 
     Parameters
     ----------
@@ -127,21 +127,19 @@ class BucketProcessor(StatefulProcessor):
         stored = self._read()
         if stored.timer != expiredTimerInfo.getExpiryTimeInMs():
             return
-        layout, before = self._caller.layout, stored.state.whole()
-        whole = alive(before, now)
-        done = self._caller.fire(whole, now)
-        after = alive(replaced(whole, done.fresh, layout), now)
-        keys = number_of_keys(after)
-        if not keys:
+        look = stored.state.outlook(now)
+        done = self._caller.fire(alive(stored.state.rows_of(look.due), now), now)
+        keys = stored.keys + done.keys_added
+        wanted = look.next_timer(alive(done.fresh, now))
+        if wanted is None:
+            keys = 0
             self._chunks.clear()
         else:
-            timer = self._move_timer(NEVER, max(next_timer(after), now + 1))
-            if whole.num_rows < before.num_rows or not done.fresh.num_rows:
-                # Something has expired: its bytes go.
-                self._store(encoded(layout, after), timer, keys, whole=True)
-            else:
-                chunk, merged = stored.state.appended(done.fresh, bucket=key[0], now=now)
-                self._store(chunk, timer, keys, whole=merged is not None)
+            timer = self._move_timer(NEVER, max(wanted, now + 1))
+            chunk, merged = stored.state.appended(done.fresh, bucket=key[0], now=now, merge=look.has_much_expired)
+            if merged is not None:
+                keys = number_of_keys(merged)
+            self._store(chunk, timer, keys, whole=merged is not None)
         yield _Output(keys - stored.keys, 0, _blob(done.output))
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from typing import Any, ClassVar
+from unittest import mock
 
 import polars as pl
 import pyarrow as pa
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.keyed_state import chunks
 from streamwarden.keyed_state.calls import Caller
 from streamwarden.keyed_state.chunks import NEVER, BucketState, StoredChunk, decoded, encoded, number_of_keys
 from streamwarden.keyed_state.job import KEY_ID, KeyedBatch, KeyedJob, KeyedResult
@@ -164,10 +166,21 @@ BATCHES = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(BATCHES, st.dictionaries(st.sampled_from("abcdefgh"), st.integers(-2, 2)), st.integers(0, 9))
+@given(
+    BATCHES,
+    st.dictionaries(st.sampled_from("abcdefgh"), st.integers(-2, 2)),
+    st.integers(0, 9),
+    st.sampled_from([0, 1 / 8, 1]),
+)
 def test_equals_a_dictionary(
-    batches: list[tuple[int, list[tuple[str, int]]]], shared: dict[str, int], number: int
+    batches: list[tuple[int, list[tuple[str, int]]]], shared: dict[str, int], number: int, share: float
 ) -> None:
+    # So few keys that one of them is more than the share that is left in large buckets.
+    with mock.patch.object(chunks, "_EXPIRED_SHARE", share):
+        _equals_a_dictionary(batches, shared, number)
+
+
+def _equals_a_dictionary(batches: list[tuple[int, list[tuple[str, int]]]], shared: dict[str, int], number: int) -> None:
     hashes = {key: shared.get(key, ord(key) * 1000) for key in "abcdefgh"}
     bucket, model, now = Bucket(Sums(), number=number), Model(), 0
     for after, events in batches:
@@ -180,6 +193,23 @@ def test_equals_a_dictionary(
         found = bucket.batch(events_of([], hashes), now)
         assert sorted((row["key"], row["total"], row["quiet"]) for row in found) == model.batch([], now)
     assert bucket.handle.rows == [] and bucket.handle.timers == set()
+
+
+def test_expired_rows_go_when_they_are_many() -> None:
+    hashes = {f"key{number}": number for number in range(100)}
+    bucket = Bucket(Sums())
+    bucket.batch(events_of([(f"key{number}", 1) for number in range(5)], hashes), 0)
+    bucket.batch(events_of([(f"key{number}", 1) for number in range(5, 100)], hashes), 20)
+    # All have been quiet for 30, and are reported. Key 99 goes on.
+    assert len(bucket.batch(events_of([], hashes), 60)) == 100
+    bucket.batch(events_of([("key99", 1)], hashes), 75)
+    # Five have expired, then all others.
+    assert [row["key"] for row in bucket.batch(events_of([], hashes), 106)] == ["key99"]
+    assert bucket.handle.rows[-1][3] == 100
+    assert [row["total"] for row in bucket.batch(events_of([("key99", 1)], hashes), 107)] == [3]
+    assert [row["key"] for row in bucket.batch(events_of([], hashes), 137)] == ["key99"]
+    (stored,) = bucket.handle.rows
+    assert stored[3] == 1 and decoded(LAYOUT, StoredChunk(stored[0], stored[1])).num_rows == 1
 
 
 class Fails(Sums):
