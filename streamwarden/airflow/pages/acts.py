@@ -43,6 +43,10 @@ class Act:
         Further values of the form.
     needs
         Fields that may not be empty.
+    enter
+        What else to enter in the form, in a sentence.
+    argument
+        The field that the command takes without an option, and its value where none is given.
     """
 
     name: str
@@ -54,6 +58,8 @@ class Act:
     subject: str = "job"
     fixed: tuple[tuple[str, Any], ...] = ()
     needs: tuple[str, ...] = ()
+    enter: str = ""
+    argument: tuple[str, str] | None = None
 
     @property
     def on_table(self) -> bool:
@@ -82,8 +88,11 @@ class Act:
         values = {name: shlex.quote(given[name]) if given.get(name) else "" for name in self.fields}
         # Without it the command is refused: a person has to write it.
         values |= {name: "WHY" for name in self.needs if not values[name]}
-        options = [f"--{name.replace('_', '-')} {value}" for name, value in values.items() if value]
-        return " ".join([self.command.format(shlex.quote(subject)), *options])
+        words = [self.command.format(shlex.quote(subject))]
+        if self.argument is not None:
+            name, default = self.argument
+            words.append(values.pop(name) or default)
+        return " ".join([*words, *(f"--{name.replace('_', '-')} {value}" for name, value in values.items() if value)])
 
 
 _RESCALES = (
@@ -96,14 +105,16 @@ _ALL = (
     Act("savepoint", "Take a savepoint", "savepoint", "Copies the checkpoint; the job keeps running.",
         "streamwarden savepoint {}", ("note",)),
     Act("rescale", "Rescale", "rescale", _RESCALES,
-        "streamwarden rescale {}", ("partitions", "cores", "executors", "memory", "reason")),
+        "streamwarden rescale {}", ("partitions", "cores", "executors", "memory", "reason"),
+        enter="At least one of partitions, cores, executors and memory; what is left empty stays as it is."),
     Act("restore", "Restore", "restore", "Starts the job from a savepoint, and rolls back if it is not healthy.",
-        "streamwarden restore {}", ("savepoint", "reason")),
+        "streamwarden restore {}", ("savepoint", "reason"),
+        enter="A savepoint, if it is not to be the newest verified one: each has an act of its own in the list."),
     Act("stop", "Stop", "stop", "The driver finishes its batch and ends.", "streamwarden stop {}", ("reason",)),
     Act("cancel_rescale", "Cancel the rescale", "cancel_rescale", "Rolls a rescale back before its new driver starts.",
         "streamwarden rescale {} --cancel"),
     Act("verify", "Verify savepoints", "verify_savepoints", "Reads every file and the state of savepoints back.",
-        "streamwarden savepoints verify {} all", ("savepoint",)),
+        "streamwarden savepoints verify {}", ("savepoint",), argument=("savepoint", "all")),
     Act("check", "Check the table", "quality", "Checks the whole table against its expectations.",
         "streamwarden check --table {}", subject="tables"),
     Act("replay", "Replay quarantined rows", "quarantine_replay",

@@ -83,8 +83,10 @@ def _drivers(documents: JobDocuments, window: Window) -> Iterator[Event]:
             launch = documents.launch(name).read()
             if launch is not None:
                 restart = again.get(before or "")
-                kind = "restart" if restart is not None else _kind_of(launch.by)
                 why = restart.reason if restart is not None else launch.reason
+                # Since a deploy, the supervisor has forgotten what was before.
+                again_by = restart is not None or (why or "").startswith("restart")
+                kind = "restart" if again_by else _kind_of(launch.by)
                 yield Event(launch.at, kind, f"driver started by {launch.by}" + (f": {why}" if why else ""))
             ended = documents.exit(name).read()
             if ended is not None:
@@ -117,8 +119,10 @@ def _operations(documents: JobDocuments, window: Window) -> Iterator[Event]:
         if one.ended_at is not None and one.state in ("failed", "rolled back"):
             code = f": {one.error.code}" if one.error is not None else ""
             yield Event(one.ended_at, "rollback", f"{one.kind} {one.state}{code}", link)
-        change = dict(facts_of(one)).get(CHANGE)
-        text = f"{one.kind} by {one.by}: {one.state.value}" + (f", {change}" if change else "")
+        change, reason = dict(facts_of(one)).get(CHANGE), one.params.get("reason")
+        # Of a run of Airflow, the person.
+        text = f"{one.kind} by {one.by.rpartition(', for ')[2]}: {one.state.value}" + (f", {change}" if change else "")
+        text += f", {reason!r}" if reason else ""
         yield Event(one.started_at, one.kind, text, link)
         if one.started_at < window.since:
             return

@@ -22,6 +22,9 @@ _BUSY = 0.8
 _NEAR = timedelta(minutes=10)
 """How long before a change an event may be its cause."""
 
+_FINE = 5.0
+"""Seconds of a point that tells exactly enough when batches became long."""
+
 _MIN_POINTS = 3
 
 _MORE_INPUT = 1.5
@@ -64,12 +67,18 @@ class Reading:
 
 
 def read_curves(
-    curves: Curves, spec: JobSpec, events: list[Event], closer: Callable[[Window], Curves | None]
+    curves: Curves,
+    spec: JobSpec,
+    events: list[Event],
+    closer: Callable[[Window], Curves | None],
+    took: float | None = None,
 ) -> list[Reading]:
     """Return what the curves of a job mean, the most important first.
 
     Parameters
     ----------
+    took
+        Seconds of the newest batches; default those of the last points.
     closer
         Returns the curves of a shorter time: a point of a month is three hours long, too coarse for a *since*.
     """
@@ -79,7 +88,7 @@ def read_curves(
     if not recent:
         return []
     found = []
-    mean = sum(recent) / len(recent)
+    mean = took if took is not None else sum(recent) / len(recent)
     start = since_when(durations, interval * _BUSY)
     if start is not None and mean >= _BUSY * interval:
         change = _change(curves, start, interval * _BUSY, closer)
@@ -87,9 +96,9 @@ def read_curves(
         if change.before is not None:
             text += f" Before, they took {seconds(change.before)}."
         found.append(Reading("bad" if mean > interval else "warn", text, change.at))
+        found += _causes(change.at, events, timedelta(seconds=change.within))
         found += _more_input(change, curves)
         found += _phases(curves, start)
-        found += _causes(change.at, events, timedelta(seconds=change.within))
     else:
         text = f"Batches take {seconds(mean)}, {percent(mean / interval)} of the interval of {seconds(interval)}."
         found.append(Reading("good", text))
@@ -136,20 +145,24 @@ class _Change:
 
 
 def _change(curves: Curves, start: int, limit: float, closer: Callable[[Window], Curves | None]) -> _Change:
-    step = curves.window.step
-    end = datetime.fromtimestamp(curves.window.times[start] + step, UTC)
-    # Not the end itself: it is the first moment of the next point.
-    near = closer(Window.of(end - timedelta(milliseconds=1), timedelta(seconds=2 * step)))
-    place = since_when(_durations(near), limit) if near is not None else None
-    if near is not None and place is not None:
+    while curves.window.step > _FINE:
+        step = curves.window.step
+        end = datetime.fromtimestamp(curves.window.times[start] + step, UTC)
+        # Not the end itself: it is the first moment of the next point. Ten minutes, to have batches before a downtime.
+        near = closer(Window.of(end - timedelta(milliseconds=1), max(timedelta(seconds=2 * step), _NEAR)))
+        place = since_when(_durations(near), limit) if near is not None else None
+        if near is None or place is None or near.window.step >= step:
+            break
         curves, start = near, place
-    before = [value for value in _durations(curves)[:start] if value is not None][-_MIN_POINTS:]
-    first = max(start - 4 * _MIN_POINTS, 0)
+    durations, rows = _durations(curves), curves.columns["rows_in"]
+    # Not all points: the driver may have been away.
+    before = [number for number in range(start) if durations[number] is not None][-4 * _MIN_POINTS :]
+    took = [durations[number] or 0.0 for number in before[-_MIN_POINTS:]]
     return _Change(
         datetime.fromtimestamp(curves.window.times[start], UTC),
         curves.window.step,
-        sum(before) / len(before) if before else None,
-        _input(curves, first, start) if before else None,
+        sum(took) / len(took) if took else None,
+        float(rows[before[1:]].sum()) / ((before[-1] - before[0]) * curves.window.step) if len(before) > 1 else None,
     )
 
 
@@ -200,7 +213,8 @@ def _causes(at: datetime | None, events: list[Event], step: timedelta) -> list[R
     # An operation also ends a driver and starts one. An end alone is rarely a cause.
     cause = min(reversed(near), key=lambda one: (not one.link, one.kind == "end"))
     before = (at - cause.at).total_seconds()
-    return [Reading("warn", f"{f'{seconds(before)} before that' if before > 0 else 'At that time'}: {cause.text}.")]
+    when = f"{seconds(before)} before that" if before > 0 else "at that time"
+    return [Reading("warn", f"Probable cause, {when}: {cause.text}.")]
 
 
 def _backlog(curves: Curves) -> list[Reading]:
@@ -214,7 +228,7 @@ def _backlog(curves: Curves) -> list[Reading]:
         start = max(number for number, value in known if value == least)
         at = datetime.fromtimestamp(curves.window.times[start], UTC)
         return [Reading("bad", f"The backlog has grown from {count(least)} to {count(now)}.", at)]
-    if now > 0:
+    if max(values[-_MIN_POINTS:]) > 0:
         return []
     return [Reading("good", "Nothing is left to read.")]
 

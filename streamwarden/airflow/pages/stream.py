@@ -9,12 +9,14 @@ from datetime import datetime, timedelta
 
 from streamwarden.airflow.pages.charts import Chart, Series
 from streamwarden.airflow.pages.events import Event, events_of
+from streamwarden.airflow.pages.rates import Rates, rates_of
 from streamwarden.airflow.pages.reading import Reading, read_curves
 from streamwarden.airflow.pages.streams import slow_words
 from streamwarden.autoscaler.advise import advise
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_history import Curves, ProgressHistory, Window
 from streamwarden.model.progress import BatchProgress, Totals
+from streamwarden.model.record import utc_now
 from streamwarden.model.spec import JobSpec
 from streamwarden.operations.diagnosis import Diagnosis, diagnose
 from streamwarden.operations.overview import Overview, overview
@@ -54,6 +56,8 @@ class StreamPage:
         The sums of its generation.
     problem
         Why there are no curves, if the table can't be read.
+    rates
+        What it does now.
     slow
         How much longer than the interval its batches take, in words.
     """
@@ -68,6 +72,7 @@ class StreamPage:
     diagnosis: Diagnosis | None
     totals: Totals | None
     spec: JobSpec | None
+    rates: Rates
     problem: StreamwardenError | None = None
     slow: str = ""
 
@@ -95,6 +100,7 @@ def stream_page(workspace: Workspace, job: str, length: timedelta, *, until: dat
         curves = history.curves(window, [job], newer=newer).get(job)
     except StreamwardenError as error:
         problem = error
+    rates = rates_of(of, utc_now())
     readings: list[Reading] = []
     events = events_of(workspace, job, window) if of.seen is not None else []
     wanted = of.seen is not None and of.seen.desired is not None and of.seen.desired.state == "running"
@@ -107,7 +113,7 @@ def stream_page(workspace: Workspace, job: str, length: timedelta, *, until: dat
                 return history.curves(near, [job], newer=newer).get(job)
             return None
 
-        readings = read_curves(curves, spec, events, closer)
+        readings = read_curves(curves, spec, events, closer, rates.took if live else None)
     return StreamPage(
         of=of,
         window=window,
@@ -120,7 +126,8 @@ def stream_page(workspace: Workspace, job: str, length: timedelta, *, until: dat
         totals=documents.current_totals() if of.seen is not None else None,
         spec=spec,
         problem=problem,
-        slow=slow_words(of) if live else "",
+        rates=rates,
+        slow=slow_words(of, rates) if live else "",
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from streamwarden.airflow.pages.charts import sparkline
+from streamwarden.airflow.pages.rates import Rates, rates_of
 from streamwarden.airflow.pages.words import counted, seconds
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_history import RATES, Curves, ProgressHistory, Window
@@ -49,10 +49,10 @@ class Stream:
         What is known of it.
     reasons
         Why it needs a person, or what it does, in words; the worst first.
-    input, processed
-        The newest rates, in rows a second.
+    rates
+        What it does now.
     input_path, processed_path
-        The same over the list's time, as paths of small curves on one scale.
+        Input and processed rows a second over the list's time, as paths of small curves on one scale.
     slow
         How much longer than the interval its batches take, in words. It is no alarm while none of the input piles up.
     """
@@ -60,8 +60,7 @@ class Stream:
     job: str
     of: Overview
     reasons: list[str]
-    input: float | None
-    processed: float | None
+    rates: Rates
     input_path: str
     processed_path: str
     slow: str = ""
@@ -127,7 +126,7 @@ class StreamList:
             "warn": "with a warning",
             "busy": "busy",
             "good": "running well",
-            "off": "stopped",
+            "off": "stopped or never deployed",
         }
         found = [(tone, text, sum(one.tone == tone for one in self.streams)) for tone, text in words.items()]
         return [one for one in found if one[2]]
@@ -154,24 +153,22 @@ def list_streams(workspace: Workspace, jobs: list[str], length: timedelta, now: 
         curves = history.curves(window, jobs, columns=RATES, newer=newer)
     except StreamwardenError as error:
         problem = error
-    streams = [_stream(one, curves.get(one.job)) for one in found]
+    streams = [_stream(one, curves.get(one.job), now) for one in found]
     return StreamList(sorted(streams, key=lambda one: (one.of.trouble, not one.slow, one.job)), window, problem)
 
 
-def _stream(one: Overview, curves: Curves | None) -> Stream:
+def _stream(one: Overview, curves: Curves | None, now: datetime) -> Stream:
     read = curves.per_second("rows_in") if curves is not None else []
     done = curves.while_busy("rows_in") if curves is not None else []
     top = max((value for value in [*read, *done] if value is not None), default=0)
-    speeds = [batch.rows_per_second for batch in one.recent if batch.rows_in]
-    slow = slow_words(one)
+    rates = rates_of(one, now)
+    slow = slow_words(one, rates)
     return Stream(
         job=one.job,
         of=one,
         reasons=_reasons(one, slow),
         slow=slow,
-        # The last point is not over yet.
-        input=read[-2] if len(read) > 1 else None,
-        processed=speeds[-1] if speeds else None,
+        rates=rates,
         input_path=sparkline(read, top=top),
         processed_path=sparkline(done, top=top),
     )
@@ -188,14 +185,15 @@ def _reasons(one: Overview, slow: str) -> list[str]:
     return [reason for reason in reasons if reason != one.seen.phase.value]
 
 
-def slow_words(one: Overview) -> str:
+def slow_words(one: Overview, rates: Rates) -> str:
     """Return that batches take longer than the interval; empty if they don't."""
     desired = one.seen.desired if one.seen is not None else None
-    if desired is None or one.trouble is not Trouble.OK or len(one.recent) < _SLOW_FROM:
+    if desired is None or rates.took is None or one.trouble is not Trouble.OK or len(one.recent) < _SLOW_FROM:
         return ""
     interval = desired.spec.trigger.interval.total_seconds()
-    took = statistics.median(batch.duration_ms / 1000 for batch in one.recent[-_SLOW_FROM:])
-    return f"batches take {seconds(took)}; one is to start each {seconds(interval)}" if took > interval else ""
+    if rates.took <= interval:
+        return ""
+    return f"batches take {seconds(rates.took)}; one is to start each {seconds(interval)}"
 
 
 def operation_words(one: Operation) -> str:

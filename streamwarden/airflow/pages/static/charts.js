@@ -15,6 +15,15 @@
     if (unit === "s" && value >= 120) return value >= 7200 ? `${+(value / 3600).toPrecision(3)} h` : `${+(value / 60).toPrecision(3)} min`;
     return unit === "units" || unit === "rows" ? short(value) : `${short(value)} ${unit}`;
   };
+  // Days have 24 hours, and hours 60 minutes: ticks of 10,000 s are no help.
+  const TIMES = [1, 2, 5, 10, 15, 30].flatMap((one) => [one, one * 60]).concat([1, 2, 3, 6, 12, 24, 48, 120, 240].map((one) => one * 3600));
+  const INCREMENTS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, ...TIMES.sort((one, other) => one - other)];
+  // Most significant part first, on a clock of 24 hours, as all other times here.
+  const CLOCK = [
+    [86400, "{YYYY}-{MM}-{DD}", null, null, null, null, null, null, 1],
+    [60, "{HH}:{mm}", "\n{YYYY}-{MM}-{DD}", null, "\n{YYYY}-{MM}-{DD}", null, null, null, 1],
+    [1, "{HH}:{mm}:{ss}", "\n{YYYY}-{MM}-{DD}", null, "\n{YYYY}-{MM}-{DD}", null, null, null, 1],
+  ];
   let drawn = new Map();
   const read = () => JSON.parse(document.getElementById("chart-data").textContent);
   const columns = (data, chart) => {
@@ -63,10 +72,10 @@
       const options = {
         width: place.clientWidth, height: 170, cursor: { sync: { key: "time" } }, legend: { live: true },
         scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
-        axes: [axis, { ...axis, size: 56, values: (_, ticks) => ticks.map((one) => (chart.unit === "s" || chart.unit === "bytes" ? text(one) : short(one))) }],
+        axes: [{ ...axis, values: CLOCK, space: 70 }, { ...axis, size: 72, ...(chart.unit === "s" ? { incrs: INCREMENTS } : {}), values: (_, ticks) => ticks.map((one) => (chart.unit === "s" || chart.unit === "bytes" ? text(one) : short(one))) }],
         hooks: { draw: [drawMarks] },
         series: [
-          { value: (_, at) => (at == null ? "–" : new Date(at * 1000).toLocaleString()), label: "time" },
+          { value: (_, at) => (at == null ? "–" : new Date(at * 1000).toLocaleString("sv")), label: "time" },
           ...chart.series.map((one, number) => ({
             label: one.label, stroke: css(`--c${number}`), width: 1.5, spanGaps: false, gaps,
             points: { show: data.times.length < 400 && one.values.filter((value) => value != null).length < 40, size: 5, fill: css(`--c${number}`) },

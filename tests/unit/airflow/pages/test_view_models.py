@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import shlex
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from typer.main import get_command
 
 pytest.importorskip("airflow")
 
@@ -17,16 +21,19 @@ from streamwarden.airflow.pages.fresh import Fresh
 from streamwarden.airflow.pages.links import Links, page_address
 from streamwarden.airflow.pages.operations import timeline_of
 from streamwarden.airflow.pages.quality import TableQuality, checks_of
+from streamwarden.airflow.pages.rates import Rates, rates_of
 from streamwarden.airflow.pages.reading import read_curves, since_when
 from streamwarden.airflow.pages.savepoints import lineage
 from streamwarden.airflow.pages.stream import stream_page
 from streamwarden.airflow.pages.streams import list_streams
 from streamwarden.airflow.pages.words import ago, percent, rate, seconds, size
+from streamwarden.cli.app import app
 from streamwarden.formats.progress_history import Curves, Window
 from streamwarden.formats.published_log import PublishedAt
 from streamwarden.model.gate import GateRecord, Hold
 from streamwarden.model.operation import Operation, OperationPlan, Step
 from streamwarden.model.record import utc_now
+from streamwarden.operations.overview import overview
 from streamwarden.quality.gate_state import GateState
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.documents import manifest_document
@@ -82,12 +89,44 @@ def test_since_when_is_told_from_closer_curves_with_the_input_before() -> None:
         return curves(near, duration_ms=took, rows_in=rows)
 
     told = read_curves(found, spec("lamp"), [], closer)
-    (near,) = asked
     day = window.times[2]
-    assert near.since.timestamp() == day - window.step and near.until.timestamp() == day + window.step
+    assert asked[0].since.timestamp() == day - window.step and asked[0].until.timestamp() == day + window.step
+    # Ever closer, until a point is a few seconds.
+    near = asked[-1]
+    assert len(asked) > 1 and near.step <= 5
     assert told[0].at is not None and told[0].at.timestamp() == near.times[near.points * 3 // 4]
     assert told[0].text.endswith("Before, they took 1 s.")
     assert told[1].text == "The input has risen since then, from 10 to 1,000 rows/s."
+
+
+def test_the_time_in_which_a_driver_was_away_does_not_count_as_little_input() -> None:
+    window = Window.of(NOW, timedelta(minutes=10), points=120)
+    took: list[float] = [1000.0] * 60 + [math.nan] * 20 + [12000.0] * 40
+    rows = [5000.0 if not math.isnan(value) else 0.0 for value in took]
+    told = [one.text for one in read_curves(curves(window, duration_ms=took, rows_in=rows), spec("lamp"), [], alone)]
+    assert told[0].endswith("Before, they took 1 s.")
+    assert not any("input has risen" in one for one in told)
+
+
+def test_a_backlog_that_comes_and_goes_is_not_called_empty() -> None:
+    window = Window.of(NOW, timedelta(minutes=5), points=5)
+    for pending, told in (([1, 0, 1, 0, 0], False), ([1, 1, 0, 0, 0], True)):
+        found = curves(window, duration_ms=[1000] * 5, source_pending=pending)
+        texts = [one.text for one in read_curves(found, spec("lamp"), [], alone)]
+        assert ("Nothing is left to read." in texts) is told
+
+
+def test_rates_are_of_several_batches(tmp_path: Path) -> None:
+    now = utc_now()
+    workspace = opened(tmp_path)
+    took = [batch(n, now - timedelta(seconds=5 * (19 - n)), ms=2000, rows=1000 * (n % 2)) for n in range(20)]
+    took[-1] = took[-1].model_copy(update={"watermark_lag_s": None})
+    ran(workspace, "lamp", batches=took)
+    found = rates_of(overview(workspace, "lamp"), now)
+    # Six batches of a thousand rows in a minute; one that had rows took two seconds.
+    assert found == Rates(input=100, processed=500, took=2, lag_s=7200)
+    ran(workspace, "off", batches=took, wanted="suspended", stopped=True)
+    assert rates_of(overview(workspace, "off"), now).input is None
 
 
 def test_a_slow_job_is_told_with_what_happened_before() -> None:
@@ -97,7 +136,7 @@ def test_a_slow_job_is_told_with_what_happened_before() -> None:
     events = [Event(slow - timedelta(seconds=40), "rescale", "rescale by ann: done")]
     texts = [one.text for one in read_curves(found, spec("lamp"), events, alone)]
     assert texts[0].startswith("Batches take 12 s; one is to start each 10 s.")
-    assert "40 s before that: rescale by ann: done." in texts
+    assert texts[1] == "Probable cause, 40 s before that: rescale by ann: done."
 
 
 def test_the_operation_is_the_cause_and_not_the_end_of_its_driver() -> None:
@@ -110,9 +149,9 @@ def test_the_operation_is_the_cause_and_not_the_end_of_its_driver() -> None:
         Event(slow - timedelta(seconds=30), "rescale", "driver started by rescale"),
     ]
     texts = [one.text for one in read_curves(found, spec("lamp"), events, alone)]
-    assert "1 min 30 s before that: rescale by ann: done, partitions 4 → 96." in texts
+    assert texts[1] == "Probable cause, 1 min 30 s before that: rescale by ann: done, partitions 4 → 96."
     texts = [one.text for one in read_curves(found, spec("lamp"), events[1:], alone)]
-    assert "30 s before that: driver started by rescale." in texts
+    assert "Probable cause, 30 s before that: driver started by rescale." in texts
 
 
 @pytest.mark.parametrize(("late", "told"), [([0, 4, 0, 0, 0], False), ([0, 0, 400, 5, 0], True)])
@@ -259,6 +298,19 @@ def test_values_of_an_act_go_into_form_and_command() -> None:
     assert ACTS["deploy"].conf("lamp", given) == {} and ACTS["deploy"].dag_id("lamp") == "job_lamp"
 
 
+def test_every_command_of_an_act_is_one() -> None:
+    for act in ACTS.values():
+        numbers = dict.fromkeys(("partitions", "cores", "executors"), "4")
+        for given in ({}, {name: numbers.get(name, "x1g") for name in act.fields}):
+            words = shlex.split(act.as_command("lamp", given))[1:]
+            command: Any = get_command(app)
+            while hasattr(command, "commands"):
+                command = command.commands[words.pop(0)]
+            # Refuses what it does not know.
+            context = command.make_context(command.name, words)
+            assert "lamp" in str(context.params.values())
+
+
 def test_every_act_of_a_form_is_a_param_of_its_dag() -> None:
     text = "".join(path.read_text() for path in (Path(__file__).resolve().parents[4] / "dags").glob("*.py"))
     for act in ACTS.values():
@@ -273,7 +325,7 @@ def test_streams_have_rates_and_curves(tmp_path: Path) -> None:
     workspace = opened(tmp_path)
     ran(workspace, "ingest")
     (one,) = list_streams(workspace, ["ingest"], timedelta(hours=1), utc_now()).streams
-    assert one.processed == 500 and one.input_path.startswith("M") and one.state == "running"
+    assert one.rates.processed == 500 and one.input_path.startswith("M") and one.state == "running"
     assert one.matches("INGEST run", "all") and not one.matches("ingest", "trouble")
 
 
@@ -285,7 +337,7 @@ def test_the_list_tells_of_batches_longer_than_the_interval(tmp_path: Path) -> N
     assert one.reasons == ["batches take 25 s; one is to start each 10 s"]
     assert one.tone == "warn" and one.matches("", "trouble")
     # The newest batch had no input.
-    assert one.processed == 20
+    assert one.rates.processed == 20
 
 
 @pytest.mark.parametrize(
