@@ -87,7 +87,7 @@ def _drivers(documents: JobDocuments, window: Window) -> Iterator[Event]:
                 # Since a deploy, the supervisor has forgotten what was before.
                 again_by = restart is not None or (why or "").startswith("restart")
                 kind = "restart" if again_by else _kind_of(launch.by)
-                yield Event(launch.at, kind, f"driver started by {launch.by}" + (f": {why}" if why else ""))
+                yield Event(launch.at, kind, f"driver started by {_who(launch.by)}" + (f": {why}" if why else ""))
             ended = documents.exit(name).read()
             if ended is not None:
                 words = f"{ended.error.code}: {ended.error.what.splitlines()[0]}" if ended.error else ended.outcome
@@ -101,6 +101,11 @@ def _kind_of(by: str) -> str:
     return first if first in ("rescale", "restore", "rollout") else "deploy"
 
 
+def _who(by: str) -> str:
+    """Return the person for whom a run of Airflow did something; without one, the run."""
+    return by.rpartition(", for ")[2]
+
+
 def _savepoints(workspace: Workspace, job: str, window: Window) -> Iterator[Event]:
     for name in workspace.files.folders(job_key(SAVEPOINTS, job)):
         if _within(name, window):
@@ -109,7 +114,7 @@ def _savepoints(workspace: Workspace, job: str, window: Window) -> Iterator[Even
             except StreamwardenError:
                 continue
             if one is not None:
-                text = f"{one.record.origin.value} savepoint of batch {one.summary.batch} by {one.record.by}"
+                text = f"{one.record.origin.value} savepoint of batch {one.summary.batch} by {_who(one.record.by)}"
                 yield Event(one.summary.taken_at, "savepoint", text, ("savepoints",), {"job": job})
 
 
@@ -120,8 +125,7 @@ def _operations(documents: JobDocuments, window: Window) -> Iterator[Event]:
             code = f": {one.error.code}" if one.error is not None else ""
             yield Event(one.ended_at, "rollback", f"{one.kind} {one.state}{code}", link)
         change, reason = dict(facts_of(one)).get(CHANGE), one.params.get("reason")
-        # Of a run of Airflow, the person.
-        text = f"{one.kind} by {one.by.rpartition(', for ')[2]}: {one.state.value}" + (f", {change}" if change else "")
+        text = f"{one.kind} by {_who(one.by)}: {one.state.value}" + (f", {change}" if change else "")
         text += f", {reason!r}" if reason else ""
         yield Event(one.started_at, one.kind, text, link)
         if one.started_at < window.since:
