@@ -1,12 +1,12 @@
 """Server time of the pages: 100 jobs with a week of batches each, and with thirteen weeks.
 
-Run by ``make bench-pages``. The documents and the table of batches are generated: a batch a minute, joined by
+Run by ``make bench-pages``. Each length of history has a process of its own, and they are asked by turns: what else the
+machine does makes both slower. The documents and the table of batches are generated: a batch a minute, joined by
 housekeeping, and this hour's in files of five batches, as drivers append them. Pages are not kept between the requests;
 what was computed from a file is, so the first request after a start takes longer: it is measured apart. Before each
 request, half of the jobs complete a batch, and three of their drivers append to the table. CPU is this process's, the
-least of the requests: the work is the same each time, and what is above it is noise. On a machine with other work, the
-wall time is longer. If Playwright and Chromium are there, the time from the address to the first drawn chart is
-measured, too.
+lower quartile of the requests: the work is the same each time, and what is above it is noise. If Playwright and Chromium
+are there, the time from the address to the first drawn chart is measured, too.
 
 Options: ``--jobs``, ``--weeks`` (two numbers), ``--requests`` (of each page).
 """
@@ -68,18 +68,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Server time of the pages.")
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--weeks", type=int, nargs=2, default=[1, 13])
-    parser.add_argument("--requests", type=int, default=20)
+    parser.add_argument("--requests", type=int, default=40)
     given = parser.parse_args()
     print_machine(given.requests)
-    found: list[dict[str, tuple[float, float]]] = []
-    chart = None
-    for weeks in given.weeks:
-        is_first = weeks == given.weeks[0]
-        # A process of its own each: what the first has kept would make the second slower.
-        with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            times, first = process.submit(_one, given.jobs, weeks, given.requests, is_first).result()
-        found.append(times)
-        chart = first if is_first else chart
+    # By turns: what else the machine does in a minute makes both slower.
+    servers = [ProcessPoolExecutor(1, get_context("spawn")) for _ in given.weeks]
+    for server, weeks in zip(servers, given.weeks, strict=True):
+        server.submit(_begin, given.jobs, weeks).result()
+    found: list[dict[str, tuple[float, float]]] = [{} for _ in servers]
+    for name, path in PAGES.items():
+        asked = [
+            [server.submit(_ask, path, number % 2).result() for server in servers] for number in range(given.requests)
+        ]
+        for one, times in zip(found, zip(*asked, strict=True), strict=True):
+            walls, cpus = zip(*times, strict=True)
+            one[name] = (
+                sorted(walls)[max(int(0.95 * given.requests + 0.5) - 1, 0)],
+                statistics.quantiles(cpus, n=4)[0],
+            )
+    chart = servers[0].submit(_first_chart).result()
     print(f"{'page':20} {'wall p95':>10} {'cpu':>8}   " + " then ".join(f"{weeks} weeks" for weeks in given.weeks))
     for name in PAGES:
         cells = "   ".join(f"{wall:8.3f} s {cpu:6.3f} s" for wall, cpu in (one[name] for one in found))
@@ -92,13 +99,25 @@ def main() -> int:
     return 0 if all(met) else 1
 
 
-def _one(jobs: int, weeks: int, requests: int, with_chart: bool) -> tuple[dict[str, tuple[float, float]], float | None]:
-    """Return the times of each page with so many weeks, and the seconds to the first chart."""
-    folder = Path("var/bench-pages")
+_place: list[tuple[Workspace, Any]] = []
+"""The workspace of this process, and the client of its pages."""
+
+
+def _begin(jobs: int, weeks: int) -> None:
+    """Generate so many weeks, and ask for each page once."""
+    from fastapi.testclient import TestClient
+
+    folder = Path("var/bench-pages") / str(weeks)
     shutil.rmtree(folder, ignore_errors=True)
     workspace = opened(folder)
     _generate(workspace, jobs, weeks)
-    return _measured(workspace, requests), _first_chart(workspace) if with_chart else None
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    client = TestClient(_client(workspace))
+    _place.append((workspace, client))
+    for name, path in PAGES.items():
+        wall = time.perf_counter()
+        client.get(path)
+        print(f"  first request of {name}: {time.perf_counter() - wall:.2f} s", flush=True)
 
 
 def _generate(workspace: Workspace, jobs: int, weeks: int) -> None:
@@ -176,30 +195,15 @@ def _client(workspace: Workspace) -> Any:
     return app
 
 
-def _measured(workspace: Workspace, requests: int) -> dict[str, tuple[float, float]]:
-    """Return by page the 95th percentile of the wall time, and the least CPU time, in seconds.
-
-    Prints the first request of each page.
-    """
-    from fastapi.testclient import TestClient
-
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
-    client = TestClient(_client(workspace))
-    found = {}
-    for name, path in PAGES.items():
-        wall = time.perf_counter()
-        client.get(path)
-        print(f"  first request of {name}: {time.perf_counter() - wall:.2f} s", flush=True)
-        walls, cpus = [], []
-        for number in range(requests):
-            _go_on(workspace, number % 2)
-            wall, cpu = time.perf_counter(), time.process_time()
-            answer = client.get(path)
-            walls.append(time.perf_counter() - wall)
-            cpus.append(time.process_time() - cpu)
-            assert answer.status_code == 200, answer.text
-        found[name] = (sorted(walls)[max(int(0.95 * requests + 0.5) - 1, 0)], min(cpus))
-    return found
+def _ask(path: str, first: int) -> tuple[float, float]:
+    """Return the seconds of a request, and those of this process's CPU."""
+    [(workspace, client)] = _place
+    _go_on(workspace, first)
+    wall, cpu = time.perf_counter(), time.process_time()
+    answer = client.get(path)
+    spent = time.perf_counter() - wall, time.process_time() - cpu
+    assert answer.status_code == 200, answer.text
+    return spent
 
 
 def _go_on(workspace: Workspace, first: int) -> None:
@@ -216,7 +220,7 @@ def _go_on(workspace: Workspace, first: int) -> None:
         document.write(before.model_copy(update={"at": last.at, "last": last, "recent": [*before.recent[1:], last]}))
 
 
-def _first_chart(workspace: Workspace) -> float | None:
+def _first_chart() -> float | None:
     """Return the seconds from the address of a stream to its first drawn chart; None without a browser."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     try:
@@ -226,6 +230,7 @@ def _first_chart(workspace: Workspace) -> float | None:
         return None
     if chromium is None:
         return None
+    [(workspace, _)] = _place
     server = uvicorn.Server(uvicorn.Config(_client(workspace), port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

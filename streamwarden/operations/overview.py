@@ -110,7 +110,8 @@ def overview(workspace: Workspace, job: str) -> Overview:
             seen=seen,
             health=assess(seen, memory, decide(seen, memory)),
             memory=memory,
-            operation=seen.operation or active_operation(workspace, job),
+            # Of a job that was never deployed, it has not looked for one.
+            operation=seen.operation if seen.incarnation else active_operation(workspace, job),
             savepoint=catalog.newest(workspace, job),
         )
     except StreamwardenError as error:

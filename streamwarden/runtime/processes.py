@@ -64,8 +64,9 @@ def is_alive(process: ProcessRef) -> bool | None:
         return None
     try:
         found = psutil.Process(process.pid)
-        # Start times have a resolution of one clock tick, 10 ms.
-        return abs(_started(found) - process.started) < 0.05 and found.status() != psutil.STATUS_ZOMBIE
+        with found.oneshot():
+            # Start times have a resolution of one clock tick, 10 ms.
+            return abs(_started(found) - process.started) < 0.05 and found.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

@@ -312,8 +312,9 @@ def _falling_behind(facts: Facts) -> _Measure | None:
     with_input = [source.taken for source in sources[1:] if source.taken]
     taken = sum(with_input)
     # A short backlog, or growth by a single late file, is not falling behind.
-    growing = statistics.linear_regression(range(len(sources)), [float(s.pending or 0) for s in sources]).slope > 0
-    if not taken or not growing or last <= 3 * taken / len(with_input):
+    if not taken or last <= 3 * taken / len(with_input):
+        return None
+    if statistics.linear_regression(range(len(sources)), [float(s.pending or 0) for s in sources]).slope <= 0:
         return None
     limit = facts.spec.health.falling_behind
     what = f"{last} {sources[-1].unit} are waiting, and their number grows; arriving over processed"
