@@ -2,11 +2,11 @@
 
 Run by ``make bench-pages``. Each length of history has a process of its own, and they are asked by turns: what else the
 machine does makes both slower. The documents and the table of batches are generated: a batch a minute, joined by
-housekeeping, and this hour's in files of five batches, as drivers append them. Pages are not kept between the requests;
-what was computed from a file is, so the first request after a start takes longer: it is measured apart. Before each
+housekeeping, and the last ones in files of five, as drivers append them. Pages are not kept between the requests; what
+was computed from a file is, so the first request after a start takes longer: it is measured apart. Before each
 request, half of the jobs complete a batch, and three of their drivers append to the table. CPU is this process's, the
-lower quartile of the requests: the work is the same each time, and what is above it is noise. If Playwright and Chromium
-are there, the time from the address to the first drawn chart is measured, too.
+lower quartile of the requests: the work is the same each time, and what is above it is noise. If Playwright and
+Chromium are there, the time from the address to the first drawn chart is measured, too.
 
 Options: ``--jobs``, ``--weeks`` (two numbers), ``--requests`` (of each page).
 """
@@ -78,7 +78,8 @@ def main() -> int:
     found: list[dict[str, tuple[float, float]]] = [{} for _ in servers]
     for name, path in PAGES.items():
         asked = [
-            [server.submit(_ask, path, number % 2).result() for server in servers] for number in range(given.requests)
+            [server.submit(_ask, path, len(found[0]) * given.requests + number).result() for server in servers]
+            for number in range(given.requests)
         ]
         for one, times in zip(found, zip(*asked, strict=True), strict=True):
             walls, cpus = zip(*times, strict=True)
@@ -130,15 +131,15 @@ def _generate(workspace: Workspace, jobs: int, weeks: int) -> None:
     table.append(names[0], "first", 1, [batch(0, now - timedelta(weeks=weeks))])
     uri, _ = workspace.delta_rs(PROGRESS_TABLE)
     # The same at any time of the day: until half a day ago, all was joined, as housekeeping does each night.
-    hour = now.replace(second=0, microsecond=0) - timedelta(hours=1)
-    night = hour - timedelta(hours=12)
+    half = now.replace(second=0, microsecond=0) - timedelta(minutes=30)
+    night = half - timedelta(hours=12)
     for day in range(7 * weeks, 0, -1):
         _append(uri, table.schema, names, night - timedelta(days=day), 24 * 60)
     table.upkeep(timedelta(days=400))
-    # Today's, as each hour joins them; and those of the last hour, as drivers append them.
+    # Today's, as each hour joins them; and those of half an hour, as drivers append them. The requests append more.
     _append(uri, table.schema, names, night, 12 * 60)
-    for begin in range(0, 60, _ROWS_A_FILE):
-        _append(uri, table.schema, names, hour + timedelta(minutes=begin), _ROWS_A_FILE)
+    for begin in range(0, 30, _ROWS_A_FILE):
+        _append(uri, table.schema, names, half + timedelta(minutes=begin), _ROWS_A_FILE)
     written = DeltaTable(uri)
     written.create_checkpoint()
     print(f"{jobs} jobs, {weeks} weeks: {len(written.file_uris()):,} files, version {written.version()}", flush=True)
@@ -195,10 +196,10 @@ def _client(workspace: Workspace) -> Any:
     return app
 
 
-def _ask(path: str, first: int) -> tuple[float, float]:
-    """Return the seconds of a request, and those of this process's CPU."""
+def _ask(path: str, number: int) -> tuple[float, float]:
+    """Return the seconds of a request, and those of this process's CPU; requests are numbered."""
     [(workspace, client)] = _place
-    _go_on(workspace, first)
+    _go_on(workspace, number)
     wall, cpu = time.perf_counter(), time.process_time()
     answer = client.get(path)
     spent = time.perf_counter() - wall, time.process_time() - cpu
@@ -206,12 +207,13 @@ def _ask(path: str, first: int) -> tuple[float, float]:
     return spent
 
 
-def _go_on(workspace: Workspace, first: int) -> None:
-    """Complete a batch of every second job; three drivers write their last five to the table."""
+def _go_on(workspace: Workspace, number: int) -> None:
+    """Complete a batch of every second job; the next three drivers write their last five to the table."""
     uri, _ = workspace.delta_rs(PROGRESS_TABLE)
-    names = [f"job{number:03d}" for number in range(first, first + 3)]
+    jobs = sorted(workspace.files.folders(CONTROL))
+    names = [jobs[(3 * number + one) % len(jobs)] for one in range(min(3, len(jobs)))]
     _append(uri, ProgressTable(workspace).schema, names, utc_now() - timedelta(minutes=_ROWS_A_FILE), _ROWS_A_FILE)
-    for job in sorted(workspace.files.folders(CONTROL))[first::2]:
+    for job in jobs[number % 2 :: 2]:
         documents = JobDocuments(workspace.storage, job)
         document = documents.progress(documents.incarnations()[-1])
         before = document.read()
