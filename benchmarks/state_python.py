@@ -55,7 +55,6 @@ class Measurement:
 
     form: str
     load: Load
-    buckets: int = BUCKETS
 
 
 _50K, _1M = Load(50_000, 250_000, 8), Load(1_000_000, 250_000, 6, primed=True)
@@ -70,7 +69,7 @@ MEASUREMENTS = {
     # Not primed: its time depends on the touched keys only, and a million cards would take it a quarter of an hour.
     "plain_sparse": Measurement("plain", Load(1_000_000, 2_000, 6)),
     "keyed_touched_50k": Measurement("keyed", Load(50_000, 20_000, 40, primed=True)),
-    "keyed_touched_5m": Measurement("keyed", Load(5_000_000, 20_000, 40, primed=True), buckets=1024),
+    "keyed_touched_5m": Measurement("keyed", Load(5_000_000, 20_000, 40, primed=True)),
 }
 
 
@@ -99,7 +98,7 @@ def main() -> int:
                 source = Path(folder) / f"{load.cards}-{load.rows}-{load.batches}-{load.primed}"
                 if not source.exists():
                     write_input(source, load)
-                seconds: Any = _apart(one.form, source, one.buckets)
+                seconds: Any = _apart(one.form, source, BUCKETS)
                 found.setdefault(name, []).append(seconds)
                 half = statistics.median(seconds[len(seconds) // 2 :])
                 print(
