@@ -85,8 +85,8 @@ def _drivers(documents: JobDocuments, window: Window) -> Iterator[Event]:
                 restart = again.get(before or "")
                 why = restart.reason if restart is not None else launch.reason
                 # Since a deploy, the supervisor has forgotten what was before.
-                again_by = restart is not None or (why or "").startswith("restart")
-                kind = "restart" if again_by else _kind_of(launch.by)
+                is_restart = restart is not None or (why or "").startswith("restart")
+                kind = "restart" if is_restart else _kind_of(launch.by)
                 yield Event(launch.at, kind, f"driver started by {_who(launch.by)}" + (f": {why}" if why else ""))
             ended = documents.exit(name).read()
             if ended is not None:

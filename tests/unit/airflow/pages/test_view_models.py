@@ -228,6 +228,20 @@ def test_events_are_those_of_the_time(tmp_path: Path) -> None:
     assert found[1].link == ("operations", "slow", OPERATION)
     assert events_of(workspace, "slow", Window.of(now - timedelta(hours=3), timedelta(hours=1))) == []
     assert "hold" in {one.kind for one in events_of(workspace, "ingest", Window.of(now, timedelta(hours=1)))}
+    # The reason of a rescale is its, and the person's name is enough.
+    assert found[1].text.startswith("rescale by ann: done, partitions 2 → 4, ")
+
+
+def test_a_restart_is_one_also_after_the_supervisor_has_forgotten_it(tmp_path: Path) -> None:
+    workspace = opened(tmp_path)
+    documents = ran(workspace, "lamp")
+    document = documents.launch(documents.incarnations()[-1])
+    launch = document.read()
+    assert launch is not None
+    by = "airflow:job_lamp/manual__2026, for ann"
+    document.write(launch.model_copy(update={"reason": "restart: its process 7 is gone", "by": by}))
+    (one,) = events_of(workspace, "lamp", Window.of(utc_now(), timedelta(hours=1)))
+    assert (one.kind, one.text) == ("restart", "driver started by ann: restart: its process 7 is gone")
 
 
 def test_a_timeline_has_steps_and_the_downtime() -> None:
