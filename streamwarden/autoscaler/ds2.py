@@ -225,7 +225,8 @@ class _Advisor:
                 self.why.append(reason)
                 self.fewer_first = True
                 return self._within(self.parallelism.cores)
-            reason += f": make trigger.interval longer than {fitted.fixed / self.settings.target_busy:.0f}s"
+            # What to do comes first: the reasons are long.
+            reason = f"make trigger.interval longer than {fitted.fixed / self.settings.target_busy:.0f}s: {reason}"
             wanted, target = self._for_rows(fitted, rate + self._backlog_rate()), self.settings.busy_above
             if wanted is None or wanted <= self.parallelism.cores:
                 self.why.append(f"{reason}; more cores don't help")
