@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.gate import GateRecord, Hold
@@ -14,7 +15,7 @@ from streamwarden.store.documents import Document
 from streamwarden.store.layout import gate_key
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["HeldTable", "held_tables"]
+__all__ = ["HeldTable", "held_tables", "last_decision"]
 
 _EVERY_S = 30.0
 """Seconds for which an answer is kept. 30: an alarm may be that late, and each reading is a request on S3."""
@@ -43,27 +44,39 @@ class HeldTable:
     what: str
 
 
-_known: dict[tuple[str, str], tuple[float, HeldTable | None]] = {}
+_known: dict[tuple[str, str], tuple[float, _Seen]] = {}
 
 
 def held_tables(workspace: Workspace, spec: JobSpec) -> tuple[HeldTable, ...]:
     """Return the job's tables that the gate holds, as of the last 30 seconds."""
-    found = (_held(workspace, sink.table) for sink in spec.delta_sinks)
+    found = (_seen(workspace, sink.table).held for sink in spec.delta_sinks)
     return tuple(one for one in found if one is not None)
 
 
-def _held(workspace: Workspace, table: str) -> HeldTable | None:
+def last_decision(workspace: Workspace, spec: JobSpec) -> datetime | None:
+    """Return when the gate last decided about any of the job's tables, as of the last 30 seconds; None: never."""
+    found = (_seen(workspace, sink.table).decided_at for sink in spec.delta_sinks)
+    return max((one for one in found if one is not None), default=None)
+
+
+class _Seen(NamedTuple):
+    held: HeldTable | None = None
+    decided_at: datetime | None = None
+
+
+def _seen(workspace: Workspace, table: str) -> _Seen:
     name, now = (workspace.base, table), time.monotonic()
-    read_at, held = _known.get(name, (-_EVERY_S, None))
+    read_at, seen = _known.get(name, (-_EVERY_S, _Seen()))
     if now - read_at >= _EVERY_S:
         try:
             record = Document(workspace.storage, gate_key(table), GateRecord).read()
         except StreamwardenError:
             # The gate's own commands say what is wrong with it. It must not stop supervision.
             record = None
-        held = _of(record)
-        _known[name] = (now, held)
-    return held
+        decisions = record.decisions if record is not None else []
+        seen = _Seen(_of(record), decisions[-1].at if decisions else None)
+        _known[name] = (now, seen)
+    return seen
 
 
 def _of(record: GateRecord | None) -> HeldTable | None:

@@ -17,6 +17,7 @@ from streamwarden.store.each import for_each
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision.backlog import pending
 from streamwarden.supervision.health_rules import Level
+from streamwarden.supervision.held_tables import last_decision
 
 __all__ = ["TONES", "Stream", "StreamList", "list_streams", "operation_words", "slow_words"]
 
@@ -55,6 +56,8 @@ class Stream:
         Input and processed rows a second over the list's time, as paths of small curves on one scale.
     slow
         How much longer than the interval its batches take, in words. It is no alarm while none of the input piles up.
+    decided_at
+        When the gate last decided about one of its tables; None: never.
     """
 
     job: str
@@ -64,6 +67,7 @@ class Stream:
     input_path: str
     processed_path: str
     slow: str = ""
+    decided_at: datetime | None = None
 
     @property
     def tone(self) -> str:
@@ -153,22 +157,24 @@ def list_streams(workspace: Workspace, jobs: list[str], length: timedelta, now: 
         curves = history.curves(window, jobs, columns=RATES, newer=newer)
     except StreamwardenError as error:
         problem = error
-    streams = [_stream(one, curves.get(one.job), now) for one in found]
+    streams = [_stream(workspace, one, curves.get(one.job), now) for one in found]
     return StreamList(sorted(streams, key=lambda one: (one.of.trouble, not one.slow, one.job)), window, problem)
 
 
-def _stream(one: Overview, curves: Curves | None, now: datetime) -> Stream:
+def _stream(workspace: Workspace, one: Overview, curves: Curves | None, now: datetime) -> Stream:
     read = curves.per_second("rows_in") if curves is not None else []
     done = curves.while_busy("rows_in") if curves is not None else []
     top = max((value for value in [*read, *done] if value is not None), default=0)
     rates = rates_of(one, now)
     slow = slow_words(one, rates)
+    desired = one.seen.desired if one.seen is not None else None
     return Stream(
         job=one.job,
         of=one,
         reasons=_reasons(one, slow),
         slow=slow,
         rates=rates,
+        decided_at=last_decision(workspace, desired.spec) if desired is not None else None,
         input_path=sparkline(read, top=top),
         processed_path=sparkline(done, top=top),
     )

@@ -27,7 +27,9 @@ from streamwarden.airflow import pages
 from streamwarden.airflow.pages.app import build_app
 from streamwarden.airflow.pages.places import workspace as workspace_of
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.gate import Decision, GateRecord, Verdict
 from streamwarden.model.record import utc_now
+from streamwarden.quality.gate_state import gate_document
 from streamwarden.store.workspace import Workspace
 from tests.unit.airflow.pages.made import NASTY, ODD, OPERATION, RUN, batch, populated, ran
 
@@ -198,6 +200,16 @@ def test_an_unchanged_page_is_not_sent_again(client: Callable[..., TestClient]) 
     first = get(one, "/quality")
     again = one.get("/airflow/streamwarden/quality", headers={"If-None-Match": first.headers["etag"]})
     assert again.status_code == 304 and not again.content
+
+
+def test_the_list_tells_when_the_gate_decided_last(client: Callable[..., TestClient], tmp_path: Path) -> None:
+    place = populated(tmp_path)
+    decision = Decision(at=utc_now(), verdict=Verdict.PUBLISHED, after=0, version=1, rows=3, seconds=0.5, run=RUN)
+    gate_document(place, "slow_table").write(GateRecord(table="slow_table", began=0, decisions=[decision]))
+    rows = get(client(place=place), "/streams").text.split("<tr")
+    words = {job: next(row for row in rows if f"/streams/{job}" in row) for job in ("slow", "ingest", "stopped")}
+    assert "decided<br><time" in words["slow"] and "trips held" in words["ingest"]
+    assert "decided" not in words["stopped"] + words["ingest"]
 
 
 def test_streams_are_sorted_by_trouble(client: Callable[..., TestClient]) -> None:
