@@ -90,7 +90,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="state-python-") as folder:
         small = write_input(Path(folder) / "small", Load(2_000, 6_000, 4))
         for form in _FORMS:
-            print(f"{form}: {_apart(form, small, BUCKETS, check=True)}", flush=True)
+            print(f"{form}: {_apart(form, small, check=True)}", flush=True)
         for run in range(given.runs):
             for name in given.only:
                 one = MEASUREMENTS[name]
@@ -98,7 +98,7 @@ def main() -> int:
                 source = Path(folder) / f"{load.cards}-{load.rows}-{load.batches}-{load.primed}"
                 if not source.exists():
                     write_input(source, load)
-                seconds: Any = _apart(one.form, source, BUCKETS)
+                seconds: Any = _apart(one.form, source)
                 found.setdefault(name, []).append(seconds)
                 half = statistics.median(seconds[len(seconds) // 2 :])
                 print(
@@ -348,9 +348,9 @@ def _settings(buckets: int) -> Any:
     return JobSettings(watermark=None, ttl=TTL, options=options, buckets=buckets)
 
 
-def _apart(form: str, source: Path, buckets: int, *, check: bool = False) -> Any:
+def _apart(form: str, source: Path, *, check: bool = False) -> Any:
     """Run in a process of its own: a JVM that has run one form is warm for the next."""
-    command = [sys.executable, "-m", "benchmarks.state_python", "--one", form, str(source), str(buckets)]
+    command = [sys.executable, "-m", "benchmarks.state_python", "--one", form, str(source), str(BUCKETS)]
     done = subprocess.run([*command, *(["--check"] if check else [])], stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -169,16 +169,12 @@ class BucketState:
         merge
             Merge in any case.
         """
-        chunk = encoded(self.layout, fresh)
         spread = bucket % 8
-        limit = max(self.sizes[0], _LEAST_BASE) * (0.75 + spread / 14) if self.sizes else 0
-        if (
-            not merge
-            and self.sizes
-            and len(self.sizes) < _MAX_CHUNKS - spread
-            and sum(self.sizes[1:]) + len(chunk.blob) <= limit
-        ):
-            return chunk, None
+        if self.sizes and len(self.sizes) < _MAX_CHUNKS - spread and not merge:
+            chunk = encoded(self.layout, fresh)
+            limit = max(self.sizes[0], _LEAST_BASE) * (0.75 + spread / 14)
+            if sum(self.sizes[1:]) + len(chunk.blob) <= limit:
+                return chunk, None
         merged = alive(BucketState(self.layout, [*self.chunks, fresh], []).whole(), now)
         return encoded(self.layout, merged), merged
 

@@ -77,10 +77,10 @@ def read_curves(
 
     Parameters
     ----------
-    took
-        Seconds of the newest batches; default those of the last points.
     closer
         Returns the curves of a shorter time: a point of a month is three hours long, too coarse for a *since*.
+    took
+        Seconds of the newest batches; default those of the last points.
     """
     interval = spec.trigger.interval.total_seconds()
     durations = _durations(curves)
@@ -88,19 +88,19 @@ def read_curves(
     if not recent:
         return []
     found = []
-    mean = took if took is not None else sum(recent) / len(recent)
+    took = took if took is not None else sum(recent) / len(recent)
     start = since_when(durations, interval * _BUSY)
-    if start is not None and mean >= _BUSY * interval:
+    if start is not None and took >= _BUSY * interval:
         change = _change(curves, start, interval * _BUSY, closer)
-        text = f"Batches take {seconds(mean)}; one is to start each {seconds(interval)}. So the job has no room left."
+        text = f"Batches take {seconds(took)}; one is to start each {seconds(interval)}. So the job has no room left."
         if change.before is not None:
             text += f" Before, they took {seconds(change.before)}."
-        found.append(Reading("bad" if mean > interval else "warn", text, change.at))
+        found.append(Reading("bad" if took > interval else "warn", text, change.at))
         found += _causes(change.at, events, timedelta(seconds=change.within))
         found += _more_input(change, curves)
         found += _phases(curves, start)
     else:
-        text = f"Batches take {seconds(mean)}, {percent(mean / interval)} of the interval of {seconds(interval)}."
+        text = f"Batches take {seconds(took)}, {percent(took / interval)} of the interval of {seconds(interval)}."
         found.append(Reading("good", text))
     return [*found, *_backlog(curves), *_late(curves, spec)]
 
