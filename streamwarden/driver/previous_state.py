@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_type
-from pyspark.sql.types import StructField, StructType
 
-from streamwarden.keyed_state.chunks import BucketState, StoredChunk
-from streamwarden.keyed_state.layout import HASH, StateField, StateLayout
-from streamwarden.keyed_state.processor import STATE_NAME
+from streamwarden.driver.keyed_rows import keyed_rows
+from streamwarden.keyed_state.layout import StateField, StateLayout
 
 __all__ = ["PreviousState"]
 
@@ -75,27 +72,11 @@ class PreviousState:
             Types of the key's columns, and the job's ``fields``, as the earlier version had them. A time that is not
             set is the largest long.
         """
-        layout = StateLayout(key, fields)
-        buckets = self._read(operator, stateVarName=STATE_NAME, flattenCollectionTypes="false")
-        chunks = buckets.select(
-            F.transform("list_value", lambda one: F.struct(one["version"], one["blob"])).alias("chunks")
-        )
-        rows = [one for one in layout.schema if one.name != HASH]
-        schema = StructType([StructField(one.name, from_arrow_type(one.type)) for one in rows])
-        return chunks.mapInArrow(_decode(layout, [one.name for one in rows]), schema)
+        metadata = self._session.read.format("state-metadata").load(self._path)
+        described = metadata.where(F.col("operatorId") == operator).first()
+        rows = keyed_rows(lambda options: self._read(operator, **options), described, StateLayout(key, fields))
+        return rows.drop("partition")
 
     def _read(self, operator: int, **options: str) -> DataFrame:
         reader = self._session.read.format("statestore").option("batchId", self._batch).option("operatorId", operator)
         return reader.options(**options).load(self._path)
-
-
-def _decode(
-    layout: StateLayout, names: Sequence[str]
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for chunks in batch.column("chunks").to_pylist():
-                stored = [StoredChunk(*one.values()) for one in chunks]
-                yield BucketState.read(layout, stored).whole().select(names)
-
-    return decode

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
+from streamwarden.driver.keyed_rows import has_keyed_state, keyed_rows, state_variables
 from streamwarden.errors import StreamwardenError
-from streamwarden.keyed_state.chunks import NEVER, BucketState, StoredChunk
-from streamwarden.keyed_state.layout import EXPIRES, HASH, TIMER, StateLayout
+from streamwarden.keyed_state.chunks import NEVER
+from streamwarden.keyed_state.layout import EXPIRES, TIMER, StateLayout
 from streamwarden.keyed_state.processor import STATE_NAME
 
 __all__ = ["COLUMNS", "state_entries"]
@@ -69,24 +67,23 @@ def _tables(
     seen: set[tuple[int, str]] = set()
     for described in session.read.format("state-metadata").load(checkpoint).orderBy("operatorId").collect():
         operator = described.operatorId
-
+        if has_keyed_state(described):
+            known = layouts()
+            if keyed >= len(known):
+                what = f"operator {operator} has keyed state, and the job's query has it {len(known)} times"
+                raise StreamwardenError("STATE_UNREADABLE", what)
+            load = functools.partial(_load, session, checkpoint, batch, operator)
+            yield _named(operator, STATE_NAME, _keyed(keyed_rows(load, described, known[keyed]), known[keyed]))
+            keyed += 1
+            continue
         for name, options in _parts(described):
-            if (operator, name) in seen:
-                continue
-            seen.add((operator, name))
-            if name == STATE_NAME:
-                known = layouts()
-                if keyed >= len(known):
-                    what = f"operator {operator} has keyed state, and the job's query has it {len(known)} times"
-                    raise StreamwardenError("STATE_UNREADABLE", what)
-                rows = _keyed(
-                    _load(session, checkpoint, batch, operator, {"flattenCollectionTypes": "false", **options}),
-                    known[keyed],
-                )
-                keyed += 1
-            else:
-                rows = _plain(_load(session, checkpoint, batch, operator, options))
-            yield rows.select(F.lit(operator).alias("operator"), F.lit(name).alias("variable"), *rows.columns)
+            if (operator, name) not in seen:
+                seen.add((operator, name))
+                yield _named(operator, name, _plain(_load(session, checkpoint, batch, operator, options)))
+
+
+def _named(operator: int, variable: str, rows: DataFrame) -> DataFrame:
+    return rows.select(F.lit(operator).alias("operator"), F.lit(variable).alias("variable"), *rows.columns)
 
 
 def _load(session: SparkSession, checkpoint: str, batch: int, operator: int, options: Mapping[str, str]) -> DataFrame:
@@ -97,15 +94,12 @@ def _load(session: SparkSession, checkpoint: str, batch: int, operator: int, opt
 
 def _parts(described: Any) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the name of each table of an operator, and the reader's options for it."""
-    variables = json.loads(described.operatorProperties or "{}").get("stateVariables")
+    variables = state_variables(described)
     if described.operatorName == _JOIN:
         for side in ("left", "right"):
             yield side, {"joinSide": side}
     elif variables is None:
         yield described.stateStoreName, {"storeName": described.stateStoreName}
-    elif any(one["stateName"] == STATE_NAME for one in variables):
-        # Its timers are the layer's own, of buckets; those of keys are in the chunks.
-        yield STATE_NAME, {"stateVarName": STATE_NAME}
     else:
         for one in variables:
             if one["stateVariableType"] == "TimerState":
@@ -167,14 +161,8 @@ def _moment(milliseconds: Column) -> Column:
     return F.timestamp_millis(milliseconds.cast("long"))
 
 
-def _keyed(buckets: DataFrame, layout: StateLayout) -> DataFrame:
-    chunks = buckets.select(
-        F.col("partition_id").cast("int").alias("partition"),
-        F.transform("list_value", lambda one: F.struct(one["version"], one["blob"])).alias("chunks"),
-    )
-    own = [one for one in layout.schema if one.name != HASH]
-    schema = StructType([StructField(one.name, from_arrow_type(one.type)) for one in (_PARTITION, *own)])
-    rows = chunks.mapInArrow(_decode(layout, [one.name for one in own]), schema)
+def _keyed(rows: DataFrame, layout: StateLayout) -> DataFrame:
+    # The timers of the operator are the layer's own, of buckets; those of keys are in the rows.
     times = [F.when(F.col(name) != NEVER, _moment(F.col(name))).alias(name) for name in (EXPIRES, TIMER)]
     return rows.select(
         "partition",
@@ -182,22 +170,3 @@ def _keyed(buckets: DataFrame, layout: StateLayout) -> DataFrame:
         _json(F.struct(*layout.fields)).alias("value"),
         *times,
     )
-
-
-_PARTITION = pa.field("partition", pa.int32())
-
-
-def _decode(
-    layout: StateLayout, names: Sequence[str]
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for partition, chunks in zip(
-                batch.column("partition").to_pylist(), batch.column("chunks").to_pylist(), strict=True
-            ):
-                stored = [StoredChunk(*one.values()) for one in chunks]
-                rows = BucketState.read(layout, stored).whole().select(names)
-                number = pa.repeat(pa.scalar(partition, pa.int32()), rows.num_rows)
-                yield pa.RecordBatch.from_arrays([number, *rows.columns], schema=pa.schema([_PARTITION, *rows.schema]))
-
-    return decode

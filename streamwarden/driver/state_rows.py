@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from urllib.parse import quote
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from streamwarden.driver.keyed_rows import has_keyed_state, state_variables
 from streamwarden.keyed_state.processor import STATE_NAME
 
 __all__ = ["count_keys", "count_state_rows", "plain_path"]
@@ -59,8 +59,7 @@ def count_keys(session: SparkSession, checkpoint: str, batch: int) -> dict[int, 
 def _count_keys(session: SparkSession, checkpoint: str, batch: int) -> dict[int, int]:
     keys = {}
     for described in session.read.format("state-metadata").load(checkpoint).collect():
-        variables = json.loads(described.operatorProperties or "{}").get("stateVariables", [])
-        if STATE_NAME not in [variable["stateName"] for variable in variables]:
+        if not has_keyed_state(described):
             continue
         stored = session.read.format("statestore").option("batchId", batch).option("operatorId", described.operatorId)
         buckets = stored.option("stateVarName", STATE_NAME).option("flattenCollectionTypes", "false").load(checkpoint)
@@ -76,13 +75,13 @@ def _count(session: SparkSession, checkpoint: str, batch: int) -> dict[int, int]
     for described in session.read.format("state-metadata").load(checkpoint).collect():
         stored = session.read.format("statestore").option("batchId", batch).option("operatorId", described.operatorId)
         counted = 0
-        properties = json.loads(described.operatorProperties or "{}")
+        variables = state_variables(described)
         if described.operatorName == _JOIN and described.stateStoreName == "default":
             # Join state of format 3: the four stores are column families of one store, without their own names.
             for side in ("left", "right"):
                 counted += stored.option("joinSide", side).load(checkpoint).count()
-        elif "stateVariables" in properties:
-            for variable in properties["stateVariables"]:
+        elif variables is not None:
+            for variable in variables:
                 if variable["stateVariableType"] != "TimerState":
                     whole = str(variable["stateVariableType"] != "ListState").lower()
                     values = stored.option("stateVarName", variable["stateName"])

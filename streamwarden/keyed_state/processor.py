@@ -17,6 +17,7 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
+from streamwarden.keyed_state.bases import BASE_APART, BaseStore
 from streamwarden.keyed_state.calls import Caller
 from streamwarden.keyed_state.chunks import (
     NEVER,
@@ -46,9 +47,10 @@ _Output = Row("keys_added", "late", "blob")
 class BucketProcessor(StatefulProcessor):
     """Keeps the keys of a bucket in a list of chunks, and calls the job once a batch for those that have events.
 
-    A batch reads the chunks in one round trip to the JVM and appends one in another; a third sets the timer. The
-    bucket has one timer, for the earliest of its rows: when it fires, the job gets the rows that are due, and what it
-    returns is appended. Expired rows are never shown; their bytes go when chunks are merged, or when they are many.
+    A batch reads the chunks in one round trip to the JVM and appends one in another; a third sets the timer. A large
+    base is kept by the worker (:mod:`~.bases`). The bucket has one timer, for the earliest of its rows: when it fires,
+    the job gets the rows that are due, and what it returns is appended. Expired rows are never shown; their bytes go
+    when chunks are merged, or when they are many.
 
     Parameters
     ----------
@@ -79,6 +81,7 @@ class BucketProcessor(StatefulProcessor):
         """Declare the state."""
         self._handle = handle
         self._chunks: ListState = handle.getListState(STATE_NAME, CHUNK_ROW)
+        self._bases = BaseStore(handle)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
         """Process the events of a bucket's keys in one batch."""
@@ -104,17 +107,18 @@ class BucketProcessor(StatefulProcessor):
             # A timer that is due already fires after this, and looks at all rows.
             if wanted < timer:
                 timer = self._move_timer(timer, wanted)
-            self._store(chunk, timer, keys, whole=merged is not None)
+            self._store(stored, chunk, timer, keys, whole=merged is not None)
         yield _Output(keys - stored.keys, late, _blob(done.output))
 
     def handleInitialState(self, key: Any, initialState: Row, timerValues: TimerValues) -> None:  # noqa: ARG002, N802, N803
         """Store what a migration has made of an earlier version's state; a bucket has one row of it."""
         layout, now = self._caller.layout, self._now(timerValues)
+        empty = _Stored(BucketState.read(layout, []))
         rows = alive(decoded(layout, StoredChunk(layout.version, initialState.blob)), now)
         if rows.num_rows:
             # Not before the next batch: what this one emits is not written.
             timer = self._move_timer(NEVER, max(next_timer(rows), now + 1))
-            self._store(encoded(layout, rows), timer, number_of_keys(rows), whole=True)
+            self._store(empty, encoded(layout, rows), timer, number_of_keys(rows), whole=True)
 
     def handleExpiredTimer(  # noqa: N802
         self,
@@ -134,12 +138,13 @@ class BucketProcessor(StatefulProcessor):
         if wanted is None:
             keys = 0
             self._chunks.clear()
+            self._bases.clear(stored.base)
         else:
             timer = self._move_timer(NEVER, max(wanted, now + 1))
             chunk, merged = stored.state.appended(done.fresh, bucket=key[0], now=now, merge=look.has_much_expired)
             if merged is not None:
                 keys = number_of_keys(merged)
-            self._store(chunk, timer, keys, whole=merged is not None)
+            self._store(stored, chunk, timer, keys, whole=merged is not None)
         yield _Output(keys - stored.keys, 0, _blob(done.output))
 
     def close(self) -> None:
@@ -152,8 +157,12 @@ class BucketProcessor(StatefulProcessor):
 
     def _read(self) -> _Stored:
         rows = list(self._chunks.get())
-        state = BucketState.read(self._caller.layout, [StoredChunk(row[0], row[1]) for row in rows])
-        return _Stored(state, rows[-1][2], rows[-1][3]) if rows else _Stored(state, NEVER, 0)
+        chunks, base = [StoredChunk(row[0], row[1]) for row in rows], None
+        if chunks and chunks[0].version == BASE_APART:
+            base = chunks[0].blob
+            chunks[0] = self._bases.read(base)
+        state = BucketState.read(self._caller.layout, chunks)
+        return _Stored(state, rows[-1][2], rows[-1][3], base) if rows else _Stored(state)
 
     def _move_timer(self, was: int, wanted: int) -> int:
         if was != NEVER:
@@ -162,17 +171,20 @@ class BucketProcessor(StatefulProcessor):
             self._handle.registerTimer(wanted)
         return wanted
 
-    def _store(self, chunk: StoredChunk, timer: int, keys: int, *, whole: bool) -> None:
+    def _store(self, was: _Stored, chunk: StoredChunk, timer: int, keys: int, *, whole: bool) -> None:
         if whole:
-            self._chunks.put([(*chunk, timer, keys)])
+            self._chunks.put([(*self._bases.write(chunk, was.base), timer, keys)])
         else:
             self._chunks.appendValue((*chunk, timer, keys))
 
 
 class _Stored(NamedTuple):
+    """What is stored of a bucket: its state, timer and number of keys, and the id of its base if that is apart."""
+
     state: BucketState
-    timer: int
-    keys: int
+    timer: int = NEVER
+    keys: int = 0
+    base: bytes | None = None
 
 
 def _in_time(events: pa.RecordBatch, column: str, watermark: int) -> pa.RecordBatch:

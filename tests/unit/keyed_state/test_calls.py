@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.keyed_state import chunks
+from streamwarden.keyed_state import bases, chunks
 from streamwarden.keyed_state.calls import Caller
 from streamwarden.keyed_state.chunks import NEVER, BucketState, StoredChunk, decoded, encoded, number_of_keys
 from streamwarden.keyed_state.job import KEY_ID, KeyedBatch, KeyedJob, KeyedResult
@@ -76,15 +76,36 @@ class Model:
         return sorted(out)
 
 
+class Base:
+    """A bucket's value state, as Spark keeps it."""
+
+    value: tuple[int, bytes] | None = None
+    reads = 0
+
+    def get(self) -> tuple[int, bytes] | None:
+        self.reads += 1
+        return self.value
+
+    def update(self, value: tuple[int, bytes]) -> None:
+        self.value = value
+
+    def clear(self) -> None:
+        self.value = None
+
+
 class Handle:
     """A bucket's list state and timers, as Spark keeps them."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
         self.timers: set[int] = set()
+        self.base = Base()
 
     def getListState(self, *_: object) -> Handle:
         return self
+
+    def getValueState(self, *_: object) -> Base:
+        return self.base
 
     def get(self) -> list[Any]:
         return list(self.rows)
@@ -145,8 +166,11 @@ class Bucket:
             self.handle.timers.remove(due)
             blobs += list(self.processor.handleExpiredTimer((self.number,), Times(now), Times(due)))  # type: ignore[arg-type]
         assert len(self.handle.timers) <= 1
-        if self.handle.rows:
-            stored = [StoredChunk(row[0], row[1]) for row in self.handle.rows]
+        stored = [StoredChunk(row[0], row[1]) for row in self.handle.rows]
+        assert [one.version for one in stored].count(bases.BASE_APART) == (self.handle.base.value is not None)
+        if stored:
+            if self.handle.base.value is not None:
+                stored[0] = StoredChunk(*self.handle.base.value)
             whole = BucketState.read(self.processor._caller.layout, stored).whole()
             assert self.handle.rows[-1][3] == number_of_keys(whole)
         caller = self.processor._caller
@@ -171,12 +195,23 @@ BATCHES = st.lists(
     st.dictionaries(st.sampled_from("abcdefgh"), st.integers(-2, 2)),
     st.integers(0, 9),
     st.sampled_from([0, 1 / 8, 1]),
+    st.sampled_from([0, 500, 64 * 1024]),
+    st.sampled_from([0, 600, 10**6]),
 )
 def test_equals_a_dictionary(
-    batches: list[tuple[int, list[tuple[str, int]]]], shared: dict[str, int], number: int, share: float
+    batches: list[tuple[int, list[tuple[str, int]]]],
+    shared: dict[str, int],
+    number: int,
+    share: float,
+    apart: int,
+    kept: int,
 ) -> None:
-    # So few keys that one of them is more than the share that is left in large buckets.
-    with mock.patch.object(chunks, "_EXPIRED_SHARE", share):
+    # So few keys that one of them is more than the share that is left in large buckets, and a base is small.
+    with (
+        mock.patch.object(chunks, "_EXPIRED_SHARE", share),
+        mock.patch.object(bases, "_LEAST_APART", apart),
+        mock.patch.object(bases, "_kept", bases.KeptBases(kept)),
+    ):
         _equals_a_dictionary(batches, shared, number)
 
 
@@ -192,7 +227,7 @@ def _equals_a_dictionary(batches: list[tuple[int, list[tuple[str, int]]]], share
         now += TTL
         found = bucket.batch(events_of([], hashes), now)
         assert sorted((row["key"], row["total"], row["quiet"]) for row in found) == model.batch([], now)
-    assert bucket.handle.rows == [] and bucket.handle.timers == set()
+    assert bucket.handle.rows == [] and bucket.handle.timers == set() and bucket.handle.base.value is None
 
 
 def test_expired_rows_go_when_they_are_many() -> None:
