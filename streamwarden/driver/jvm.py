@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +26,16 @@ from streamwarden.runtime.postmortem import last_words
 from streamwarden.runtime.processes import process_of
 from streamwarden.spark.cluster_mode import container_logs, parent_jvm
 
-__all__ = ["end_jvm", "is_context_stopped", "is_unanswered", "jvm_end", "jvm_of"]
+__all__ = [
+    "end_jvm",
+    "is_context_stopped",
+    "is_orphaned",
+    "is_unanswered",
+    "jvm_end",
+    "jvm_of",
+    "kill_jvm",
+    "stop_jvm",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +44,9 @@ _CONSOLE_S = 0.5
 
 _GONE_S = 5
 """Seconds that a JVM which seems gone may take to exit: it closes its sockets before it exits."""
+
+_STOP_S = 30
+"""Seconds that Spark may take to stop. It needs a few; if its cluster manager is unavailable, it waits for minutes."""
 
 _END_S = 30
 """Seconds that a JVM may take for an orderly exit. 30 s: its shutdown hooks remove scratch folders."""
@@ -83,11 +96,12 @@ def jvm_end(session: SparkSession | None, logs: Path, *, gone: bool) -> tuple[Er
     ended = _end(session, gone=gone)
     if ended is None:
         return None
-    folder = container_logs() or logs
-    words = last_words(folder)
-    if words.code is None:
+    container = container_logs()
+    words = last_words(container or logs)
+    # A container's JVM writes its files itself, and YARN kills this process 250 ms after SIGTERM.
+    if words.code is None and container is None:
         time.sleep(_CONSOLE_S)
-        words = last_words(folder)
+        words = last_words(logs)
     if words.code == "OUT_OF_MEMORY" or ended.code in OUT_OF_HEAP_EXITS:
         return "OUT_OF_MEMORY", words.evidence or f"the JVM ended {ended}"
     if words.code is not None:
@@ -95,28 +109,68 @@ def jvm_end(session: SparkSession | None, logs: Path, *, gone: bool) -> tuple[Er
     return "JVM_DIED", f"the JVM ended {ended}: {words.evidence or 'no error in its log'}"
 
 
+def is_orphaned() -> bool:
+    """Return whether the JVM that has started this process has ended; False if PySpark starts the JVM."""
+    parent = parent_jvm()
+    return parent is not None and not _lives(parent)
+
+
 def end_jvm(session: SparkSession) -> None:
-    """Stop Spark and its JVM in any state: a dead JVM is often the reason why the driver ends.
+    """Stop Spark and its JVM in any state: kill the JVM if :func:`stop_jvm` fails."""
+    if not stop_jvm(session):
+        kill_jvm(session)
+
+
+def stop_jvm(session: SparkSession) -> bool:
+    """Stop Spark, then its JVM; return whether that succeeded in time. If not, call :func:`kill_jvm`.
 
     In cluster mode the JVM ends after this process, and reports its exit code to the cluster.
     """
+    if is_orphaned():
+        return True
     process = _started(session)
     try:
-        session.stop()
+        _stop(session)
         if process is not None:
             # The JVM exits when its standard input closes.
             process.stdin.close()
             process.wait(timeout=_END_S)
     except Exception:
-        _log.warning("Spark failed to stop", exc_info=True)
-        if process is not None:
-            process.kill()
-            process.wait()
-        elif (parent := parent_jvm()) is not None:
-            # The cluster may then end this process too: what ran in that JVM may still write, which is worse.
-            with suppress(psutil.NoSuchProcess):
-                parent.kill()
-            _await_end(parent, _END_S)
+        # A dead JVM is often the reason why the driver ends.
+        _log.warning("Spark failed to stop; its JVM will be killed", exc_info=True)
+        return False
+    return True
+
+
+def kill_jvm(session: SparkSession) -> None:
+    """Kill a session's JVM and wait for its end. In cluster mode, the cluster may then kill this process too."""
+    process = _started(session)
+    if process is not None:
+        process.kill()
+        process.wait()
+    elif (parent := parent_jvm()) is not None:
+        with suppress(psutil.NoSuchProcess):
+            parent.kill()
+        _await_end(parent, _END_S)
+
+
+def _stop(session: SparkSession) -> None:
+    """Stop a session, or raise TimeoutError: the call goes on in its thread until the JVM or this process ends."""
+    raised: list[Exception] = []
+
+    def stop() -> None:
+        try:
+            session.stop()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=stop, name="spark-stop", daemon=True)
+    thread.start()
+    thread.join(_STOP_S)
+    if thread.is_alive():
+        raise TimeoutError(f"Spark has not stopped within {_STOP_S} s")
+    if raised:
+        raise raised[0]
 
 
 @dataclass(frozen=True)

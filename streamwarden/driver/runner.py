@@ -27,7 +27,15 @@ from streamwarden.driver.heartbeat import Heart
 from streamwarden.driver.history import History
 from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.job_session import adapt_session, start_session
-from streamwarden.driver.jvm import end_jvm, is_context_stopped, is_unanswered, jvm_end, jvm_of
+from streamwarden.driver.jvm import (
+    is_context_stopped,
+    is_orphaned,
+    is_unanswered,
+    jvm_end,
+    jvm_of,
+    kill_jvm,
+    stop_jvm,
+)
 from streamwarden.driver.kafka import TopicIds, check_topics
 from streamwarden.driver.key_counts import KeyCounts
 from streamwarden.driver.logs import RecordContext
@@ -138,6 +146,7 @@ class Driver:
         self._job = job
         self._epoch = 0
         self._writes = False
+        self._recorded = False
         # The listener's thread resets the count of failures that this thread increments.
         self._counting = threading.Lock()
         # The batch after which the source's columns were read again; none yet.
@@ -170,6 +179,8 @@ class Driver:
         error: ErrorInfo | None = None
         try:
             self._run()
+            if not self._heart.query_ended:
+                self._check_jvm()
         except StreamwardenError as raised:
             error = ErrorInfo.of(raised, traceback=shortened(self._trace or traceback.format_exc()))
         except Exception as raised:
@@ -265,6 +276,7 @@ class Driver:
         query = self._run_query(spec, start)
         if query is None:
             return
+        self._check_jvm()
         self._heart.say(DriverState.STOPPING, "finishing the batch in flight")
         query.stop()
         # Spark reports the query's end from another thread: a savepoint may be taken before that.
@@ -274,6 +286,14 @@ class Driver:
         self._heart.say(
             DriverState.STOPPING, f"its query has ended after batch {self._heart.batch}, and Spark is ending"
         )
+
+    def _check_jvm(self) -> None:
+        """Raise if the JVM that has started this process has ended: then this stop is not one that somebody wants.
+
+        YARN sends SIGTERM to the rest of a container whose first process has ended.
+        """
+        if is_orphaned() and (ended := jvm_end(self._session, self._logs, gone=False)) is not None:
+            raise StreamwardenError(*ended)
 
     def _claim(self) -> None:
         """Acquire the lease, and begin to beat."""
@@ -621,20 +641,38 @@ class Driver:
             self._keeper.start()
 
     def _finish(self, error: ErrorInfo | None) -> None:
+        if is_orphaned():
+            # First: YARN kills the rest of the container within 250 ms.
+            self._record_exit(error)
         if self._arrivals is not None:
             self._arrivals.close()
         if self._ahead is not None:
             self._ahead.drop()
         for server in self._serving.values():
             server.close()
-        if self._session is not None:
+        hanging = None
+        if self._session is not None and not stop_jvm(self._session):
+            hanging = self._session
+        if hanging is not None and not self._heart.query_ended:
             # Before the lease is released: until then nobody else may write.
-            end_jvm(self._session)
+            kill_jvm(hanging)
+            if is_orphaned():
+                self._record_exit(error)
         # Before the exit is recorded: then every batch is in the table when the exit is visible.
         if self._recorder is not None:
             self._recorder.close(_LAST_ROWS_S)
         if self._export is not None:
             self._export.close(_LAST_METRICS_S)
+        self._record_exit(error)
+        if hanging is not None:
+            # After the record: a cluster may kill this process too. The query has ended, so its JVM writes nothing.
+            kill_jvm(hanging)
+
+    def _record_exit(self, error: ErrorInfo | None) -> None:
+        """Write the exit, and release the lease; once."""
+        if self._recorded:
+            return
+        self._recorded = True
         self._heart.end()
         now: datetime = utc_now()
         outcome = "failed" if error else "stopped"

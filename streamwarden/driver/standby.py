@@ -26,7 +26,7 @@ from streamwarden.driver.causes import headline
 from streamwarden.driver.commands import Commands
 from streamwarden.driver.executors import Executors
 from streamwarden.driver.job_session import adapt_session, start_session
-from streamwarden.driver.jvm import is_unanswered, jvm_end
+from streamwarden.driver.jvm import end_jvm, is_unanswered, jvm_end
 from streamwarden.driver.pipeline.module import load_module
 from streamwarden.driver.rehearsal import rehearse
 from streamwarden.driver.repartition import repartition
@@ -184,7 +184,7 @@ class _Standby:
     def end(self) -> None:
         if self.prepared.ahead is not None:
             self.prepared.ahead.drop()
-        self._session.stop()
+        end_jvm(self._session)
 
     def _failed(self, code: str, error: Exception) -> dict[str, Any]:
         ended = jvm_end(self._session, self._logs, gone=is_unanswered(error))

@@ -15,12 +15,13 @@ import pytest
 pytestmark = pytest.mark.unit
 
 _DRIVER = """
-import json, sys
+import json, sys, threading
 from pathlib import Path
 from types import SimpleNamespace
 from streamwarden.spark.cluster_mode import parent_jvm
 parent_jvm()
-from streamwarden.driver.jvm import end_jvm, jvm_end, jvm_of
+from streamwarden.driver import jvm as ends
+from streamwarden.driver.jvm import end_jvm, is_orphaned, jvm_end, jvm_of
 from streamwarden.driver.memory import ProcessMemory
 from streamwarden.runtime.processes import current_process
 
@@ -29,12 +30,19 @@ class Broken:
     def stop(self):
         raise RuntimeError("the JVM does not answer")
 
+class Hanging(Broken):
+    def stop(self):
+        threading.Event().wait()
+
+ends._STOP_S = 0.1
 for line in sys.stdin:
     if line == "look\\n":
         jvm = jvm_of(current_process())
         said = {"jvm": jvm and jvm.pid, "end": jvm_end(None, Path("nowhere"), gone=False), "memory": ProcessMemory()()}
+        said["orphaned"] = is_orphaned()
     else:
-        said = {"end": jvm_end(None, Path("nowhere"), gone=end_jvm(Broken()) is None)}
+        session = Hanging() if line == "stop hanging\\n" else Broken()
+        said = {"end": jvm_end(None, Path("nowhere"), gone=end_jvm(session) is None)}
     print(json.dumps(said), flush=True)
 """
 
@@ -83,15 +91,17 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_the_jvm_is_the_parent_and_its_end_is_noticed(cluster: Cluster, tmp_path: Path) -> None:
     seen = cluster("look")
     assert seen["jvm"] == cluster.jvm.pid and seen["end"] is None and seen["memory"] > 0
+    assert not seen["orphaned"]
     (tmp_path / "stdout").write_text("x\nTerminating due to java.lang.OutOfMemoryError: Java heap space\n")
     cluster.jvm.kill()
     cluster.jvm.wait(10)
     seen = cluster("look")
-    assert seen["jvm"] is None
+    assert seen["jvm"] is None and seen["orphaned"]
     assert seen["end"][0] == "OUT_OF_MEMORY" and "Java heap space" in seen["end"][1]
 
 
-def test_a_jvm_that_does_not_stop_is_killed(cluster: Cluster) -> None:
+@pytest.mark.parametrize("command", ["stop", "stop hanging"])
+def test_a_jvm_that_does_not_stop_is_killed(cluster: Cluster, command: str) -> None:
     assert cluster("look")["end"] is None
-    assert cluster("stop")["end"][0] == "JVM_DIED"
+    assert cluster(command)["end"][0] == "JVM_DIED"
     assert cluster.jvm.wait(10) == -9

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 
-from streamwarden.driver import heartbeat
+from streamwarden.driver import heartbeat, runner
 from streamwarden.driver.causes import Failure
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.runner import Driver
@@ -112,6 +112,54 @@ def test_a_driver_of_a_job_that_is_to_run_goes_on(driver: Driver, workspace: Wor
     assert driver.run() == 1
     ended = JobDocuments(workspace.storage, JOB).exit("i1").read()
     assert ended is not None and ended.error is not None and ended.error.code == "JOB_MODULE_INVALID"
+
+
+@pytest.mark.parametrize("query_ended", [True, False])
+def test_a_jvm_that_hangs_is_killed_after_the_record_only_if_its_query_has_ended(
+    driver: Driver, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, query_ended: bool
+) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    released: list[bool] = []
+
+    def kill(_: object) -> None:
+        lease = documents.lease.read()
+        assert lease is not None
+        released.append(lease.released)
+        assert (documents.exit("i1").read() is not None) is lease.released
+
+    driver._claim()
+    driver._session = object()  # type: ignore[assignment]
+    driver._heart.query_ended = query_ended
+    monkeypatch.setattr(runner, "stop_jvm", lambda _: False)
+    monkeypatch.setattr(runner, "kill_jvm", kill)
+    driver._finish(None)
+    assert released[0] is query_ended
+    ended = documents.exit("i1").read()
+    assert ended is not None and ended.outcome == "stopped"
+
+
+def test_a_signal_after_the_jvms_end_is_no_stop(
+    driver: Driver, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+
+    def signalled() -> None:
+        driver._claim()
+        driver._session = object()  # type: ignore[assignment]
+        driver._heart.request_stop("signal 15")
+
+    def stop(_: object) -> bool:
+        ended, lease = documents.exit("i1").read(), documents.lease.read()
+        # There may be no time for anything else.
+        assert ended is not None and ended.error is not None and ended.error.code == "OUT_OF_MEMORY"
+        assert lease is not None and lease.released
+        return True
+
+    monkeypatch.setattr(driver, "_run", signalled)
+    monkeypatch.setattr(runner, "is_orphaned", lambda: True)
+    monkeypatch.setattr(runner, "jvm_end", lambda *_, **__: ("OUT_OF_MEMORY", "Java heap space"))
+    monkeypatch.setattr(runner, "stop_jvm", stop)
+    assert driver.run() == 1
 
 
 def test_a_stop_counts_whatever_becomes_of_the_log(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
