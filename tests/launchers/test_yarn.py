@@ -159,11 +159,13 @@ def test_without_a_resource_manager_drivers_go_on_and_none_is_started(place: Yar
     assert place.found(driver).state is StartState.UNKNOWN and place.verdict() is Action.WAIT
     desired = place.seen().desired
     assert desired is not None
-    driver_control.stop(place.workspace, JOB, by=BY)
+    assert driver_control.stop(place.workspace, JOB, by=BY).phase is Phase.STOPPED
     with pytest.raises(StreamwardenError, match="YARN_UNREACHABLE"):
         driver_control.start(place.workspace, JOB, by=BY)
     assert place.seen().phase is Phase.FAILED and place.verdict() is Action.RESTART
     place.cluster.start()
     place.supervise()
+    # Only its driver can count these.
+    place.counts.add([3])
     place.counts.check()
     place.counts.check_totals()
