@@ -16,7 +16,14 @@ from pathlib import Path
 
 ROCKSDB = {"x86_64": "librocksdbjni-linux64.so", "aarch64": "librocksdbjni-linux-aarch64.so"}
 
-JARS = ("spark-connect_*.jar", "spark-repl_*.jar", "scala-compiler-*.jar")
+JARS = (
+    *("spark-connect_*.jar", "spark-repl_*.jar", "scala-compiler-*.jar"),
+    # Hive's metastore. Not hive-storage-api, which ORC needs.
+    *("spark-hive*.jar", "hive-[!s]*.jar", "hive-se*.jar", "hive-sh*.jar", "derby*.jar", "datanucleus-*.jar"),
+)
+
+AWS = {"s3", "sts", "sso", "sso-oidc", "signin", "secretsmanager", "ssm", "kms"}
+"""The bucket, ways to its credentials, and where Airflow may keep secrets."""
 
 
 def tests(site: Path) -> None:
@@ -61,14 +68,33 @@ def natives(site: Path) -> None:
 
 
 def jars(site: Path) -> None:
-    """The server of Spark Connect and the Scala shell."""
+    """The server of Spark Connect, the Scala shell, Hive's metastore, and TLS of Netty for other systems."""
+    folder = site / "pyspark" / "jars"
     for pattern in JARS:
-        remove(site / "pyspark" / "jars", pattern)
+        remove(folder, pattern)
+    others = [path for path in folder.glob("netty-tcnative-*-*-*.jar") if "-linux-" not in path.name]
+    required(others, "netty-tcnative")
+    for path in others:
+        path.unlink()
+
+
+def languages(site: Path) -> None:
+    """What Babel knows of other languages than English, which alone Airflow's login page has."""
+    others = [
+        path for path in (site / "babel" / "locale-data").glob("*.dat") if path.stem.split("_")[0] not in ("root", "en")
+    ]
+    required(others, "languages")
+    for path in others:
+        path.unlink()
 
 
 def clients(site: Path) -> None:
-    """Clients of what is never called: Kubernetes by asyncio, and Arrow's RPC."""
+    """Clients of what is never called: Kubernetes by asyncio, Arrow's RPC, and most of Amazon's services."""
     shutil.rmtree(site / "kubernetes" / "aio")
+    services = [path for path in (site / "botocore" / "data").iterdir() if path.is_dir() and path.name not in AWS]
+    required(services, "services")
+    for path in services:
+        shutil.rmtree(path)
     for pattern in ("libarrow_flight.so*", "libarrow_python_flight.so*"):
         remove(site / "pyarrow", pattern)
 
@@ -87,7 +113,7 @@ def required(found: list[Path] | list[str], what: str) -> None:
         raise SystemExit(f"trim: no {what}: what docker/trim.py knows of this package is out of date")
 
 
-STEPS: tuple[Callable[[Path], None], ...] = (tests, headers, symbols, natives, jars, clients)
+STEPS: tuple[Callable[[Path], None], ...] = (tests, headers, symbols, natives, jars, languages, clients)
 
 
 def size(folder: Path) -> float:

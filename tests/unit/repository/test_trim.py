@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 from types import ModuleType
 
+import botocore
 import pyspark
 import pytest
 
@@ -67,7 +68,12 @@ def test_the_installed_spark_has_what_is_removed() -> None:
         assert list((Path(pyspark.__file__).parent / "jars").glob(pattern)), pattern
 
 
-@pytest.mark.parametrize("step", ["tests", "symbols", "natives", "jars"])
+def test_the_installed_client_of_amazon_has_what_is_kept() -> None:
+    services = Path(botocore.__file__).parent / "data"
+    assert [name for name in trim.AWS if not (services / name).is_dir()] == []
+
+
+@pytest.mark.parametrize("step", ["tests", "symbols", "natives", "jars", "languages"])
 def test_what_is_not_there_any_more_fails_the_build(step: str, tmp_path: Path) -> None:
     jar(tmp_path, "org/rocksdb/RocksDB.class")
     with pytest.raises(SystemExit, match="out of date"):
