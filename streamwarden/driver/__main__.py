@@ -91,14 +91,14 @@ def _spare(workspace: Workspace, spare: str) -> int:
     taken = wait_for_job(workspace, spec, spare)
     if taken is None:
         return 0
-    assignment, session, pipes = taken
+    assignment, session, pipes, rehearsed = taken
     job, incarnation = assignment.job, assignment.incarnation
     context = configure_logging(workspace.log_dir(job, incarnation), job, incarnation, workspace.profile.logs)
     logging.getLogger(__name__).info("this process was the warm spare %s", spare)
     prepared: Prepared | None = Prepared(session)
     if pipes is not None:
         commands, answers = pipes
-        prepared = stand_by(workspace, incarnation, answers, commands_from=commands, warm=session)
+        prepared = stand_by(workspace, incarnation, answers, commands_from=commands, warm=session, rehearsed=rehearsed)
         if prepared is None:
             return 0
     return Driver(workspace, job, incarnation, context, prepared=prepared).run()

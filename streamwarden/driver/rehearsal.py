@@ -59,6 +59,7 @@ def rehearse(
     module: StreamingJob,
     *,
     state: bool,
+    warm: bool = False,
     needless: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run the job's own query for some batches, with a checkpoint and tables in a temporary folder.
@@ -77,6 +78,8 @@ def rehearse(
         The job.
     state
         Whether to rehearse the digest and the repartition of the state, too.
+    warm
+        Whether the session has rehearsed jobs before: one batch is enough, which says what this job loads of its own.
     needless
         Asked all the while: once it is true, the rehearsal ends at once.
     """
@@ -93,7 +96,7 @@ def rehearse(
             return
         with tempfile.TemporaryDirectory(prefix="streamwarden-rehearsal-") as name:
             folder = Path(name)
-            if _run(own, workspace, spec, module, folder, needless) and state:
+            if _run(own, workspace, spec, module, folder, needless, 1 if warm else _BATCHES) and state:
                 _work_on_state(own, folder)
         _open_outputs(own, workspace, spec)
     except Exception:
@@ -107,6 +110,7 @@ def _run(
     module: StreamingJob,
     folder: Path,
     needless: Callable[[], bool],
+    batches: int,
 ) -> bool:
     """Return whether it completed; if not, a batch may be left begun, and its state is unusable."""
     schemas = output_schemas(spec, module)
@@ -128,7 +132,7 @@ def _run(
     rows = job_rows(session, workspace, small, module, opener=opener)
     query = RunningQuery(small, rows, writer, str(folder / _CHECKPOINT), checkpoint, output_mode(module))
     deadline = Deadline(_SECONDS)
-    while not _is_enough(session):
+    while not _is_enough(session, batches):
         failure = query.failure()
         if failure is not None:
             raise failure.error
@@ -165,11 +169,11 @@ def _some(
     return open_source(session, workspace, spec, name, since_version=max(latest + 1 - _BATCHES, 0))
 
 
-def _is_enough(session: SparkSession) -> bool:
-    """Return whether all batches are done, or no input is left."""
+def _is_enough(session: SparkSession, batches: int) -> bool:
+    """Return whether so many batches are done, or no input is left."""
     for query in session.streams.active:
         took = [one.durationMs["triggerExecution"] for one in query.recentProgress if "addBatch" in one.durationMs]
-        if len(took) >= _BATCHES:
+        if len(took) >= batches:
             return True
         status = query.status
         # Before its first progress the query has not looked for input yet.

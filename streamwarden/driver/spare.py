@@ -57,11 +57,12 @@ _CLAIMED_S = 10.0
 
 
 class Given(NamedTuple):
-    """What a spare has when it was taken: its job, its session, and the pipes of a standby driver."""
+    """What a spare has when it was taken: its job, session, pipes of a standby driver, and whether it has rehearsed."""
 
     assignment: Assignment
     session: SparkSession
     pipes: tuple[IO[str], int] | None
+    rehearsed: bool
 
 
 def wait_for_job(workspace: Workspace, spec: JobSpec, spare: str) -> Given | None:
@@ -94,7 +95,7 @@ def wait_for_job(workspace: Workspace, spec: JobSpec, spare: str) -> Given | Non
                 if assignment.standby
                 else None
             )
-            given = Given(assignment, session, pipes)
+            given = Given(assignment, session, pipes, (folder / REHEARSED).exists())
         spares.write(folder / ANSWER, Answer(do="refuse", why=why) if why else Answer(do="run"))
     if why is not None:
         sys.stdout.write(f"this spare ends: {why}\n")

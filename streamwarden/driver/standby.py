@@ -66,7 +66,13 @@ class Prepared:
 
 
 def stand_by(
-    workspace: Workspace, incarnation: str, output: int, *, commands_from: IO[str], warm: SparkSession | None = None
+    workspace: Workspace,
+    incarnation: str,
+    output: int,
+    *,
+    commands_from: IO[str],
+    warm: SparkSession | None = None,
+    rehearsed: bool = False,
 ) -> Prepared | None:
     """Perform commands until this driver is to run; return what it has prepared, or None if it is not to run.
 
@@ -78,6 +84,8 @@ def stand_by(
         The stream of commands.
     warm
         The session of a spare; default a new one.
+    rehearsed
+        Whether that spare has rehearsed.
     """
     answers = os.fdopen(output, "w", encoding="utf-8")
     commands = Commands(commands_from, last="run", abandoned=_end_at_once)
@@ -92,9 +100,9 @@ def stand_by(
     for command in commands:
         if command["do"] == "prepare":
             standby = _Standby(workspace, JobSpec.model_validate(command["spec"]), incarnation, warm)
-            rehearsed = standby.rehearse(state=command["state"])
-            answer(rehearsed)
-            if "code" in rehearsed:
+            ready = standby.rehearse(state=command["state"], warm=rehearsed)
+            answer(ready)
+            if "code" in ready:
                 return None
         elif command["do"] == "executor":
             assert standby is not None
@@ -149,8 +157,8 @@ class _Standby:
         self._replay = Replay(self._session, workspace, spec)
         self.prepared = Prepared(self._session)
 
-    def rehearse(self, *, state: bool) -> dict[str, Any]:
-        rehearse(self._session, self._workspace, self._spec, load_module(self._spec), state=state)
+    def rehearse(self, *, state: bool, warm: bool) -> dict[str, Any]:
+        rehearse(self._session, self._workspace, self._spec, load_module(self._spec), state=state, warm=warm)
         try:
             # Any call: a failed rehearsal does not matter, but a dead JVM does.
             _ = self._session.version

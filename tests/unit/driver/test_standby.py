@@ -32,7 +32,7 @@ class Standby:
         # Stands for the JVM.
         Path("jvm").write_text(str(subprocess.Popen(["sleep", "600"]).pid))
         self.prepared = "prepared"
-    def rehearse(self, *, state):
+    def rehearse(self, *, state, warm):
         if state:
             raise RuntimeError("no Spark")
         return {"ready": True}
