@@ -311,8 +311,8 @@ class Driver:
         module = load_module(spec)
         self._job_file = getattr(module, "__file__", None)
         self._places = _places(self._workspace, spec)
-        # Before this driver reports its own: of a checkpoint without a version, the newest report tells.
-        written = reference.version or int(writer_versions(self._documents).get("job", 0)) or None
+        # Before this driver reports its own: a checkpoint without a version may have nothing but the newest report.
+        written = reference.version or int(writer_versions(self._workspace, self._job).get("job", 0)) or None
         check_version(spec, module.VERSION, written, checkpoint)
         self._heart.versions = {
             "spark": pyspark.__version__,

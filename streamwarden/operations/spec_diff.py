@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import CATALOGUE, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.column_changes import TableColumns, compared_columns, existing_tables
 from streamwarden.model.spec import JobSpec
@@ -388,7 +388,7 @@ def checkpoint_facts(workspace: Workspace, job: str, spec: JobSpec) -> Checkpoin
     partitions = offsets.conf.get("spark.sql.shuffle.partitions") if reader.has_state() else None
     return CheckpointFacts(
         spec=spec,
-        versions=writer_versions(documents),
+        versions=writer_versions(workspace, job),
         settings=offsets.conf,
         partitions=int(partitions) if partitions is not None else None,
     )
@@ -543,5 +543,7 @@ def _misfit(error: StreamwardenError, found: Mapping[str, Change], written: Writ
         return [Change("module VERSION", before, after, Effect.REFUSED, why, remedy)]
     if error.code == "RESTORE_SPARK_VERSION":
         why = "this Spark version may not be able to read the checkpoint"
-        return [Change("Spark", written.versions.get("spark"), spark_version(), Effect.REFUSED, why, error.remedy)]
+        # About a checkpoint: the remedy of a savepoint's error names no way back.
+        remedy = CATALOGUE["CHECKPOINT_NEWER_SPARK"].remedy
+        return [Change("Spark", written.versions.get("spark"), spark_version(), Effect.REFUSED, why, remedy)]
     raise AssertionError(f"{error.code} is no misfit of a spec and a checkpoint")

@@ -20,6 +20,7 @@ from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.processes import current_process
 from streamwarden.savepoints.documents import manifest_document, record_document
+from streamwarden.savepoints.reports import newest_reports
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.ids import new_id
 from streamwarden.store.layout import savepoint_checkpoint_key, savepoint_key
@@ -172,20 +173,39 @@ def _stop(workspace: Workspace, job: str, *, by: str, reason: str, timeout: floa
         raise StreamwardenError(error.code, error.what, remedy=remedy) from error
 
 
-def writer_versions(documents: JobDocuments) -> dict[str, str]:
-    """Return the versions of the checkpoint's writer, from the newest driver that reported them; else empty.
+def writer_versions(workspace: Workspace, job: str) -> dict[str, str]:
+    """Return the versions of the checkpoint's writer; empty if they are not known.
 
-    That driver may have ended before it wrote, with another version of the job: the checkpoint's own counts.
+    The writer is the newest driver that committed a batch to it, or else the writer of the savepoint that it came from.
+    Only if neither is known, it is the newest driver that reported versions: a driver may report them and then refuse
+    the checkpoint. The version of the job is the checkpoint's own, if it has one.
     """
-    found: dict[str, str] = {}
+    documents = JobDocuments(workspace.storage, job)
+    reference = documents.checkpoint.read()
+    found = _committed_by(documents, reference) or _saved_by(workspace, reference) or _reported(documents)
+    own = reference.version if reference is not None else None
+    return found if own is None else {**found, "job": str(own)}
+
+
+def _committed_by(documents: JobDocuments, reference: CheckpointRef | None) -> dict[str, str]:
+    reports = newest_reports(documents, reference.generation) if reference is not None else ()
+    return next((beat.versions for beat, progress in reports if progress.last is not None), {})
+
+
+def _saved_by(workspace: Workspace, reference: CheckpointRef | None) -> dict[str, str]:
+    """Return the versions of the savepoint that a checkpoint came from; empty for a clone's, which is another job's."""
+    if reference is None or reference.savepoint is None:
+        return {}
+    manifest = manifest_document(workspace, reference.job, reference.savepoint).read()
+    return manifest.versions if manifest is not None else {}
+
+
+def _reported(documents: JobDocuments) -> dict[str, str]:
     for incarnation in reversed(documents.incarnations()[-5:]):
         heartbeat = documents.heartbeat(incarnation).read()
         if heartbeat is not None and heartbeat.versions:
-            found = heartbeat.versions
-            break
-    reference = documents.checkpoint.read()
-    own = reference.version if reference is not None else None
-    return found if own is None else {**found, "job": str(own)}
+            return heartbeat.versions
+    return {}
 
 
 class _Take:
@@ -248,7 +268,7 @@ class _Take:
                 for one in needed.operators
             ],
             sinks=self._sinks(offsets.batch),
-            versions=writer_versions(JobDocuments(self._workspace.storage, self._job)),
+            versions=writer_versions(self._workspace, self._job),
             spec=self._desired.spec,
             digest=self._desired.digest,
             files=files,

@@ -281,7 +281,8 @@ def test_another_version_of_the_module_is_refused_where_there_is_state(module: C
 
 def test_what_another_spark_wrote_is_refused() -> None:
     (found,) = changes_between(spec(), spec(), with_state(versions={"spark": "99.1.0"}))
-    assert (found.field, found.before, found.effect) == ("Spark", "99.1.0", Effect.REFUSED) and found.remedy
+    assert (found.field, found.before, found.effect) == ("Spark", "99.1.0", Effect.REFUSED)
+    assert "`streamwarden restore JOB --savepoint ID`" in found.remedy
 
 
 def test_the_strongest_effect_counts_and_all_refusals_are_told() -> None:

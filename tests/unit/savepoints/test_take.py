@@ -17,7 +17,7 @@ from streamwarden.model.status import DriverState, Exit, Heartbeat, Launch, Outp
 from streamwarden.runtime.processes import current_process
 from streamwarden.savepoints.catalog import savepoints
 from streamwarden.savepoints.documents import manifest_document, record_document
-from streamwarden.savepoints.take import take
+from streamwarden.savepoints.take import take, writer_versions
 from streamwarden.savepoints.verify import check_files, verify
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import savepoint_checkpoint_key
@@ -179,6 +179,46 @@ def test_rows_of_another_generation_are_not_said(workspace: Workspace, documents
     )
     documents.heartbeat("a1").write(heartbeat)
     assert _take(workspace).state_rows is None
+
+
+def test_the_writer_is_the_newest_driver_that_committed_a_batch(workspace: Workspace, documents: JobDocuments) -> None:
+    at = utc_now()
+
+    def reported(incarnation: str, spark: str, generation: int = 1, batch: int | None = None) -> None:
+        beat = Heartbeat(
+            incarnation=incarnation,
+            at=at,
+            started_at=at,
+            state=DriverState.STARTING,
+            process=current_process(),
+            generation=generation,
+            versions={"spark": spark},
+        )
+        documents.launch(incarnation).write(Launch(incarnation=incarnation, at=at, by="test", reason="", digest=""))
+        documents.heartbeat(incarnation).write(beat)
+        last = None if batch is None else BatchProgress(batch=batch, at=at, duration_ms=1, rows_in=1)
+        documents.progress(incarnation).write(Progress(incarnation=incarnation, at=at, last=last))
+
+    def writer() -> str | None:
+        return writer_versions(workspace, "job").get("spark")
+
+    assert writer() is None
+    reported("a0", "4.1.0")
+    assert writer() == "4.1.0", "all that is known"
+    reported("a1", "4.2.0", batch=2)
+    # It refuses the checkpoint, and its savepoint must not seem one that it can read.
+    reported("a2", "4.1.0")
+    assert writer() == "4.2.0"
+    taken = _take(workspace)
+    assert taken.versions == {"spark": "4.2.0"}
+
+    documents.checkpoint.write(current().model_copy(update={"generation": 2, "savepoint": taken.id}))
+    reported("a3", "4.3.0", batch=9)
+    assert writer() == "4.2.0", "before the first batch, the savepoint's"
+    reported("a4", "4.1.0", generation=2)
+    assert writer() == "4.2.0"
+    reported("a5", "4.3.0", generation=2, batch=3)
+    assert writer() == "4.3.0"
 
 
 def test_a_job_without_a_batch_has_nothing_to_take(workspace: Workspace, documents: JobDocuments, made: Made) -> None:
