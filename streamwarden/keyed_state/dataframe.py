@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.group import GroupedData
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from streamwarden.errors import StreamwardenError
@@ -21,6 +21,7 @@ from streamwarden.keyed_state.chunks import NEVER, encoded
 from streamwarden.keyed_state.job import KeyedJob
 from streamwarden.keyed_state.layout import EXPIRES, HASH, TIMER, StateLayout
 from streamwarden.keyed_state.processor import PACKED_OUTPUT, BucketProcessor, packed, unpacked
+from streamwarden.spark.arrow_types import arrow_type
 
 __all__ = ["KEYED_STATE", "layouts_of_queries", "with_keyed_state"]
 
@@ -92,7 +93,7 @@ def with_keyed_state(
     _check_time(rows, ttl, time, event_time)
     # Arrow batches have timestamps in the session's time zone.
     zone = rows.sparkSession.conf.get("spark.sql.session.timeZone")
-    types = {one.name: to_arrow_type(one.dataType, timezone=zone) for one in rows.schema}
+    types = {one.name: arrow_type(one.dataType, zone) for one in rows.schema}
     layout = StateLayout({name: types[name] for name in key}, job.fields)
     built = _layouts.get()
     if built is not None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -31,6 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from streamwarden.spark.arrow_types import arrow_type
 from streamwarden.store.value_schemas import message_of
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def message_reader(descriptors: bytes, message: str) -> Callable[[Column], Colum
         The message's full name.
     """
     columns = message_columns(message_of(descriptors, message))
-    kind: pa.DataType = to_arrow_type(columns, timezone="UTC")
+    kind = arrow_type(columns, "UTC")
 
     def read(values: pa.Array) -> pa.Array:
         from google.protobuf.message_factory import GetMessageClass
