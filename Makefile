@@ -15,7 +15,7 @@ endif
 # The environments name their folder: in a copied or moved checkout they would run the code of the first one.
 $(shell [ ! -s .venv/.ready ] || [ "$$(cat .venv/.ready)" = "$$(pwd -P)" ] || rm -rf .venv .tools)
 
-.PHONY: audit fuzz help setup s3-server kafka-server demo chaos test test-ci test-fast test-long test-browser compose-engine compose-test check format up down docs docs-site test-launchers yarn-cluster kubernetes-server \
+.PHONY: audit fuzz help setup s3-server kafka-server demo chaos test test-ci test-fast test-long test-browser compose-engine compose-test check format up down docs docs-site test-launchers test-upgrade yarn-cluster kubernetes-server \
 	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet bench-pages bench-scale record-load bench-rescale-cluster \
 	clean
 
@@ -82,6 +82,10 @@ test-ci: setup s3-server kafka-server ## The long tests that CI runs, too: real 
 
 test-launchers: setup s3-server yarn-cluster kubernetes-server ## What every launcher promises, with real drivers and clusters (ONLY=local,host,standalone,yarn,kubernetes)
 	@STREAMWARDEN_TEST_LAUNCHERS="$(ONLY)" $(BIN)/pytest -m launchers tests/launchers
+
+test-upgrade: setup ## Spark's minor version before ours in an environment of its own, and the jobs from one to the other and back
+	@$(BIN)/python scripts/make_old_spark.py
+	@$(BIN)/pytest -m upgrade tests/upgrade
 
 test-fast: setup ## The tests that take under half a minute each, without JVM, Airflow or S3
 	@$(BIN)/pytest -m "not slow and not integration and not airflow and not spark and not s3 and not packaging"
