@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from streamwarden.driver.keyed_rows import keyed_rows
+from streamwarden.driver.keyed_rows import keyed_rows, state_metadata
 from streamwarden.keyed_state.layout import StateField, StateLayout
 
 __all__ = ["PreviousState"]
@@ -72,7 +72,7 @@ class PreviousState:
             Types of the key's columns, and the job's ``fields``, as the earlier version had them. A time that is not
             set is the largest long.
         """
-        metadata = self._session.read.format("state-metadata").load(self._path)
+        metadata = state_metadata(self._session, self._path, self._batch)
         described = metadata.where(F.col("operatorId") == operator).first()
         rows = keyed_rows(lambda options: self._read(operator, **options), described, StateLayout(key, fields))
         return rows.drop("partition")

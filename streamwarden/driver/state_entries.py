@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from streamwarden.driver.keyed_rows import has_keyed_state, keyed_rows, state_variables
+from streamwarden.driver.keyed_rows import has_keyed_state, keyed_rows, state_metadata, state_variables
 from streamwarden.errors import StreamwardenError
 from streamwarden.keyed_state.chunks import NEVER
 from streamwarden.keyed_state.layout import EXPIRES, TIMER, StateLayout
@@ -65,7 +65,7 @@ def _tables(
 ) -> Iterator[DataFrame]:
     keyed = 0
     seen: set[tuple[int, str]] = set()
-    for described in session.read.format("state-metadata").load(checkpoint).orderBy("operatorId").collect():
+    for described in state_metadata(session, checkpoint, batch).orderBy("operatorId").collect():
         operator = described.operatorId
         if has_keyed_state(described):
             known = layouts()

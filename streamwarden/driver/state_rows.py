@@ -12,7 +12,7 @@ from urllib.parse import quote
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from streamwarden.driver.keyed_rows import has_keyed_state, state_variables
+from streamwarden.driver.keyed_rows import has_keyed_state, state_metadata, state_variables
 from streamwarden.keyed_state.processor import STATE_NAME
 
 __all__ = ["count_keys", "count_state_rows", "plain_path"]
@@ -58,7 +58,7 @@ def count_keys(session: SparkSession, checkpoint: str, batch: int) -> dict[int, 
 
 def _count_keys(session: SparkSession, checkpoint: str, batch: int) -> dict[int, int]:
     keys = {}
-    for described in session.read.format("state-metadata").load(checkpoint).collect():
+    for described in state_metadata(session, checkpoint, batch).collect():
         if not has_keyed_state(described):
             continue
         stored = session.read.format("statestore").option("batchId", batch).option("operatorId", described.operatorId)
@@ -72,7 +72,7 @@ def _count_keys(session: SparkSession, checkpoint: str, batch: int) -> dict[int,
 
 def _count(session: SparkSession, checkpoint: str, batch: int) -> dict[int, int]:
     rows: dict[int, int] = {}
-    for described in session.read.format("state-metadata").load(checkpoint).collect():
+    for described in state_metadata(session, checkpoint, batch).collect():
         stored = session.read.format("statestore").option("batchId", batch).option("operatorId", described.operatorId)
         counted = 0
         variables = state_variables(described)

@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from streamwarden.driver.keyed_rows import state_variables
 from streamwarden.driver.previous_state import PreviousState
 from streamwarden.driver.state_entries import state_entries
-from streamwarden.driver.state_rows import count_keys
+from streamwarden.driver.state_rows import count_keys, count_state_rows
 from streamwarden.errors import StreamwardenError
 from streamwarden.keyed_state import KEY_ID, KeyedBatch, KeyedJob, KeyedResult, StateField, dataframe, with_keyed_state
 from streamwarden.keyed_state.bases import BASE_NAME
@@ -148,6 +149,11 @@ def test_large_bases_are_written_and_read(spark: SparkSession, tmp_path: Path, f
         entries = state_entries(spark, str(checkpoint), batch, lambda: [LAYOUT])
         assert entries.count() == 40_000 and {row.partition for row in entries.collect()} == {0, 1}
         assert count_keys(spark, str(checkpoint), batch) == {0: 40_000}
+    # Also as of a batch when the variable was not there.
+    assert state_entries(spark, str(checkpoint), 0, lambda: [LAYOUT]).count() == 40_000
+    assert count_state_rows(spark, str(checkpoint), 0)
+    before = PreviousState(spark, str(checkpoint), 0, 1).keyed(LAYOUT.key, LAYOUT.fields)
+    assert before.agg(F.sum("total")).first()[0] == sum(range(40_000))
 
 
 @pytest.mark.parametrize(
