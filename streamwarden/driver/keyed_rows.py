@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
+from streamwarden.driver.state_metadata import state_variables
 from streamwarden.keyed_state.bases import BASE_APART, BASE_NAME
 from streamwarden.keyed_state.chunks import BucketState, StoredChunk
 from streamwarden.keyed_state.layout import HASH, StateLayout
 from streamwarden.keyed_state.processor import STATE_NAME
 
-__all__ = ["has_keyed_state", "keyed_rows", "state_metadata", "state_variables"]
-
-
-def state_metadata(session: SparkSession, checkpoint: str, batch: int) -> DataFrame:
-    """Return Spark's state metadata as of a batch: a later one may have state variables that were not there yet."""
-    return session.read.format("state-metadata").option("batchId", batch).load(checkpoint)
-
-
-def state_variables(described: Any) -> list[dict[str, str]] | None:
-    """Return the state variables of a row of Spark's state metadata; None for an operator without such variables."""
-    found: list[dict[str, str]] | None = json.loads(described.operatorProperties or "{}").get("stateVariables")
-    return found
+__all__ = ["has_keyed_state", "keyed_rows"]
 
 
 def has_keyed_state(described: Any) -> bool:

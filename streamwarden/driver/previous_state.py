@@ -8,7 +8,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from streamwarden.driver.keyed_rows import keyed_rows, state_metadata
+from streamwarden.driver.keyed_rows import keyed_rows
+from streamwarden.driver.state_metadata import state_metadata
 from streamwarden.keyed_state.layout import StateField, StateLayout
 
 __all__ = ["PreviousState"]

@@ -8,12 +8,12 @@ Only these few numbers leave the executors.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from streamwarden.driver.state_metadata import state_variables
 from streamwarden.driver.state_rows import plain_path
 from streamwarden.errors import StreamwardenError
 
@@ -78,9 +78,9 @@ def _tables(session: SparkSession, checkpoint: str, batch: int) -> Iterator[tupl
 
     for described in session.read.format("state-metadata").load(checkpoint).collect():
         operator, store = described.operatorId, described.stateStoreName
-        properties = json.loads(described.operatorProperties or "{}")
-        if "stateVariables" in properties:
-            for variable in properties["stateVariables"]:
+        variables = state_variables(described)
+        if variables is not None:
+            for variable in variables:
                 name = variable["stateName"]
                 if variable["stateVariableType"] == "TimerState":
                     yield f"{operator}/{name}", load(operator, readRegisteredTimers="true")

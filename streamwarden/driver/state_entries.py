@@ -10,7 +10,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from streamwarden.driver.keyed_rows import has_keyed_state, keyed_rows, state_metadata, state_variables
+from streamwarden.driver.keyed_rows import has_keyed_state, keyed_rows
+from streamwarden.driver.state_metadata import state_metadata, state_variables
 from streamwarden.errors import StreamwardenError
 from streamwarden.keyed_state.chunks import NEVER
 from streamwarden.keyed_state.layout import EXPIRES, TIMER, StateLayout

@@ -12,7 +12,8 @@ from urllib.parse import quote
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from streamwarden.driver.keyed_rows import has_keyed_state, state_metadata, state_variables
+from streamwarden.driver.keyed_rows import has_keyed_state
+from streamwarden.driver.state_metadata import state_metadata, state_variables
 from streamwarden.keyed_state.processor import STATE_NAME
 
 __all__ = ["count_keys", "count_state_rows", "plain_path"]

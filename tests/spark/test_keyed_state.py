@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
-from streamwarden.driver.keyed_rows import state_variables
 from streamwarden.driver.previous_state import PreviousState
 from streamwarden.driver.state_entries import state_entries
+from streamwarden.driver.state_metadata import state_variables
 from streamwarden.driver.state_rows import count_keys, count_state_rows
 from streamwarden.errors import StreamwardenError
 from streamwarden.keyed_state import KEY_ID, KeyedBatch, KeyedJob, KeyedResult, StateField, dataframe, with_keyed_state
