@@ -15,6 +15,7 @@ from pyspark.errors import AnalysisException
 from streamwarden.driver import heartbeat, runner
 from streamwarden.driver.causes import Failure
 from streamwarden.driver.logs import RecordContext
+from streamwarden.driver.queries import Queries, report_executors
 from streamwarden.driver.runner import Driver
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.progress import BatchProgress, SourceProgress
@@ -54,13 +55,13 @@ def test_the_wait_for_a_source_table_is_no_time_without_a_batch(driver: Driver, 
 
 def test_a_job_that_loses_its_executors_waits_and_is_not_late_afterwards(driver: Driver) -> None:
     driver._heart.say(DriverState.RUNNING, "batches every trigger interval")
-    driver._report_executors(None)
+    report_executors(driver._heart, None)
     assert driver._heart.state is DriverState.RUNNING
-    driver._report_executors("no executor")
-    driver._report_executors("no executor")
+    report_executors(driver._heart, "no executor")
+    report_executors(driver._heart, "no executor")
     assert (driver._heart.state, driver._heart.reason) == (DriverState.WAITING, "no executor")
     assert driver._heart.idle_at is None
-    driver._report_executors(None)
+    report_executors(driver._heart, None)
     assert driver._heart.state is DriverState.RUNNING and driver._heart.idle_at is not None
 
 
@@ -186,11 +187,11 @@ def refused() -> AnalysisException:
 
 
 def test_a_typo_in_a_jobs_query_is_the_jobs_and_final(driver: Driver) -> None:
-    driver._job_file = JOB_FILE
-    error = driver._not_to_be_opened(desired().spec, refused())
+    driver._tries.job_file = JOB_FILE
+    error = driver._tries.not_to_be_opened(desired().spec, refused())
     assert (error.code, error.what) == ("JOB_CODE_FAILED", f"{JOB}: {JOB_FILE}:2: AnalysisException: {TYPO}")
-    assert driver._trace is not None
-    own = driver._trace.split("\n\n")[0].splitlines()
+    assert driver._tries.trace is not None
+    own = driver._tries.trace.split("\n\n")[0].splitlines()
     assert JOB_FILE in own[1] and "in transform" in own[1] and TYPO in own[-1]
     # However it travels on: to the exit document, to an operation, to Airflow.
     assert not error.retryable and not ErrorInfo.of(error).to_exception().retryable
@@ -198,8 +199,8 @@ def test_a_typo_in_a_jobs_query_is_the_jobs_and_final(driver: Driver) -> None:
 
 
 def test_a_source_that_cannot_be_opened_is_none_of_the_jobs_code(driver: Driver) -> None:
-    driver._job_file = "/jobs/other.py"
-    error = driver._not_to_be_opened(desired().spec, refused())
+    driver._tries.job_file = "/jobs/other.py"
+    error = driver._tries.not_to_be_opened(desired().spec, refused())
     assert (error.code, error.retryable) == ("SOURCE_INVALID", False)
 
 
@@ -247,9 +248,11 @@ def test_a_batch_that_its_limit_cut_is_followed_at_once(driver: Driver) -> None:
         driver._committed(BatchProgress(batch=4, at=utc_now(), duration_ms=1, rows_in=1, source=source))
 
     query: Any = Query()
+    nothing: Any = None
+    driver._queries = Queries(nothing, driver._heart, driver._tries, lambda: None, "")
     # Of a query before its first: nothing to wake.
     committed(True)
-    driver._query = query
+    driver._queries._query = query
     committed(False)
     assert query.woken == 0
     committed(True)
@@ -262,11 +265,11 @@ def test_a_source_whose_columns_changed_is_read_again_once_after_each_batch(driv
     no_wait = {"tolerable_consecutive": 0, "backoff": timedelta(0), "backoff_max": timedelta(0)}
     spec = spec.model_copy(update={"failures": spec.failures.model_copy(update=no_wait)})
     changed = Failure.of(ValueError("[DELTA_SCHEMA_CHANGED_WITH_VERSION] Detected schema change in version 4"))
-    driver._survive(spec, changed)
+    driver._tries.survive(spec, changed)
     with pytest.raises(StreamwardenError, match="SOURCE_SCHEMA_CHANGED"):
-        driver._survive(spec, changed)
+        driver._tries.survive(spec, changed)
     driver._committed(BatchProgress(batch=0, at=utc_now(), duration_ms=1, rows_in=1, tries=2))
     assert driver._heart.failures == 1, "of a batch before"
-    driver._survive(spec, changed)
+    driver._tries.survive(spec, changed)
     with pytest.raises(StreamwardenError, match="SOURCE_SCHEMA_CHANGED"):
-        driver._survive(spec, changed)
+        driver._tries.survive(spec, changed)
