@@ -16,8 +16,9 @@ from streamwarden.cli.terminal import (
     reported,
 )
 from streamwarden.operations.diff_words import described, value_text, what_a_deploy_does
+from streamwarden.operations.field_effects import Effect
 from streamwarden.operations.module_load import check_module
-from streamwarden.operations.spec_diff import Effect, RolloutPlan, plan
+from streamwarden.operations.spec_diff import RolloutPlan, plan
 from streamwarden.store.workspace import open_workspace
 
 __all__ = ["app"]

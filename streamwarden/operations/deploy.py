@@ -8,9 +8,10 @@ from typing import Any
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.status import Desired
+from streamwarden.operations.field_effects import Effect
 from streamwarden.operations.module_load import check_module
 from streamwarden.operations.rollout import interrupted_rollout, is_same_rollout, rollout, settle
-from streamwarden.operations.spec_diff import Change, Effect, RolloutPlan, plan
+from streamwarden.operations.spec_diff import Change, RolloutPlan, plan
 from streamwarden.runtime.launchers.launch import launch_driver
 from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.savepoints.take import Report

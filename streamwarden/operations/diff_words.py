@@ -6,7 +6,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from streamwarden.operations.spec_diff import Effect, RolloutPlan
+from streamwarden.operations.field_effects import Effect
+from streamwarden.operations.spec_diff import RolloutPlan
 
 __all__ = ["described", "value_text", "what_a_deploy_does"]
 

@@ -11,8 +11,9 @@ from streamwarden.model.operation import InForce, Operation, OperationState, Ste
 from streamwarden.model.savepoint import Origin
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef
+from streamwarden.operations.field_effects import Effect
 from streamwarden.operations.output_rollback import outputs_before
-from streamwarden.operations.spec_diff import Effect, RolloutPlan, changes_between, checkpoint_facts
+from streamwarden.operations.spec_diff import RolloutPlan, changes_between, checkpoint_facts
 from streamwarden.operations.workflow import JobOperation
 from streamwarden.runtime.operation_lock import active_operation, begin
 from streamwarden.runtime.standby import Standby

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Any
 
 from streamwarden.errors import CATALOGUE, StreamwardenError
@@ -13,6 +12,7 @@ from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.column_changes import TableColumns, compared_columns, existing_tables
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Desired
+from streamwarden.operations.field_effects import SOURCES, WHOLE, Effect, effect_of, strongest
 from streamwarden.savepoints.compatibility import (
     Written,
     job_version,
@@ -34,138 +34,20 @@ from streamwarden.supervision.observe import Observation, observe
 __all__ = [
     "Change",
     "CheckpointFacts",
-    "Effect",
     "RolloutPlan",
     "changed_fields",
     "changes_between",
     "checkpoint_facts",
-    "effect_of",
     "plan",
-    "strongest",
 ]
 
 
-class Effect(StrEnum):
-    """What a change requires, from the weakest to the strongest."""
-
-    NONE = "none"
-    LIVE = "live"
-    RESTART = "restart"
-    SAVEPOINT = "savepoint + restart"
-    REFUSED = "refused"
-
-    @property
-    def rank(self) -> int:
-        """The effect's position in that order."""
-        return list(Effect).index(self)
-
-
-def strongest(effects: Iterable[Effect]) -> Effect:
-    """Return the strongest effect; NONE without effects."""
-    return max(effects, key=lambda effect: effect.rank, default=Effect.NONE)
-
-
-_PACE = "changes the size and frequency of batches, not their rows"
-_SUPERVISOR = "read by supervisors at each check"
-_TABLE = "changes which rows the table gets, or how"
-_CORRECTIONS = "read by corrections"
-_BEGINS = "a job begins with it; a job that has a checkpoint does not read it"
-_UNREAD = "the job has no checkpoint yet, so it can still change"
-_TOPICS = "a topic that is added is read from its beginning; one that was read stays"
-
-# Dotted fields; sinks without the table's name. A test checks that each leaf of the spec is here or below _WHOLE.
-_RULES: dict[str, tuple[Effect, str]] = {
-    "name": (Effect.REFUSED, "a job of another name is another job"),
-    "description": (Effect.LIVE, "read by people only"),
-    "module": (Effect.SAVEPOINT, "another module may compute other rows or keep other state"),
-    "source": (Effect.RESTART, _UNREAD),
-    "sources": (Effect.RESTART, _UNREAD),
-    "lookups": (Effect.SAVEPOINT, "changes what the query joins"),
-    "watermark_policy": (Effect.RESTART, _UNREAD),
-    "source.kind": (Effect.RESTART, _UNREAD),
-    "source.path": (Effect.RESTART, _UNREAD),
-    "source.table": (Effect.RESTART, _UNREAD),
-    "source.published": (Effect.RESTART, _UNREAD),
-    "source.max_files_per_batch": (Effect.RESTART, _PACE),
-    "source.max_batch_size": (Effect.RESTART, _PACE),
-    "source.max_file_size": (Effect.RESTART, "applies to files that are not planned yet"),
-    "source.on_change": (Effect.RESTART, "applies to future commits; earlier ones were read or skipped"),
-    "source.topic": (Effect.RESTART, _TOPICS),
-    "source.topics": (Effect.RESTART, _TOPICS),
-    "source.topic_pattern": (Effect.RESTART, _TOPICS),
-    "source.value": (Effect.SAVEPOINT, "changes the columns that the query gets"),
-    "source.bootstrap_servers": (
-        Effect.RESTART,
-        "must be the same cluster: in another one, the topic is another source",
-    ),
-    "source.starting_offsets": (Effect.RESTART, "applies only to a job without a checkpoint"),
-    "source.max_offsets_per_batch": (Effect.RESTART, _PACE),
-    "source.history": (Effect.RESTART, _BEGINS),
-    "source.history.table": (Effect.RESTART, _BEGINS),
-    "source.history.where": (Effect.RESTART, _BEGINS),
-    "source.history.live_from": (Effect.RESTART, _BEGINS),
-    "source.history.max_files_per_batch": (Effect.RESTART, _PACE),
-    "sinks": (Effect.RESTART, "the first sink is the main one: its rows are counted"),
-    "sinks.kind": (Effect.SAVEPOINT, _TABLE),
-    "sinks.table": (Effect.SAVEPOINT, _TABLE),
-    "sinks.topic": (Effect.SAVEPOINT, "rows are sent there from then on; the topic gets no earlier ones"),
-    "sinks.bootstrap_servers": (Effect.RESTART, "rows are sent there from then on"),
-    "sinks.output": (Effect.SAVEPOINT, _TABLE),
-    "sinks.mode": (Effect.SAVEPOINT, _TABLE),
-    "sinks.keys": (Effect.SAVEPOINT, _TABLE),
-    "sinks.first_by": (Effect.SAVEPOINT, _TABLE),
-    "sinks.final_when_passed": (Effect.SAVEPOINT, _TABLE),
-    "sinks.serve": (Effect.RESTART, "the next driver fills the store from the table"),
-    "sinks.serve.kind": (Effect.RESTART, "the next driver fills the new store from the table"),
-    "sinks.serve.url": (Effect.RESTART, "the next driver fills the new store from the table"),
-    "sinks.serve.expire_after": (Effect.RESTART, "applies to values that are written from then on"),
-    "sinks.partition_by": (
-        Effect.RESTART,
-        "applies when the table is created; an existing table keeps its partitioning",
-    ),
-    "sinks.row_rules": (Effect.SAVEPOINT, "changes which rows are quarantined"),
-    "sinks.reconcile": (Effect.LIVE, _CORRECTIONS),
-    "sinks.reconcile.query": (Effect.LIVE, _CORRECTIONS),
-    "sinks.reconcile.count": (Effect.LIVE, _CORRECTIONS),
-    "sinks.on_restore": (Effect.LIVE, "read by restores"),
-    "trigger.interval": (Effect.RESTART, _PACE),
-    "trigger.min_pause": (Effect.RESTART, _PACE),
-    "trigger.timeout": (Effect.LIVE, _SUPERVISOR),
-    "failures.tolerable_consecutive": (Effect.RESTART, "the driver reads it when it starts"),
-    "failures.backoff": (Effect.RESTART, "the driver reads it when it starts"),
-    "failures.backoff_max": (Effect.RESTART, "the driver reads it when it starts"),
-    "restarts": (Effect.LIVE, _SUPERVISOR),
-    "state.backend": (Effect.RESTART, "there is no state yet that would fix it"),
-    "state.partitions": (Effect.RESTART, "there is no state yet that would fix it"),
-    "state.buckets": (Effect.RESTART, "there is no state yet that would fix it"),
-    "state.changelog": (Effect.RESTART, "changes how state is written; both formats are read"),
-    "state.ttl": (Effect.SAVEPOINT, "changes how long state is kept, and so the results"),
-    "state.min_batches_to_retain": (Effect.RESTART, "Spark reads it when it starts"),
-    "resources.cores": (Effect.RESTART, "the JVM takes it when it starts"),
-    "resources.executors": (Effect.RESTART, "the cluster provides them when the driver starts"),
-    "resources.memory": (Effect.RESTART, "the JVM takes it when it starts"),
-    "savepoints": (Effect.LIVE, "read when a savepoint is due, and by housekeeping"),
-    "health": (Effect.LIVE, _SUPERVISOR),
-    "advisor": (Effect.LIVE, "read by the advisor"),
-    "watermark": (Effect.SAVEPOINT, "changes which rows are late, and when state is removed"),
-    "spark": (Effect.RESTART, "Spark takes it when it starts"),
-    "options": (Effect.SAVEPOINT, "only the module knows what its options change"),
-}
-
 _HISTORY = "source.history"
-_ROW_RULES = "sinks.row_rules"
-
-_WHOLE = frozenset({"lookups", "restarts", "savepoints", "health", "advisor", "spark", "options"})
-"""Fields whose parts, including future parts, all have the same effect."""
-
-_SOURCES = ("source", "sources")
 
 _WRITTEN = "written"
 """Stands for a sink as a whole."""
 
 _SOURCE_IDENTITY = re.compile(r"(source|sources\.[^.]+)\.(kind|path|table|topic|topics|topic_pattern)")
-
-_SQL = (Effect.SAVEPOINT, "Spark SQL settings may change rows or the format of state")
 
 _ELSEWHERE = "Set it back, or deploy the job under another name: it then starts with a new checkpoint."
 
@@ -339,35 +221,6 @@ def changes_between(base: JobSpec, wanted: JobSpec, written: Written | None) -> 
     return tuple(found.values())
 
 
-def effect_of(rule: str, name: str = "") -> tuple[Effect, str]:
-    """Return the effect of a changed field, if it does not contradict the checkpoint, and the reason.
-
-    Parameters
-    ----------
-    rule
-        The dotted field; a sink's field without its table.
-    name
-        For ``spark``: the setting.
-
-    Raises
-    ------
-    KeyError
-        If the field has no effect: a program error, which a test finds.
-    """
-    if rule == "spark" and name.startswith("spark.sql."):
-        return _SQL
-    top = rule.split(".", 1)[0]
-    if top in _SOURCES and ".value." in rule:
-        rule = "source.value"
-    elif rule.startswith(_ROW_RULES):
-        rule = _ROW_RULES
-    elif top == "sources" and "." in rule:
-        # A source has the same fields under any name.
-        parts = rule.split(".")
-        rule = ".".join(["source", *(["history"] if "history" in parts[:-1] else []), parts[-1]])
-    return _RULES[top if top in _WHOLE else rule]
-
-
 def checkpoint_facts(workspace: Workspace, job: str, spec: JobSpec) -> CheckpointFacts | None:
     """Return the writer of a job's checkpoint, or None if no batch was begun on it.
 
@@ -479,12 +332,12 @@ def _flat(spec: JobSpec) -> dict[str, tuple[str, Any]]:
     def walk(path: Sequence[str], value: Any) -> None:
         name = ".".join(path)
         # The value of an option or a setting is compared as a whole, even if it is a dict; so is a format of records.
-        whole = len(path) > 1 and (path[0] in ("options", "spark") or (path[0] in _SOURCES and path[-1] == "value"))
+        whole = len(path) > 1 and (path[0] in ("options", "spark") or (path[0] in SOURCES and path[-1] == "value"))
         if isinstance(value, dict) and not whole:
             for key, held in value.items():
                 walk([*path, key], held)
         else:
-            found[name] = (path[0] if path[0] in _WHOLE else name, value)
+            found[name] = (path[0] if path[0] in WHOLE else name, value)
 
     for key, value in raw.items():
         walk([key], value)

@@ -28,9 +28,10 @@ from streamwarden.model.record import utc_now
 from streamwarden.model.status import CheckpointRef, OutputStart
 from streamwarden.model.supervision import Supervision
 from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.field_effects import Effect
 from streamwarden.operations.rescale import _Rescale, cancel, rescale
 from streamwarden.operations.rescale_plan import plan_rescale
-from streamwarden.operations.spec_diff import Effect, plan
+from streamwarden.operations.spec_diff import plan
 from streamwarden.runtime.processes import is_alive, kill
 from streamwarden.runtime.standby import Standby
 from streamwarden.runtime.state_reader import StateAt

@@ -24,8 +24,9 @@ from streamwarden.model.savepoint import Origin
 from streamwarden.model.supervision import Supervision
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.diagnosis import Diagnosis, diagnose
+from streamwarden.operations.field_effects import Effect
 from streamwarden.operations.restore import restore
-from streamwarden.operations.spec_diff import Effect, plan
+from streamwarden.operations.spec_diff import plan
 from streamwarden.operations.status import job_status
 from streamwarden.savepoints import catalog
 from streamwarden.savepoints.take import take

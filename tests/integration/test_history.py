@@ -19,10 +19,11 @@ from nyc_taxi.streams.payments import payments_of
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.savepoint import Origin
 from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.field_effects import Effect
 from streamwarden.operations.rescale import rescale
 from streamwarden.operations.rescale_plan import plan_rescale
 from streamwarden.operations.restore import restore
-from streamwarden.operations.spec_diff import Effect, plan
+from streamwarden.operations.spec_diff import plan
 from streamwarden.runtime.processes import kill
 from streamwarden.savepoints.history import is_on_history, job_is_on_history
 from streamwarden.savepoints.take import take

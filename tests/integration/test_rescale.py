@@ -19,9 +19,10 @@ from streamwarden.model.operation import Operation
 from streamwarden.model.savepoint import Origin
 from streamwarden.model.status import CheckpointRef
 from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.field_effects import Effect
 from streamwarden.operations.rescale import rescale
 from streamwarden.operations.restore import restore
-from streamwarden.operations.spec_diff import Effect, plan
+from streamwarden.operations.spec_diff import plan
 from streamwarden.runtime.processes import kill
 from streamwarden.runtime.state_reader import StateAt, read_state
 from streamwarden.savepoints import catalog

@@ -16,7 +16,8 @@ from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef
 from streamwarden.operations import rollout
 from streamwarden.operations.deploy import deploy_job
-from streamwarden.operations.spec_diff import Effect, plan
+from streamwarden.operations.field_effects import Effect
+from streamwarden.operations.spec_diff import plan
 from streamwarden.operations.status import job_status
 from streamwarden.savepoints import catalog
 from streamwarden.supervision.observe import Observation, Phase, observe

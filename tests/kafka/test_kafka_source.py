@@ -13,9 +13,10 @@ import pytest
 from streamwarden.model.savepoint import Origin
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.diagnosis import diagnose
+from streamwarden.operations.field_effects import Effect
 from streamwarden.operations.rescale import rescale
 from streamwarden.operations.restore import restore
-from streamwarden.operations.spec_diff import Effect, plan
+from streamwarden.operations.spec_diff import plan
 from streamwarden.runtime.processes import kill
 from streamwarden.savepoints.take import take
 from streamwarden.supervision import driver_control

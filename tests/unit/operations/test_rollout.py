@@ -35,7 +35,8 @@ from streamwarden.model.status import (
 from streamwarden.model.supervision import Supervision
 from streamwarden.operations import rollout, spec_diff, workflow
 from streamwarden.operations.deploy import Deployment, deploy_job
-from streamwarden.operations.spec_diff import Change, Effect
+from streamwarden.operations.field_effects import Effect
+from streamwarden.operations.spec_diff import Change
 from streamwarden.runtime.operation_lock import active_operation, begin
 from streamwarden.runtime.processes import current_process, kill
 from streamwarden.savepoints import catalog

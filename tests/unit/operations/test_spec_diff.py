@@ -22,17 +22,14 @@ from streamwarden.formats.output_columns import RECORD
 from streamwarden.model.record import utc_now
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef, Desired, DriverState, Exit, Heartbeat, Launch
-from streamwarden.operations import spec_diff
+from streamwarden.operations.field_effects import FIELD_EFFECTS, Effect, effect_of, strongest
 from streamwarden.operations.spec_diff import (
     Change,
     CheckpointFacts,
-    Effect,
     RolloutPlan,
     changed_fields,
     changes_between,
-    effect_of,
     plan,
-    strongest,
 )
 from streamwarden.runtime.processes import current_process
 from streamwarden.store.documents import JobDocuments
@@ -112,7 +109,7 @@ def test_every_field_of_the_spec_has_a_class() -> None:
 def test_no_class_is_of_a_field_that_is_gone() -> None:
     known = {*leaves(JobSpec), "sinks", *(field.split(".")[0] for field in leaves(JobSpec))}
     # To come: the limits of health rules. The others are compared as a whole.
-    assert set(spec_diff._RULES) - known <= {
+    assert set(FIELD_EFFECTS) - known <= {
         "health",
         "sinks.serve",
         "sinks.reconcile",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streamwarden.airflow.describe import dag_id_of, periodic_dag_id
-from streamwarden.operations.spec_diff import _RULES, Effect
+from streamwarden.operations.field_effects import FIELD_EFFECTS, Effect
 from streamwarden.storage import LocalStorage
 from streamwarden.store.documents import Document, JobDocuments
 from streamwarden.supervision.alert_queue import UNWATCHED
@@ -54,7 +54,7 @@ def test_every_alarm_is_listed() -> None:
 
 def test_live_fields_are_those_that_a_driver_does_not_read() -> None:
     told = {row[0]: quoted([row[1]]) for row in rows("jobs.md", "effect")}
-    live = {field for field, (effect, _) in _RULES.items() if effect is Effect.LIVE}
+    live = {field for field, (effect, _) in FIELD_EFFECTS.items() if effect is Effect.LIVE}
     of_sinks = {"on_restore", "reconcile"}
     whole = {field for field in live if not field.startswith("sinks.reconcile.")}
     assert {f"sinks.{name}" if name in of_sinks else name for name in told["live"]} == whole

@@ -15,7 +15,8 @@ from streamwarden.driver.job_api import StreamingJob
 from streamwarden.driver.pipeline.row_rules import QUARANTINED, output_schemas
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.row_rules import compile_rule
-from streamwarden.operations.spec_diff import Effect, changes_between
+from streamwarden.operations.field_effects import Effect
+from streamwarden.operations.spec_diff import changes_between
 from streamwarden.quality.suites import load_suite
 from streamwarden.store.config import load_job
 from streamwarden.store.row_rules import with_kept_quarantine
