@@ -30,8 +30,9 @@ from streamwarden.operations.housekeeping import housekeep, look_after_tables
 from streamwarden.operations.restore import Outputs
 from streamwarden.operations.restore import restore as run_restore
 from streamwarden.savepoints import catalog
-from streamwarden.savepoints.take import Report, savepoint_and_stop, take
+from streamwarden.savepoints.take import Report, take
 from streamwarden.savepoints.verify import verify as run_verify
+from streamwarden.savepoints.with_stop import savepoint_and_stop
 from streamwarden.store.config import job_names
 from streamwarden.store.documents import dump
 from streamwarden.store.layout import SAVEPOINTS

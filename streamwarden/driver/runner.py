@@ -56,7 +56,7 @@ from streamwarden.model.status import CheckpointRef, DriverState, Exit
 from streamwarden.runtime import work_dirs
 from streamwarden.runtime.failure_signatures import Places
 from streamwarden.savepoints.older_copies import check_read
-from streamwarden.savepoints.take import writer_versions
+from streamwarden.savepoints.writers import writer_versions
 from streamwarden.storage import Conflict
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import parallelism_of, with_parallelism

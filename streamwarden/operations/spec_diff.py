@@ -22,7 +22,7 @@ from streamwarden.savepoints.compatibility import (
     stored_backend,
 )
 from streamwarden.savepoints.history import job_is_on_history, other_history
-from streamwarden.savepoints.take import writer_versions
+from streamwarden.savepoints.writers import writer_versions
 from streamwarden.store.declared_sources import check_declared_sources
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import effective_spec

@@ -1,4 +1,4 @@
-"""Take a savepoint: of a running job at its newest committed batch, of a stopped job, or together with a stop."""
+"""Take a savepoint: of a running job at its newest committed batch, or of a stopped job."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ from streamwarden.model.progress import BatchProgress
 from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import FileEntry, Manifest, OperatorState, Origin, Record, SinkState
 from streamwarden.model.status import CheckpointRef, Desired, OutputStart
-from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.processes import current_process
 from streamwarden.savepoints.documents import manifest_document, record_document
-from streamwarden.savepoints.reports import newest_reports
+from streamwarden.savepoints.writers import writer_versions
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.ids import new_id
 from streamwarden.store.layout import savepoint_checkpoint_key, savepoint_key
 from streamwarden.store.workspace import Workspace
-from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import Phase, observe
 
-__all__ = ["Report", "savepoint_and_stop", "take", "writer_versions"]
+__all__ = ["Report", "take"]
 
 _ATTEMPTS = 5
 """Tries at a newer batch when state files are removed during the copy. 5: each try is a whole copy."""
@@ -111,101 +109,6 @@ def take(
     except BaseException:
         _remove(workspace, record)
         raise
-
-
-def savepoint_and_stop(
-    workspace: Workspace,
-    job: str,
-    *,
-    by: str,
-    note: str = "",
-    origin: Origin = Origin.SUSPEND,
-    timeout: float = 300,
-    report: Report | None = None,
-) -> Manifest:
-    """Suspend a job and take a savepoint of where it stopped: no row is processed after it.
-
-    If the job is already suspended and down, it is left unchanged, including its stop time. If the savepoint fails, the
-    job is started again, as Flink's stop-with-savepoint leaves a job running, unless another stop was requested since.
-    A supervisor that saw the stop has ended; this does not ensure a new one.
-
-    Parameters
-    ----------
-    timeout
-        Seconds that the driver has to stop.
-
-    Raises
-    ------
-    StreamwardenError
-        As :func:`take`, or ``STOP_TIMED_OUT``: then the job is suspended, still without a savepoint.
-    """
-    was, reason = observe(workspace, job), note or f"savepoint ({origin})"
-    # Or an earlier try of this take stopped it, and was killed before it could start it again.
-    ran = was.desired is not None and (
-        (was.desired.state == "running" and was.phase.alive) or _is_stop(was.desired, by=by, reason=reason)
-    )
-    if was.desired is not None and was.desired.state == "suspended" and was.phase in (Phase.STOPPED, Phase.FAILED):
-        refuse_if_busy(workspace, job)
-    else:
-        _stop(workspace, job, by=by, reason=reason, timeout=timeout)
-    try:
-        return take(workspace, job, origin=origin, by=by, note=note, report=report)
-    except BaseException:
-        now = JobDocuments(workspace.storage, job).desired.read()
-        if ran and now is not None and _is_stop(now, by=by, reason=reason):
-            driver_control.start(workspace, job, by=by, reason="its savepoint failed")
-        raise
-
-
-def _is_stop(desired: Desired, *, by: str, reason: str) -> bool:
-    """Return whether the desired state is the stop for this savepoint, and not a later request."""
-    return (desired.state, desired.updated_by, desired.note) == ("suspended", by, reason)
-
-
-def _stop(workspace: Workspace, job: str, *, by: str, reason: str, timeout: float) -> None:
-    try:
-        driver_control.stop(workspace, job, by=by, reason=reason, timeout=timeout)
-    except StreamwardenError as error:
-        if error.code != "STOP_TIMED_OUT":
-            raise
-        remedy = "No savepoint was taken. The job is suspended, and its driver ends after its batch. "
-        remedy += f"Repeat the command then, or now with a larger --timeout. {error.remedy}"
-        raise StreamwardenError(error.code, error.what, remedy=remedy) from error
-
-
-def writer_versions(workspace: Workspace, job: str) -> dict[str, str]:
-    """Return the versions of the checkpoint's writer; empty if they are not known.
-
-    The writer is the newest driver that committed a batch to it, or else the writer of the savepoint that it came from.
-    Only if neither is known, it is the newest driver that reported versions: a driver may report them and then refuse
-    the checkpoint. The version of the job is the checkpoint's own, if it has one.
-    """
-    documents = JobDocuments(workspace.storage, job)
-    reference = documents.checkpoint.read()
-    found = _committed_by(documents, reference) or _saved_by(workspace, reference) or _reported(documents)
-    own = reference.version if reference is not None else None
-    return found if own is None else {**found, "job": str(own)}
-
-
-def _committed_by(documents: JobDocuments, reference: CheckpointRef | None) -> dict[str, str]:
-    reports = newest_reports(documents, reference.generation) if reference is not None else ()
-    return next((beat.versions for beat, progress in reports if progress.last is not None), {})
-
-
-def _saved_by(workspace: Workspace, reference: CheckpointRef | None) -> dict[str, str]:
-    """Return the versions of the savepoint that a checkpoint came from; empty for a clone's, which is another job's."""
-    if reference is None or reference.savepoint is None:
-        return {}
-    manifest = manifest_document(workspace, reference.job, reference.savepoint).read()
-    return manifest.versions if manifest is not None else {}
-
-
-def _reported(documents: JobDocuments) -> dict[str, str]:
-    for incarnation in reversed(documents.incarnations()[-5:]):
-        heartbeat = documents.heartbeat(incarnation).read()
-        if heartbeat is not None and heartbeat.versions:
-            return heartbeat.versions
-    return {}
 
 
 class _Take:

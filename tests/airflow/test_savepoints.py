@@ -33,7 +33,7 @@ from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.runtime.operation_lock import begin
-from streamwarden.savepoints import catalog
+from streamwarden.savepoints import catalog, with_stop
 from streamwarden.savepoints import take as taking
 from streamwarden.savepoints.schedule import reason_to_skip
 from streamwarden.savepoints.take import take
@@ -160,14 +160,14 @@ def test_a_killed_tries_stop_is_undone_by_the_next_and_a_persons_is_not(
 
     with monkeypatch.context() as patch:
         # As SIGKILL would: nothing is tidied up.
-        patch.setattr(taking, "take", killed)
-        patch.setattr(taking.driver_control, "start", killed)
+        patch.setattr(with_stop, "take", killed)
+        patch.setattr(with_stop.driver_control, "start", killed)
         with pytest.raises(Killed):
-            taking.savepoint_and_stop(place.workspace, "lamp", **by)
+            with_stop.savepoint_and_stop(place.workspace, "lamp", **by)
     assert place.seen().phase is Phase.STOPPED
-    monkeypatch.setattr(taking, "take", full)
+    monkeypatch.setattr(with_stop, "take", full)
     with pytest.raises(StreamwardenError, match="SAVEPOINT_FAILED"):
-        taking.savepoint_and_stop(place.workspace, "lamp", **by)
+        with_stop.savepoint_and_stop(place.workspace, "lamp", **by)
     place.until(lambda seen: seen.phase is Phase.RUNNING)
     # Stopped by a person while the files are copied: it is not for this to start it again.
 
@@ -175,9 +175,9 @@ def test_a_killed_tries_stop_is_undone_by_the_next_and_a_persons_is_not(
         driver_control.stop(place.workspace, "lamp", by="somebody")
         full()
 
-    monkeypatch.setattr(taking, "take", stopped_meanwhile)
+    monkeypatch.setattr(with_stop, "take", stopped_meanwhile)
     with pytest.raises(StreamwardenError, match="SAVEPOINT_FAILED"):
-        taking.savepoint_and_stop(place.workspace, "lamp", **by)
+        with_stop.savepoint_and_stop(place.workspace, "lamp", **by)
     assert place.seen().phase is Phase.STOPPED
 
 

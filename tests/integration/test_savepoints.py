@@ -16,8 +16,9 @@ from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.restore import restore
 from streamwarden.savepoints import catalog
-from streamwarden.savepoints.take import savepoint_and_stop, take
+from streamwarden.savepoints.take import take
 from streamwarden.savepoints.verify import verify
+from streamwarden.savepoints.with_stop import savepoint_and_stop
 from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import Observation, Phase, observe

@@ -20,7 +20,8 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.savepoint import Manifest, Origin
 from streamwarden.model.spec import SavepointSpec
 from streamwarden.savepoints.schedule import reason_to_skip, schedule_text
-from streamwarden.savepoints.take import savepoint_and_stop, take
+from streamwarden.savepoints.take import take
+from streamwarden.savepoints.with_stop import savepoint_and_stop
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 

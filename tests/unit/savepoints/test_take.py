@@ -17,8 +17,9 @@ from streamwarden.model.status import DriverState, Exit, Heartbeat, Launch, Outp
 from streamwarden.runtime.processes import current_process
 from streamwarden.savepoints.catalog import savepoints
 from streamwarden.savepoints.documents import manifest_document, record_document
-from streamwarden.savepoints.take import take, writer_versions
+from streamwarden.savepoints.take import take
 from streamwarden.savepoints.verify import check_files, verify
+from streamwarden.savepoints.writers import writer_versions
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.store.workspace import Workspace
