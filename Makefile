@@ -97,9 +97,9 @@ test-browser: setup ## The pages in a real Airflow and browser, which apt-get in
 compose-engine: setup ## Podman, Compose and base images for a Debian machine without Docker or registry; needs root
 	@$(BIN)/python -m tests.compose.stand_in
 
-compose-test: setup ## docker-compose.yml built and brought up, and the main job on it (FAULTS=n or names, SEED=n, PROFILE=compose_s3, KEEP=1)
+compose-test: setup ## docker-compose.yml built and brought up, and the main job on it (FAULTS=n or names, SEED=n, MINUTES=n, PROFILE=compose_s3, KEEP=1)
 	@$(BIN)/python -m tests.compose $(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) \
-		$(if $(PROFILE),--profile $(PROFILE)) $(if $(KEEP),--keep)
+		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(PROFILE),--profile $(PROFILE)) $(if $(KEEP),--keep)
 
 check: setup ## ruff, mypy, import rules, repository rules
 	@$(BIN)/ruff check .

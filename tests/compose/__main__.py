@@ -6,6 +6,7 @@ Exit code 0 only if every step was done and every table is equal to a batch comp
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import signal
 import sys
@@ -26,6 +27,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="compose-test", description=__doc__)
     parser.add_argument("--faults", default="0", help="a number, or names with commas: " + ", ".join(BY_NAME))
     parser.add_argument("--seed", type=int, default=0, help="of the choice of faults beyond one of each")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no fault later than that")
     parser.add_argument("--profile", default="cluster", choices=["cluster", "compose_s3"])
     parser.add_argument("--no-build", action="store_true", help="use the image that is there")
     parser.add_argument("--only-faults", action="store_true", help="leave savepoint, rescale, quality and gate out")
@@ -73,6 +75,9 @@ def run(given: argparse.Namespace, faults: list[str]) -> None:
             journey.rescale("card_sessions", 6)
             journey.quality()
         for number, name in enumerate(faults, start=1):
+            if time.monotonic() - stack.began > given.minutes * 60:
+                stack.say(f"{number - 1} of {len(faults)} faults in {given.minutes:.0f} minutes")
+                break
             stack.say(f"fault {number} of {len(faults)}: {name}")
             stack.say(f"{name}: every job commits again after {inject(stack, name):.0f} s")
             stack.say(f"{name}: every job is supervised, {journey.supervised():.0f} s later")

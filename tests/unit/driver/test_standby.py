@@ -108,7 +108,7 @@ def test_left_in_the_midst_of_its_work_it_ends_at_once_and_its_jvm_with_it(stand
         assert time.monotonic() < deadline
         time.sleep(0.05)
     standing.left()
-    assert standing.process.wait(timeout=20) == -signal.SIGKILL
+    assert standing.process.wait(timeout=60) == -signal.SIGKILL
     jvm.wait(timeout=10)
     assert not (standing.folder / "ended").exists()
 
@@ -119,7 +119,7 @@ def test_left_between_two_commands_it_ends_in_order(standing: Standing) -> None:
     standing.send(do="repartition", checkpoint="g000002", takes=0)
     assert standing.answer() == {"done": True}
     standing.left()
-    assert standing.process.wait(timeout=20) == 0
+    assert standing.process.wait(timeout=60) == 0
     assert (standing.folder / "ended").exists()
 
 
@@ -129,7 +129,7 @@ def test_once_it_is_to_run_it_lives_on_alone(standing: Standing) -> None:
     standing.send(do="run")
     assert standing.answer() == {"running": True}
     standing.left()
-    assert standing.process.wait(timeout=20) == 0
+    assert standing.process.wait(timeout=60) == 0
     assert (standing.folder / "drives").read_text() == "prepared"
     assert not (standing.folder / "ended").exists()
 
@@ -137,7 +137,7 @@ def test_once_it_is_to_run_it_lives_on_alone(standing: Standing) -> None:
 def test_what_fails_in_it_is_its_end_while_the_next_command_is_waited_for(standing: Standing) -> None:
     standing.prepare(state=True)
     # No abort of Python's, whose standard input a thread still reads.
-    assert standing.process.wait(timeout=20) == 1
+    assert standing.process.wait(timeout=60) == 1
 
 
 def test_on_a_cluster_it_waits_for_an_executor_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
