@@ -163,6 +163,11 @@ class Queries:
         if self._arrivals is not None:
             self._arrivals.batch_ended(done)
 
+    @property
+    def history_progress(self) -> str:
+        """How much of the history is read; empty without one, and once it is read."""
+        return self._start.history.progress
+
     def wake(self) -> None:
         """Have the next batch begin at once."""
         if self._query is not None:

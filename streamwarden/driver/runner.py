@@ -115,7 +115,6 @@ class Driver:
         self._ahead = prepared.ahead if prepared is not None else None
         self._session: SparkSession | None = None
         self._queries: Queries | None = None
-        self._history: History | None = None
         self._keeper: SpareKeeper | None = None
         self._serving: dict[str, ServingWriter] = {}
 
@@ -156,8 +155,8 @@ class Driver:
         module = self._checked(spec, reference, checkpoint)
         self._keeper = SpareKeeper(self._workspace, desired.spec, self._heart.stop)
         session = self._open_session(spec)
-        self._history = History(self._workspace, spec, reference.path, self._heart.guard)
-        first = spec if self._history.is_read else spec.on_history()
+        history = History(self._workspace, spec, reference.path, self._heart.guard)
+        first = spec if history.is_read else spec.on_history()
         executors = Executors(session)
         self._await(executors.missing)
         for waited in (spec, first):
@@ -176,7 +175,7 @@ class Driver:
             guard=self._heart.guard,
         )
         self._heart.notes, self._serving = opened.notes, opened.serving
-        start = Start(self._workspace, spec, module, reference, checkpoint, session, executors, self._history)
+        start = Start(self._workspace, spec, module, reference, checkpoint, session, executors, history)
         queries = self._queries = Queries(start, self._heart, self._tries, self._take_ahead, self._author)
         queries.open(first)
         writer = BatchWriter(
@@ -346,7 +345,7 @@ class Driver:
         self._tries.committed(done.tries)
         if self._heart.state is DriverState.RUNNING:
             self._heart.reason = f"batch {done.batch} committed"
-            if self._history is not None and (progress := self._history.progress):
+            if self._queries is not None and (progress := self._queries.history_progress):
                 self._heart.reason += f"; {progress}"
         if first:
             # The process that started this driver waits for this batch: do not wait for the next heartbeat.

@@ -48,7 +48,7 @@ class Tries:
     job_file
         The job's module, whose lines are named in errors.
     places
-        The job's tables and folders, by which Spark's errors are told apart.
+        The job's tables and folders, which Spark's errors name.
     trace
         The traceback of the failure that ended the driver.
     """
