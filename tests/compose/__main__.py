@@ -82,6 +82,7 @@ def run(given: argparse.Namespace, faults: list[str]) -> None:
             stack.say(f"{name}: every job commits again after {inject(stack, name):.0f} s")
             stack.say(f"{name}: every job is supervised, {journey.supervised():.0f} s later")
         if not given.only_faults:
+            journey.metrics()
             journey.gate()
         journey.drain()
         journey.stop()

@@ -54,6 +54,11 @@ class Engine(ABC):
         """The environment of both commands."""
         return os.environ
 
+    @property
+    def monitoring(self) -> list[str]:
+        """The services of the profile ``monitoring`` that have images here."""
+        return ["metrics-targets", "prometheus", "grafana"]
+
     @abstractmethod
     def build(self) -> None:
         """Build the image of docker-compose.yml."""
@@ -103,6 +108,11 @@ class Podman(Engine):
             # Without systemd podman may not make timers of health checks.
             "DISABLE_HC_SYSTEMD": "true",
         }
+
+    @property
+    def monitoring(self) -> list[str]:
+        # Debian has no package of Grafana.
+        return ["metrics-targets", "prometheus"]
 
     def build(self) -> None:
         # Through the socket no layer is found again.

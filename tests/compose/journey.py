@@ -68,6 +68,16 @@ class Journey:
         """Check the tables against their expectations."""
         self._run("quality", {}, 600)
 
+    def metrics(self) -> None:
+        """Start the profile ``monitoring``: Prometheus finds each job's driver, and evaluates its rules."""
+        stack = self._stack
+        began = time.monotonic()
+        stack.compose(
+            "--profile", "monitoring", "up", "--detach", "--wait", "--no-deps", "--no-build", *stack.engine.monitoring
+        )
+        stack.until(self._scraped, 120, "Prometheus to scrape each driver and evaluate each rule")
+        self._note("metrics", time.monotonic() - began)
+
     def gate(self) -> None:
         """Open the gate, see good versions published; land a bad file, see it held, and accept it as a person would."""
         stack = self._stack
@@ -133,6 +143,13 @@ class Journey:
             if client.task_state(dag, run, "supervise") != "deferred":
                 return False
         return True
+
+    def _scraped(self) -> bool:
+        ask = self._stack.prometheus
+        query = "sum by (job) (increase(streamwarden_commit_duration_seconds_count[1m])) > 0"
+        commits = {one["metric"]["job"] for one in ask("query", query=query)["result"]}
+        rules = [rule["health"] for group in ask("rules")["groups"] for rule in group["rules"]]
+        return commits >= set(JOBS) and set(rules) == {"ok"}
 
     def _phases(self) -> set[str]:
         jobs = self._stack.ask("state")["jobs"]

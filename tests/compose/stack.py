@@ -27,7 +27,7 @@ __all__ = ["JOBS", "Stack", "StackError"]
 JOBS = ("ingest_trips", "zone_windows", "card_sessions")
 _HERE = Path(__file__).parent
 _FILES = ["--file", str(REPOSITORY / "docker-compose.yml"), "--file", str(_HERE / "override.yml")]
-_PORTS = ("AIRFLOW_PORT", "SPARK_MASTER_PORT", "S3_PORT")
+_PORTS = ("AIRFLOW_PORT", "SPARK_MASTER_PORT", "S3_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")
 
 
 class StackError(Exception):
@@ -102,7 +102,7 @@ class Stack:
             with contextlib.suppress(KeyboardInterrupt):
                 while True:
                     time.sleep(60)
-        self.compose("down", "--volumes", "--timeout", "20", "--remove-orphans", timeout=300)
+        self.compose("--profile", "*", "down", "--volumes", "--timeout", "20", "--remove-orphans", timeout=300)
         shutil.rmtree(self._folder)
 
     # -- what is done to it ------------------------------------------------------------------------------------------
@@ -131,6 +131,13 @@ class Stack:
         """Have the engine itself do something to services' containers."""
         command = [*self.engine.command, action, *(f"{self.project}-{service}-1" for service in services)]
         subprocess.run(command, env=self.engine.environment, capture_output=True, timeout=60, check=True)
+
+    def prometheus(self, path: str, **given: str) -> dict[str, Any]:
+        """Ask Prometheus, and return the data of its answer."""
+        url = f"http://127.0.0.1:{self._given['PROMETHEUS_PORT']}/api/v1/{path}"
+        answer = httpx.get(url, params=given, timeout=30).raise_for_status()
+        data: dict[str, Any] = answer.json()["data"]
+        return data
 
     def ask(self, what: str) -> dict[str, Any]:
         """Run one of the commands of ``inside.py`` where the volume is seen."""

@@ -28,6 +28,7 @@ BASES = {
     "python": "docker.io/library/python:3.11.14-slim-bookworm",
     "postgres": "docker.io/library/postgres:16.10-bookworm",
     "versitygw": "docker.io/versity/versitygw:v1.8.0",
+    "prometheus": "docker.io/prom/prometheus:v3.13.5",
 }
 
 
