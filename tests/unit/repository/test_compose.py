@@ -192,7 +192,9 @@ def test_secrets_have_no_default() -> None:
 @pytest.mark.parametrize("service", LONG_RUNNING)
 def test_long_running_service_has_a_health_check(service: str) -> None:
     check = SERVICES[service]["healthcheck"]
-    assert check["test"][0] == "CMD"
+    form, *parts = check["test"]
+    # Podman splits the parts of CMD at spaces.
+    assert (form == "CMD" and not any(" " in part for part in parts)) or (form == "CMD-SHELL" and len(parts) == 1)
     assert {"interval", "timeout", "retries", "start_period"} <= set(check)
     assert "stop_grace_period" in SERVICES[service]
 
