@@ -128,9 +128,19 @@ class Stack:
         return done.stdout
 
     def container(self, action: str, *services: str) -> None:
-        """Have the engine itself do something to services' containers."""
+        """Have the engine itself do something to services' containers.
+
+        Raises
+        ------
+        StackError
+            With its message, if it fails.
+        """
         command = [*self.engine.command, action, *(f"{self.project}-{service}-1" for service in services)]
-        subprocess.run(command, env=self.engine.environment, capture_output=True, timeout=60, check=True)
+        done = subprocess.run(
+            command, env=self.engine.environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        if done.returncode != 0:
+            raise StackError(f"{action} {' '.join(services)}: {done.stderr[-3000:]}")
 
     def prometheus(self, path: str, **given: str) -> dict[str, Any]:
         """Ask Prometheus, and return the data of its answer."""
