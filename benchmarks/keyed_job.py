@@ -14,7 +14,9 @@ import pyarrow as pa
 import yaml
 from deltalake import write_deltalake
 
+from streamwarden.runtime import spares
 from streamwarden.store.documents import JobDocuments
+from streamwarden.store.layout import SPARES
 from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import Observation
@@ -124,6 +126,15 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join()
+
+
+def await_spare(workspace: Workspace) -> None:
+    """Wait until a warm spare has rehearsed."""
+    deadline = time.monotonic() + 300
+    place = workspace.scratch / SPARES
+    while not any((place / spare.id / spares.REHEARSED).exists() for spare in spares.living(workspace)):
+        assert time.monotonic() < deadline, "no spare has rehearsed"
+        time.sleep(0.2)
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:

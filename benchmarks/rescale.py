@@ -199,17 +199,28 @@ def _from_stop(done: Operation) -> float:
 
 def tell(keys: int, way: str, parallelism: int, done: Operation) -> None:
     """Print a rescale's downtime and the seconds of its steps."""
+    followed = next((f"; {step.detail}" for step in done.steps if step.name == "follow"), "")
+    away = f"{done.plan.downtime_s or 0.0:5.1f} s, to {parallelism} partitions{followed}"
+    _say(keys, way, away, seconds_of_steps(done))
+
+
+def seconds_of_steps(done: Operation) -> dict[str, float]:
+    """Return the seconds of each step of a rescale."""
     steps: dict[str, float] = {}
     for step in done.steps:
         # Some steps occur twice, if a copy could not keep up.
         name = step.name if step.name not in steps else f"{step.name} again"
         steps[name] = _seconds(step.started_at, step.ended_at)
-    followed = next((f"; {step.detail}" for step in done.steps if step.name == "follow"), "")
-    _say(keys, way, f"{done.plan.downtime_s or 0.0:5.1f} s, to {parallelism} partitions{followed}", steps)
+    return steps
+
+
+def in_words(steps: dict[str, float]) -> str:
+    """Return the steps' seconds on one line."""
+    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in steps.items())
 
 
 def _say(keys: int, what: str, away: str, steps: dict[str, float]) -> None:
-    print(f"{keys:>9,} keys {what:8} {away}: " + ", ".join(f"{k} {v:.1f}" for k, v in steps.items()), flush=True)
+    print(f"{keys:>9,} keys {what:8} {away}: {in_words(steps)}", flush=True)
 
 
 def _seconds(start: datetime | None, end: datetime | None) -> float:

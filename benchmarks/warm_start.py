@@ -1,4 +1,4 @@
-"""From a kill, a deploy and a restore to the first committed batch, with a warm spare and without.
+"""From a kill, a deploy and a restore to the first committed batch, and a rescale, with a warm spare and without.
 
 Run by ``make bench-start``, after the benchmark of a start itself. A real driver runs an aggregation with one state row
 for each key, under a load of 5,000 rows a second. ``streamwarden supervise`` watches it.
@@ -6,10 +6,12 @@ for each key, under a load of 5,000 rows a second. ``streamwarden supervise`` wa
 - ``kill``: ``kill -9`` of the driver and its JVM, until the first batch after it is committed.
 - ``deploy``: the job is stopped, and deployed again.
 - ``restore``: from its newest savepoint, from the command to the first batch.
+- ``rescale``: its step *start Spark*, between 4 and 8 partitions in turn. Less than a second counts as gone: the step
+  then only takes the spare.
 
 With and without a spare alternate. Medians count.
 
-Options: ``--runs``, ``--keys`` (of the restore; the others have 10,000).
+Options: ``--runs``, ``--keys`` (of the restore; the others have 10,000), ``--only`` (some of the four).
 """
 
 from __future__ import annotations
@@ -24,22 +26,32 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.keyed_job import JOB, KeyedJob, Load
+from benchmarks.keyed_job import JOB, KeyedJob, Load, await_spare
 from benchmarks.report import goal_met, let_drivers_import, print_machine
+from benchmarks.rescale import seconds_of_steps, tell
 from streamwarden.formats.checkpoint import CheckpointReader
+from streamwarden.model.operation import StepName
 from streamwarden.model.savepoint import Origin
 from streamwarden.operations.deploy import deploy_job
+from streamwarden.operations.rescale import rescale
 from streamwarden.operations.restore import restore
 from streamwarden.runtime import processes, spares
 from streamwarden.runtime.spares import SPARES_ENV
 from streamwarden.savepoints.take import take
 from streamwarden.store.documents import JobDocuments
-from streamwarden.store.layout import SPARES
+from streamwarden.store.effective_spec import effective_spec
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import Phase, observe
 
 BY = "benchmark"
 KEYS = 10_000
+GOALS = {
+    "kill": ("kill_to_batch_warm_s", 8),
+    "deploy": ("deploy_to_batch_warm_s", 8),
+    "restore": ("restore_to_batch_warm_s", 12),
+    "rescale": ("rescale_start_spark_warm_s", 1),
+}
+_FEW_KEYS = ("kill", "deploy", "rescale")
 
 
 def main() -> int:
@@ -47,22 +59,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Kills, deploys and restores, with a warm spare and without.")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--only", nargs="+", choices=list(GOALS), default=list(GOALS))
     given = parser.parse_args()
     let_drivers_import()
     found: dict[str, list[float]] = {}
-    for keys, kinds in ((KEYS, ("kill", "deploy")), (given.keys, ("restore",))):
+    few = tuple(kind for kind in _FEW_KEYS if kind in given.only)
+    many = tuple(kind for kind in given.only if kind not in _FEW_KEYS)
+    for keys, kinds in ((KEYS, few), (given.keys, many)):
+        if not kinds:
+            continue
         with tempfile.TemporaryDirectory(prefix="warm-start-") as folder:
             for kind, warm, seconds in _measured(Path(folder), keys, kinds, given.runs):
                 name = f"{kind}_{'warm' if warm else 'cold'}"
                 found.setdefault(name, []).append(seconds)
                 print(f"{name}, {keys:,} keys: {seconds:.1f} s", flush=True)
     print_machine(given.runs)
-    for kind in ("kill", "deploy", "restore"):
+    for kind in given.only:
         print(f"{kind}: {statistics.median(found[f'{kind}_cold']):.1f} s without a spare")
-    met = [
-        goal_met(f"{kind}_to_batch_warm_s", statistics.median(found[f"{kind}_warm"]), goal)
-        for kind, goal in (("kill", 8), ("deploy", 8), ("restore", 12))
-    ]
+    met = [goal_met(GOALS[kind][0], statistics.median(found[f"{kind}_warm"]), GOALS[kind][1]) for kind in given.only]
     return 0 if all(met) else 1
 
 
@@ -72,7 +86,12 @@ def _measured(folder: Path, keys: int, kinds: tuple[str, ...], runs: int) -> Ite
     _spares(1)
     deploy_job(keyed.workspace, JOB, by=BY)
     keyed.await_rows(JOB, keys)
-    act: dict[str, Callable[[KeyedJob], float]] = {"kill": _kill, "deploy": _deploy, "restore": _restore}
+    act: dict[str, Callable[[KeyedJob], float]] = {
+        "kill": _kill,
+        "deploy": _deploy,
+        "restore": _restore,
+        "rescale": _rescale,
+    }
     try:
         with Load(keyed.write_some):
             for _ in range(runs):
@@ -80,7 +99,7 @@ def _measured(folder: Path, keys: int, kinds: tuple[str, ...], runs: int) -> Ite
                     for kind in kinds:
                         _await_batches(keyed, 5)
                         if warm:
-                            _await_spare(keyed)
+                            await_spare(keyed.workspace)
                         _spares(int(warm))
                         seconds = act[kind](keyed)
                         _spares(1)
@@ -111,14 +130,6 @@ def _await_batches(keyed: KeyedJob, number: int) -> None:
         timeout=300,
         what=f"{number} batches",
     )
-
-
-def _await_spare(keyed: KeyedJob) -> None:
-    deadline = time.monotonic() + 300
-    place = keyed.workspace.scratch / SPARES
-    while not any((place / spare.id / spares.REHEARSED).exists() for spare in spares.living(keyed.workspace)):
-        assert time.monotonic() < deadline, "no spare has rehearsed"
-        time.sleep(0.2)
 
 
 def _until_batch(keyed: KeyedJob, began: float, before: int) -> float:
@@ -158,6 +169,13 @@ def _restore(keyed: KeyedJob) -> float:
     began = time.monotonic()
     restore(keyed.workspace, JOB, savepoint=manifest.id, by=BY)
     return _until_batch(keyed, began, manifest.batch)
+
+
+def _rescale(keyed: KeyedJob) -> float:
+    partitions = 8 if effective_spec(keyed.workspace, JOB).state.partitions == 4 else 4
+    done = rescale(keyed.workspace, JOB, partitions=partitions, mode="online", by=BY)
+    tell(keyed.keys, "rescale", partitions, done)
+    return seconds_of_steps(done)[StepName.START_SPARK]
 
 
 if __name__ == "__main__":

@@ -17,9 +17,11 @@ import pyarrow as pa
 import yaml
 from deltalake import DeltaTable
 
+from benchmarks.keyed_job import await_spare, timed
 from benchmarks.peers import data
 from benchmarks.peers.check import compared
 from benchmarks.report import REPOSITORY
+from benchmarks.rescale import in_words, seconds_of_steps
 from streamwarden.model.status import Heartbeat
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.rescale import rescale
@@ -90,8 +92,11 @@ class OurJob:
                 data.commit(self.table, [one])
                 time.sleep(2)
             self._await(before)
-            # A job that has run for a while has a spare.
-            time.sleep(30 if act else 3)
+            if act is not None:
+                # A job that has run for a while has a spare.
+                await_spare(self.workspace)
+            else:
+                time.sleep(3)
             began = time.time()
             data.commit(self.table, rest)
             if act is not None:
@@ -122,10 +127,12 @@ class OurJob:
 
     def rescale(self, partitions: int) -> None:
         """Rescale offline: online, a job that uses all cores is slowed down for longer than it would stop."""
-        began = time.time()
-        done = rescale(self.workspace, self.name, partitions=partitions, mode="offline", by=BY)
+        done, took = timed(lambda: rescale(self.workspace, self.name, partitions=partitions, mode="offline", by=BY))
         self._rescaled_at = time.time()
-        print(f"rescaled in {self._rescaled_at - began:.1f} s, down for {done.plan.downtime_s} s", flush=True)
+        print(
+            f"rescaled in {took:.1f} s, down for {done.plan.downtime_s} s: {in_words(seconds_of_steps(done))}",
+            flush=True,
+        )
 
     def check(self, rows: pa.Table) -> str:
         """Compare the output table with the batch computation."""

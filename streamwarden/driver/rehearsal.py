@@ -61,7 +61,7 @@ def rehearse(
     state: bool,
     warm: bool = False,
     needless: Callable[[], bool] = lambda: False,
-) -> None:
+) -> bool:
     """Run the job's own query for some batches, with a checkpoint and tables in a temporary folder.
 
     A JVM's first batch takes three times as long as its second, because classes are loaded and compiled and queries
@@ -82,10 +82,15 @@ def rehearse(
         Whether the session has rehearsed jobs before: one batch is enough, which says what this job loads of its own.
     needless
         Asked all the while: once it is true, the rehearsal ends at once.
+
+    Returns
+    -------
+    bool
+        Whether it did what it could: it did not fail, and was not needless. One that ran out of time counts.
     """
     if not str(session.sparkContext.master).startswith("local"):
         # A cluster's executors have other folders, and until the takeover they belong to another driver.
-        return
+        return False
     own = session.newSession()
     # A new session has the settings that the JVM was started with: of a spare, those of another job.
     adapt_session(own, workspace, spec)
@@ -93,14 +98,17 @@ def rehearse(
     own.conf.set(_FILE_MANAGER, BASE[_FILE_MANAGER])
     try:
         if missing_source(session, workspace, spec) is not None:
-            return
+            return False
         with tempfile.TemporaryDirectory(prefix="streamwarden-rehearsal-") as name:
             folder = Path(name)
-            if _run(own, workspace, spec, module, folder, needless, 1 if warm else _BATCHES) and state:
+            completed = _run(own, workspace, spec, module, folder, needless, 1 if warm else _BATCHES)
+            if completed and state and not needless():
                 _work_on_state(own, folder)
         _open_outputs(own, workspace, spec)
     except Exception:
         _log.warning("a rehearsal failed; the first batch will take longer", exc_info=True)
+        return False
+    return not needless()
 
 
 def _run(
@@ -191,7 +199,7 @@ def _open_outputs(session: SparkSession, workspace: Workspace, spec: JobSpec) ->
 
 def _work_on_state(session: SparkSession, folder: Path) -> None:
     batch = CheckpointReader(LocalStorage(folder), _CHECKPOINT).last_commit()
-    if batch is not None:
+    if batch is not None and (folder / _CHECKPOINT / "state").exists():
         checkpoint, partitions = str(folder / _CHECKPOINT), int(session.conf.get("spark.sql.shuffle.partitions") or 1)
         state_digests(session, checkpoint, batch, partitions)
         repartition(session, checkpoint, partitions + 1)

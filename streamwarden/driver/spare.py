@@ -57,12 +57,12 @@ _CLAIMED_S = 10.0
 
 
 class Given(NamedTuple):
-    """What a spare has when it was taken: its job, session, pipes of a standby driver, and whether it has rehearsed."""
+    """What a taken spare has: its job, session, pipes of a standby driver, and the jobs that it has rehearsed."""
 
     assignment: Assignment
     session: SparkSession
     pipes: tuple[IO[str], int] | None
-    rehearsed: bool
+    rehearsed: list[JobSpec]
 
 
 def wait_for_job(workspace: Workspace, spec: JobSpec, spare: str) -> Given | None:
@@ -82,7 +82,8 @@ def wait_for_job(workspace: Workspace, spec: JobSpec, spare: str) -> Given | Non
     described = Spare(id=spare, process=current_process(), fit=fit, memory=spec.resources.memory)
     spares.write(folder / READY, described)
     # Ready before: a session alone saves most of a start, and on a busy machine rehearsals take a minute.
-    threading.Thread(target=_rehearse, args=(session, workspace, spec, fit, folder), daemon=True).start()
+    rehearsed: list[JobSpec] = []
+    threading.Thread(target=_rehearse, args=(session, workspace, spec, fit, folder, rehearsed), daemon=True).start()
     why = _wait(workspace, folder, code)
     given = None
     if why is None:
@@ -95,19 +96,23 @@ def wait_for_job(workspace: Workspace, spec: JobSpec, spare: str) -> Given | Non
                 if assignment.standby
                 else None
             )
-            given = Given(assignment, session, pipes, (folder / REHEARSED).exists())
+            given = Given(assignment, session, pipes, rehearsed)
         spares.write(folder / ANSWER, Answer(do="refuse", why=why) if why else Answer(do="run"))
     if why is not None:
         sys.stdout.write(f"this spare ends: {why}\n")
     return given
 
 
-def _rehearse(session: SparkSession, workspace: Workspace, spec: JobSpec, fit: str, folder: Path) -> None:
-    """Rehearse a job and others of its size, until this spare is taken."""
+def _rehearse(
+    session: SparkSession, workspace: Workspace, spec: JobSpec, fit: str, folder: Path, rehearsed: list[JobSpec]
+) -> None:
+    """Rehearse a job and others of its size, until this spare is taken; add the specs of those that were completed."""
     taken = (folder / CLAIMED).exists
     for one in (spec, *_others(workspace, spec, fit)):
-        if not taken():
-            rehearse(session, workspace, one, load_module(one), state=False, needless=taken)
+        # As for a rescale.
+        state = one.state.backend == "rocksdb"
+        if not taken() and rehearse(session, workspace, one, load_module(one), state=state, needless=taken):
+            rehearsed.append(one)
     (folder / REHEARSED).touch()
 
 

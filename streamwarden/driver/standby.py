@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -72,7 +73,7 @@ def stand_by(
     *,
     commands_from: IO[str],
     warm: SparkSession | None = None,
-    rehearsed: bool = False,
+    rehearsed: Sequence[JobSpec] = (),
 ) -> Prepared | None:
     """Perform commands until this driver is to run; return what it has prepared, or None if it is not to run.
 
@@ -85,7 +86,7 @@ def stand_by(
     warm
         The session of a spare; default a new one.
     rehearsed
-        Whether that spare has rehearsed.
+        The specs of the jobs that the spare has rehearsed.
     """
     answers = os.fdopen(output, "w", encoding="utf-8")
     commands = Commands(commands_from, last="run", abandoned=_end_at_once)
@@ -100,7 +101,7 @@ def stand_by(
     for command in commands:
         if command["do"] == "prepare":
             standby = _Standby(workspace, JobSpec.model_validate(command["spec"]), incarnation, warm)
-            ready = standby.rehearse(state=command["state"], warm=rehearsed)
+            ready = standby.rehearse(state=command["state"], rehearsed=rehearsed)
             answer(ready)
             if "code" in ready:
                 return None
@@ -146,6 +147,12 @@ def _missing_executor(session: SparkSession, seconds: float) -> str | None:
     return missing
 
 
+def _is_among(spec: JobSpec, rehearsed: Sequence[JobSpec]) -> bool:
+    """Return whether one of these specs is the same but for its partitions, which need no other classes and plans."""
+    partitions = {"partitions": spec.state.partitions}
+    return any(one.model_copy(update={"state": one.state.model_copy(update=partitions)}) == spec for one in rehearsed)
+
+
 class _Standby:
     def __init__(self, workspace: Workspace, spec: JobSpec, incarnation: str, warm: SparkSession | None = None) -> None:
         self._workspace = workspace
@@ -157,8 +164,10 @@ class _Standby:
         self._replay = Replay(self._session, workspace, spec)
         self.prepared = Prepared(self._session)
 
-    def rehearse(self, *, state: bool, warm: bool) -> dict[str, Any]:
-        rehearse(self._session, self._workspace, self._spec, load_module(self._spec), state=state, warm=warm)
+    def rehearse(self, *, state: bool, rehearsed: Sequence[JobSpec]) -> dict[str, Any]:
+        if not _is_among(self._spec, rehearsed):
+            module, warm = load_module(self._spec), bool(rehearsed)
+            rehearse(self._session, self._workspace, self._spec, module, state=state, warm=warm)
         try:
             # Any call: a failed rehearsal does not matter, but a dead JVM does.
             _ = self._session.version

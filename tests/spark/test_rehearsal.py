@@ -88,7 +88,7 @@ def test_it_runs_the_job_leaves_nothing_and_complains_of_nothing(
     # This is of what it does, on however slow a machine.
     monkeypatch.setattr(rehearsal, "_SECONDS", 600.0)
     spec = workspace.job(job)
-    rehearse(spark, workspace, spec, load_module(spec), state=job == "zone_windows")
+    assert rehearse(spark, workspace, spec, load_module(spec), state=True)
     assert not complaints()
     assert set(arrived) == {sink.output for sink in spec.sinks}
     batches = arrived["main"]
@@ -113,7 +113,7 @@ def test_a_source_with_nothing_in_it_is_over_at_once(
     rehearse(spark, workspace, spec, load_module(spec), state=True)
     waits = workspace.job("zone_windows")
     waits = waits.model_copy(update={"source": waits.source.model_copy(update={"table": "not_there_yet"})})
-    rehearse(spark, workspace, waits, load_module(waits), state=True)
+    assert not rehearse(spark, workspace, waits, load_module(waits), state=True)
     assert not complaints() and list(empty.iterdir()) == []
 
 
@@ -127,7 +127,7 @@ def test_one_that_takes_too_long_is_cut_off(
 ) -> None:
     monkeypatch.setattr(rehearsal, "_SECONDS", 0.0)
     spec = workspace.job("zone_windows")
-    rehearse(spark, workspace, spec, load_module(spec), state=True)
+    assert rehearse(spark, workspace, spec, load_module(spec), state=True)
     assert not complaints()
     assert len(arrived.get("main", [])) < 2 and list(empty.iterdir()) == []
 
@@ -144,6 +144,6 @@ def test_one_that_fails_is_told_and_hinders_nothing(
 
     monkeypatch.setattr(DeltaSink, "write", fail)
     spec = workspace.job("zone_windows")
-    rehearse(spark, workspace, spec, load_module(spec), state=False)
+    assert not rehearse(spark, workspace, spec, load_module(spec), state=False)
     assert [said for said in complaints() if "will take longer" in said]
     assert list(empty.iterdir()) == []

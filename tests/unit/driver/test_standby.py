@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.unit
 STANDS_BY = """
 import os, subprocess, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from streamwarden.driver import standby
 
 class Standby:
@@ -32,7 +34,7 @@ class Standby:
         # Stands for the JVM.
         Path("jvm").write_text(str(subprocess.Popen(["sleep", "600"]).pid))
         self.prepared = "prepared"
-    def rehearse(self, *, state, warm):
+    def rehearse(self, *, state, rehearsed):
         if state:
             raise RuntimeError("no Spark")
         return {"ready": True}
@@ -152,3 +154,23 @@ def test_on_a_cluster_it_waits_for_an_executor_and_not_for_long(monkeypatch: pyt
     local = MadeExecutors("local[2]", come=0)
     module._await_executor(local.session)
     assert local.looks == 0
+
+
+def test_it_rehearses_no_job_again_that_its_spare_has_rehearsed_with_other_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(module, "load_module", lambda spec: None)
+    monkeypatch.setattr(module, "rehearse", lambda *_, state, warm: calls.append(warm))
+    this = spec(state={"partitions": 8})
+    standing: Any = SimpleNamespace(_spec=this, _session=SimpleNamespace(version="4"), _workspace=None)
+    for state, rehearsed, expected in (
+        (False, [], [False]),
+        (False, [spec(state={"partitions": 4})], []),
+        (True, [spec(state={"partitions": 4})], []),
+        (False, [spec(name="another", state={"partitions": 8})], [True]),
+        (False, [spec(state={"partitions": 8, "changelog": False})], [True]),
+    ):
+        calls.clear()
+        assert module._Standby.rehearse(standing, state=state, rehearsed=rehearsed) == {"ready": True}
+        assert calls == expected, (state, rehearsed)
