@@ -21,6 +21,9 @@ __all__ = ["AirflowClient", "AirflowRequestFailed"]
 
 _ENDED = ("success", "failed")
 
+_PAGE = 100
+"""Entries asked for at once: the most that Airflow gives by default (``[api] maximum_page_limit``)."""
+
 
 class AirflowRequestFailed(StreamwardenError):
     """Airflow refused a request, or an awaited state did not come.
@@ -99,11 +102,11 @@ class AirflowClient:
 
     def dags(self) -> list[str]:
         """Return the ids of the parsed DAGs."""
-        return [dag["dag_id"] for dag in self.request("GET", "/dags", params={"limit": 100})["dags"]]
+        return [dag["dag_id"] for dag in self._every("/dags", "dags")]
 
     def import_errors(self) -> list[dict[str, Any]]:
         """Return the DAG files that could not be loaded, with the reasons."""
-        return list(self.request("GET", "/importErrors")["import_errors"])
+        return self._every("/importErrors", "import_errors")
 
     def unpause(self, dag: str) -> None:
         """Unpause a DAG."""
@@ -149,7 +152,7 @@ class AirflowClient:
 
     def tasks(self, dag: str, run: str) -> dict[str, dict[str, Any]]:
         """Return a run's task instances by task id."""
-        found = self.request("GET", f"/dags/{dag}/dagRuns/{run}/taskInstances")["task_instances"]
+        found = self._every(f"/dags/{dag}/dagRuns/{run}/taskInstances", "task_instances")
         return {task["task_id"]: task for task in found}
 
     def task_state(self, dag: str, run: str, task: str) -> str | None:
@@ -195,6 +198,15 @@ class AirflowClient:
         """Return a value pushed by a task."""
         path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/xcomEntries/{key}"
         return self.request("GET", path, params={"deserialize": True})["value"]
+
+    def _every(self, path: str, name: str) -> list[dict[str, Any]]:
+        """Return all entries of a list, which the server gives in pages of at most a hundred."""
+        found: list[dict[str, Any]] = []
+        while True:
+            answer = self.request("GET", path, params={"limit": _PAGE, "offset": len(found)})
+            found += answer[name]
+            if not answer[name] or len(found) >= answer["total_entries"]:
+                return found
 
     def _log_in(self) -> None:
         password = self._password if isinstance(self._password, str) else self._password()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -24,10 +25,17 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.statuses: list[int] = []
         self.asked: list[dict[str, Any]] = []
+        self.dags = 0
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
+
+    def do_GET(self) -> None:
+        asked = {name: int(value) for name, (value,) in parse_qs(urlsplit(self.path).query).items()}
+        # As Airflow, whatever limit is asked for.
+        page = range(self.server.dags)[asked["offset"] :][: min(asked["limit"], 100)]
+        self._answer(200, {"dags": [{"dag_id": str(one)} for one in page], "total_entries": self.server.dags})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -89,3 +97,9 @@ def test_what_is_refused_or_stays_broken_is_said(server: Server, client: Airflow
     with pytest.raises(AirflowRequestFailed, match="500"):
         client.trigger_dag("stop")
     assert len(server.asked) == 5
+
+
+@pytest.mark.parametrize("dags", [0, 99, 100, 101, 250])
+def test_dags_beyond_the_first_page_are_found(server: Server, client: AirflowClient, dags: int) -> None:
+    server.dags = dags
+    assert client.dags() == [str(one) for one in range(dags)]
