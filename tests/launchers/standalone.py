@@ -109,7 +109,8 @@ class SparkCluster:
     def _alive(self) -> int:
         try:
             return sum(one["state"] == "ALIVE" for one in self.state()["workers"])
-        except (OSError, KeyError):
+        except (OSError, KeyError, json.JSONDecodeError):
+            # A master that is starting answers before it has its pages.
             return -1
 
     def _daemon(self, name: str, module: str, arguments: list[str], options: str) -> None:
