@@ -3,11 +3,11 @@
 Run by ``make bench-start``, after the benchmark of a start itself. A real driver runs an aggregation with one state row
 for each key, under a load of 5,000 rows a second. ``streamwarden supervise`` watches it.
 
-- ``kill``: ``kill -9`` of the driver and its JVM, until the first batch after it is committed.
-- ``deploy``: the job is stopped, and deployed again.
-- ``restore``: from its newest savepoint, from the command to the first batch.
-- ``rescale``: its step *start Spark*, between 4 and 8 partitions in turn. Less than a second counts as gone: the step
-  then only takes the spare.
+Each is timed until the first batch after it is committed. A kill is ``kill -9`` of the driver and its JVM. A deploy is
+of the stopped job. A restore takes the newest savepoint, and begins with the command.
+
+Of a rescale only the step *start Spark* is timed, between 4 and 8 partitions in turn. Less than a second counts as
+gone: the step then only takes the spare.
 
 With and without a spare alternate. Medians count.
 
