@@ -76,6 +76,8 @@ test: setup s3-server ## The tests, but for the long ones (TRIPS=file.parquet: w
 
 test-long: setup s3-server kafka-server ## Long random sequences, kills and load, one at a time (STREAMWARDEN_TEST_ACTIONS, _KILLS, _TAKES, _SEED)
 	@$(BIN)/pytest -s -m long
+	@if $(BIN)/python -c "from tests.compose.engine import find_engine; find_engine()" 2>/dev/null; \
+	then $(MAKE) compose-test; else echo "compose-test is left out: no container engine"; fi
 
 test-ci: setup s3-server kafka-server ## The long tests that CI runs, too: real drivers on disk, S3 and Kafka, and the longest of Spark
 	@$(BIN)/pytest -n 2 -m ci

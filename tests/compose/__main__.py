@@ -14,7 +14,7 @@ import time
 from contextlib import ExitStack
 
 from tests.compose.engine import EngineError, find_engine
-from tests.compose.faults import BY_NAME, FAULTS, VOLUME_FULL, inject
+from tests.compose.faults import BY_NAME, VOLUME_FULL, effective, inject
 from tests.compose.journey import Journey
 from tests.compose.stack import Stack, StackError
 
@@ -36,23 +36,24 @@ def main(arguments: list[str]) -> int:
     # As Ctrl-C: what is up is taken down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        run(given, planned(given.faults, given.seed))
+        run(given, planned(given.faults, given.seed, given.profile))
     except (EngineError, StackError) as error:
         print(f"compose-test: FAILED: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def planned(wanted: str, seed: int) -> list[str]:
-    """Return the faults' names: one of each before any comes twice."""
+def planned(wanted: str, seed: int, profile: str) -> list[str]:
+    """Return the faults' names: one of each that the profile can notice, before any comes twice."""
+    known = effective(profile)
     if not wanted.isdigit():
         names = wanted.split(",")
-        if unknown := set(names) - set(BY_NAME):
-            raise SystemExit(f"compose-test: unknown faults: {', '.join(sorted(unknown))}")
+        if unknown := set(names) - {*known, VOLUME_FULL}:
+            raise SystemExit(f"compose-test: {profile} has no faults {', '.join(sorted(unknown))}")
         return names
-    chooser, plan = random.Random(seed), list(FAULTS)
+    chooser, plan = random.Random(seed), list(known)
     while len(plan) < int(wanted):
-        plan.append(chooser.choice(list(FAULTS)))
+        plan.append(chooser.choice(known))
     return plan[: int(wanted)]
 
 

@@ -12,7 +12,7 @@ import yaml
 from streamwarden.model.profile import Profile
 from tests.compose.__main__ import planned
 from tests.compose.engine import IMAGE
-from tests.compose.faults import FAULTS
+from tests.compose.faults import FAULTS, effective
 from tests.compose.stack import paced
 from tests.compose.stand_in import BASES
 
@@ -52,10 +52,20 @@ def test_every_lasting_service_has_a_fault() -> None:
 
 
 def test_one_of_each_fault_before_any_comes_twice() -> None:
-    assert planned(str(len(FAULTS)), seed=1) == list(FAULTS)
-    assert len(planned("100", seed=1)) == 100 and planned("100", seed=1) == planned("100", seed=1)
+    known = effective("cluster")
+    assert planned(str(len(known)), seed=1, profile="cluster") == known
+    many = planned("100", seed=1, profile="cluster")
+    assert len(many) == 100 and many == planned("100", seed=1, profile="cluster")
     with pytest.raises(SystemExit, match="meteor"):
-        planned("worker-killed,meteor", seed=1)
+        planned("worker-killed,meteor", seed=1, profile="cluster")
+
+
+def test_a_profile_has_no_faults_of_what_it_does_not_use() -> None:
+    assert set(FAULTS) - set(effective("cluster")) == {"s3-killed"}
+    assert all("worker" not in name and "master" not in name for name in effective("compose_s3"))
+    assert set(effective("cluster")) | set(effective("compose_s3")) == set(FAULTS)
+    with pytest.raises(SystemExit, match="s3-killed"):
+        planned("s3-killed", seed=1, profile="cluster")
 
 
 def test_base_images_have_the_names_that_the_files_use() -> None:
