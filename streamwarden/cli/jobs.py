@@ -143,6 +143,8 @@ def status(
             each = ", ".join(f"{spare.memory} {'ready' if ready else 'starting'}" for spare, ready in waiting.items())
             out.print(f"spares on this machine: {len(waiting)} ({each})", markup=False)
         for one in found:
+            if one["phase"] in (Phase.STARTING, Phase.WAITING):
+                out.print(f"{one['job']}: {one['phase']}: {one['reason']}", markup=False, soft_wrap=True)
             if one["operation"]:
                 doing = one["operation"]
                 step = doing["steps"][-1]["name"] if doing["steps"] else "starting"

@@ -168,6 +168,14 @@ def test_status_tells_what_a_person_should_know_of_a_driver_that_is_well(failed:
     assert json.loads(run("status", JOB, "--json"))["notes"] == beat.notes
 
 
+def test_status_says_why_a_job_does_not_run_yet(failed: Workspace) -> None:
+    documents, process = JobDocuments(failed.storage, JOB), current_process()
+    documents.launch("i2").write(
+        Launch(incarnation="i2", at=utc_now(), by="test", reason="", digest="", process=process)
+    )
+    assert f"{JOB}: starting: launched, no heartbeat yet" in run("status", JOB)
+
+
 def test_status_of_a_job_lists_its_row_rules(workspace: Workspace) -> None:
     documents = JobDocuments(workspace.storage, JOB)
     desired = documents.desired.read()
