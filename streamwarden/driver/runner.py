@@ -44,7 +44,7 @@ from streamwarden.driver.start_checks import (
     check_version,
 )
 from streamwarden.driver.tries import Tries
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import OUTAGES, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.checkpoint_files import check_described
 from streamwarden.formats.delta_log import DeltaLog
@@ -55,6 +55,7 @@ from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef, DriverState, Exit
 from streamwarden.runtime import work_dirs
 from streamwarden.runtime.failure_signatures import Places
+from streamwarden.runtime.polling import Deadline
 from streamwarden.savepoints.older_copies import check_read
 from streamwarden.savepoints.writers import writer_versions
 from streamwarden.storage import Conflict
@@ -71,6 +72,9 @@ if TYPE_CHECKING:
 __all__ = ["Driver"]
 
 _log = logging.getLogger(__name__)
+
+_AGAIN_S = 1.0
+"""Between two attempts to write down its end while the store is away."""
 
 
 class Driver:
@@ -396,15 +400,20 @@ class Driver:
         outcome = "failed" if error else "stopped"
         if error:
             _log.error("failed: [%s] %s\n  What to do: %s\n%s", error.code, error.what, error.remedy, error.traceback)
-        try:
-            self._documents.exit(self._incarnation).write(
-                Exit(incarnation=self._incarnation, at=now, outcome=outcome, error=error, batch=self._heart.batch)
-            )
-            self._heart.lease.release()
-        except (OSError, StreamwardenError) as unsaid:
-            # The store is unavailable, or its disk full, which may be why this driver ends. Its supervisor sees a dead
-            # driver, and starts the next.
-            _log.error("its end could not be written down: %s", unsaid)
+        ended = Exit(incarnation=self._incarnation, at=now, outcome=outcome, error=error, batch=self._heart.batch)
+        # For as long as nobody else can have the lease: a store that is away may be why this driver ends.
+        deadline = Deadline(self._workspace.profile.lease.total_seconds())
+        while True:
+            try:
+                self._documents.exit(self._incarnation).write(ended)
+                self._heart.lease.release()
+                break
+            except (OSError, StreamwardenError) as unsaid:
+                if getattr(unsaid, "code", None) in OUTAGES and deadline.pause(_AGAIN_S):
+                    continue
+                # The store is still away, or its disk is full. The supervisor sees a dead driver, and starts the next.
+                _log.error("its end could not be written down: %s", unsaid)
+                break
         _log.info("%s after batch %s", outcome, self._heart.batch)
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from streamwarden.errors import OUTAGES, ErrorCode, StreamwardenError
 from streamwarden.model.record import utc_now
-from streamwarden.model.status import Desired
+from streamwarden.model.status import Desired, Exit
 from streamwarden.model.supervision import Decision, Supervision
 from streamwarden.runtime import processes, spares
-from streamwarden.runtime.launchers.launch import launch_driver
+from streamwarden.runtime.launchers.interface import StartState
+from streamwarden.runtime.launchers.launch import launch_driver, launcher_of
 from streamwarden.runtime.operation_lock import refuse_if_busy
 from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.standby import Standby
+from streamwarden.storage import Conflict
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.each import for_each
 from streamwarden.store.layout import CONTROL
@@ -70,7 +73,7 @@ def start(workspace: Workspace, job: str, *, by: str, reason: str = "", spare: S
 def request_stop(workspace: Workspace, job: str, *, by: str, reason: str = "", incarnation: str | None = None) -> bool:
     """Ask a driver to stop between batches, without waiting; return whether there was a driver to ask.
 
-    Does not change the desired state.
+    A driver that still waits for a place to run is withdrawn instead. Does not change the desired state.
 
     Parameters
     ----------
@@ -83,7 +86,18 @@ def request_stop(workspace: Workspace, job: str, *, by: str, reason: str = "", i
     if target is None or (target == seen.incarnation and not (seen.phase.alive or seen.phase is Phase.SILENT)):
         return False
     JobDocuments(workspace.storage, job).request_stop(target, by=by, reason=reason)
+    if target == seen.incarnation and seen.phase is Phase.STARTING and seen.heartbeat is None:
+        _withdraw(workspace, job, target)
     return True
+
+
+def _withdraw(workspace: Workspace, job: str, incarnation: str) -> None:
+    launcher = launcher_of(workspace)
+    if launcher.find(job, incarnation).state is StartState.WAITING and launcher.kill(job, incarnation):
+        ended = Exit(incarnation=incarnation, at=utc_now(), outcome="stopped", batch=None)
+        # It may have come to run at this moment, and have written its own.
+        with suppress(Conflict):
+            JobDocuments(workspace.storage, job).exit(incarnation).create(ended)
 
 
 def stop(

@@ -101,6 +101,16 @@ def test_a_driver_belongs_to_its_host_and_outlives_it(place: Place, hosts: Hosts
     hosts.until(lambda: start_document(place.workspace, str(stopped.incarnation)).read().ended is not None)  # type: ignore[union-attr]
 
 
+def test_a_start_that_no_host_has_taken_is_withdrawn_by_a_stop(place: Place, hosts: Hosts) -> None:
+    deploy_job(place.workspace, place.job, by="test")
+    stopped = driver_control.stop(place.workspace, place.job, by="test", timeout=10)
+    assert stopped.phase is Phase.STOPPED and stopped.incarnation is not None
+    hosts.start("h1")
+    time.sleep(2)
+    start = start_document(place.workspace, stopped.incarnation).read()
+    assert start is not None and start.host is None and place.seen().phase is Phase.STOPPED
+
+
 @pytest.mark.long
 @pytest.mark.ci
 def test_of_two_hosts_one_starts_a_driver_and_the_less_loaded_the_next(place: Place, hosts: Hosts) -> None:

@@ -23,6 +23,7 @@ PLACES: dict[str, type[LauncherPlace]] = {
     "host": HostPlace,
     "yarn": YarnPlace,
     "standalone": StandalonePlace,
+    "standalone-s3": StandalonePlace,
     "host-s3": HostsOnS3,
     "kubernetes-s3": KubernetesPlace,
 }

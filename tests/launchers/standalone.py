@@ -29,6 +29,7 @@ from tests.ports import free_ports
 __all__ = ["SparkCluster", "StandalonePlace", "cluster"]
 
 WORKERS = 2
+_ENDPOINT = "AWS_ENDPOINT_URL_S3"
 
 
 class SparkCluster:
@@ -39,6 +40,7 @@ class SparkCluster:
         self._home = spark_folder()
         self._port, self._page = free_ports(2)
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._endpoint: str | None = None
         self.log = folder / "daemons.log"
 
     @property
@@ -52,7 +54,10 @@ class SparkCluster:
         return found
 
     def start(self) -> None:
-        """Start the daemons that do not run."""
+        """Start the daemons that do not run. For another S3 server start all anew: executors have their environment."""
+        if self._endpoint != (endpoint := os.environ.get(_ENDPOINT)):
+            self.end()
+            self._endpoint = endpoint
         if "master" not in self._daemons:
             self.start_master()
         for number in range(WORKERS):
@@ -159,6 +164,7 @@ class StandalonePlace(LauncherPlace):
 
     def __init__(self, folder: Path, store: dict[str, Any]) -> None:
         self.cluster = cluster()
+        self.cluster.start()
         super().__init__(folder, store)
 
     def profile(self, **fields: Any) -> Workspace:

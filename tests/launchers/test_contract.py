@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -21,6 +24,9 @@ from tests.integration.conftest import BY
 from tests.launchers.place import JOB, LauncherPlace, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.launchers, pytest.mark.long, pytest.mark.timeout(600)]
+
+RACES = int(os.environ.get("STREAMWARDEN_TEST_RACES", "2"))
+"""How often two drivers are started at once."""
 
 NOTICED_S = 5.0
 """Within this time, a driver's death is known to whoever observes the job."""
@@ -82,6 +88,34 @@ def test_of_two_drivers_one_commits(place: LauncherPlace) -> None:
     place.counts.check_totals()
 
 
+@pytest.mark.timeout(600 + 120 * RACES)
+def test_of_two_drivers_that_are_started_at_once_one_commits(
+    place: LauncherPlace, record_property: Callable[[str, object], None]
+) -> None:
+    holder = place.deploy()
+    documents, desired = place.documents(JOB), place.seen().desired
+    assert desired is not None
+    start = functools.partial(launch_driver, place.workspace, desired, by=BY, reason="a race")
+    won = [0, 0]
+    for number in range(RACES):
+        place.kill_hard(holder)
+        until(lambda gone=holder: not place.runs(gone), "the end of the one before", timeout=30)
+        place.counts.add([number % 20, 1])
+        with ThreadPoolExecutor(2) as starters:
+            both = [one.result() for one in [starters.submit(start) for _ in range(2)]]
+        until(lambda both=both: any(documents.exit(one).read() for one in both), "the loser's end")
+        place.check()
+        ended = {one: found for one in both if (found := documents.exit(one).read()) is not None}
+        assert [found.error.code if found.error else None for found in ended.values()] == ["LEASE_HELD"], ended
+        (holder,) = set(both) - set(ended)
+        lease = documents.lease.read()
+        assert lease is not None and lease.incarnation == holder
+        won[both.index(holder)] += 1
+        print(f"race {number + 1} of {RACES}: {won}", flush=True)  # noqa: T201
+    record_property("won", won)
+    place.counts.check_totals()
+
+
 def test_one_that_does_not_stop_is_killed(place: LauncherPlace) -> None:
     driver = place.deploy()
     place.in_batch()
@@ -109,6 +143,22 @@ def test_without_room_it_waits_and_spends_no_restart(place: LauncherPlace) -> No
             time.sleep(0.5)
     place.check()
     assert place.incarnation() == driver and place.memory().restarts == []
+
+
+def test_one_that_waits_for_room_is_stopped(place: LauncherPlace) -> None:
+    if place.NO_ROOM:
+        pytest.skip(place.NO_ROOM)
+    place.counts.add([1, 2])
+    with place.take_room():
+        place.launch()
+        place.wait(JOB, place.waits, "a driver that waits for room")
+        assert driver_control.stop(place.workspace, JOB, by=BY, timeout=60).phase is Phase.STOPPED
+    # It does not come to run with the room.
+    time.sleep(5)
+    assert place.seen().phase is Phase.STOPPED and place.verdict() is Action.FINISH
+    driver_control.start(place.workspace, JOB, by=BY)
+    place.check()
+    place.counts.check_totals()
 
 
 def test_a_savepoint_and_a_rescale(place: LauncherPlace) -> None:

@@ -17,6 +17,7 @@ from streamwarden.model.status import Launch
 from streamwarden.runtime.launchers.interface import KILL_S, FoundDriver, Launcher, StartState
 from streamwarden.runtime.polling import Deadline
 from streamwarden.runtime.processes import kill
+from streamwarden.storage import Conflict
 from streamwarden.store.documents import Document
 from streamwarden.store.layout import HOSTS, STARTS, host_key, start_key
 from streamwarden.store.workspace import Workspace
@@ -77,10 +78,23 @@ class HostLauncher(Launcher):
 
     @override
     def kill(self, job: str, incarnation: str) -> bool:
-        """Kill the driver here, or through its host; waits up to 10 s for the host. A host that is gone can't kill."""
+        """Kill the driver here, or through its host; waits up to 10 s for the host. A host that is gone can't kill.
+
+        A request that no host has taken is withdrawn.
+        """
         document = start_document(self._workspace, incarnation)
-        start = document.read()
-        if start is None or start.process is None or start.host is None or start.ended is not None:
+        found = document.read_versioned()
+        if found is None:
+            return False
+        start, etag = found
+        if start.host is None and start.ended is None:
+            try:
+                document.replace(start.model_copy(update={"ended": utc_now()}), etag)
+            except Conflict:
+                # A host has taken it at this moment.
+                return False
+            return True
+        if start.process is None or start.host is None or start.ended is not None:
             return False
         if kill(start.process):
             return True
@@ -93,8 +107,8 @@ class HostLauncher(Launcher):
             return False
         deadline = Deadline(KILL_S)
         while deadline.pause(0.25):
-            found = document.read()
-            if found is None or found.ended is not None:
+            now = document.read()
+            if now is None or now.ended is not None:
                 return True
         return False
 
