@@ -12,8 +12,11 @@ ifdef TRIPS
 export STREAMWARDEN_TEST_DATA := $(abspath $(dir $(TRIPS)))
 endif
 
-# The environments name their folder: in a copied or moved checkout they would run the code of the first one.
+# The environments name their folder: in a copied or moved checkout they would run the code of the first one. A look at
+# the targets removes nothing.
+ifneq ($(filter-out help,$(MAKECMDGOALS)),)
 $(shell [ ! -s .venv/.ready ] || [ "$$(cat .venv/.ready)" = "$$(pwd -P)" ] || rm -rf .venv .tools)
+endif
 
 .PHONY: audit fuzz help setup s3-server kafka-server demo chaos test test-ci test-fast test-long test-browser compose-engine compose-test check format up down docs docs-site test-launchers test-upgrade yarn-cluster kubernetes-server \
 	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet bench-pages bench-scale record-load bench-rescale-cluster \
@@ -85,7 +88,7 @@ test-ci: setup s3-server kafka-server ## The long tests that CI runs, too: real 
 test-launchers: setup s3-server yarn-cluster kubernetes-server ## What every launcher promises, with real drivers and clusters (ONLY=local,host,standalone,yarn,kubernetes)
 	@STREAMWARDEN_TEST_LAUNCHERS="$(ONLY)" $(BIN)/pytest -m launchers tests/launchers
 
-test-upgrade: setup ## Spark's minor version before ours in an environment of its own, and the jobs from one to the other and back
+test-upgrade: setup ## An earlier Streamwarden, and Spark's minor version before ours, with jobs from one to the other and back
 	@$(BIN)/python scripts/make_old_spark.py
 	@$(BIN)/pytest -m upgrade tests/upgrade
 

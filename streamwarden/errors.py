@@ -293,7 +293,7 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
     ),
     "DRIVER_DID_NOT_START": ErrorKind(
         "the driver process ended before it ran, or did not run in time",
-        "Read its log: `streamwarden logs JOB`.",
+        "Read its log: `streamwarden logs JOB`. If no driver host has taken it, start one: `streamwarden host`.",
         retryable=True,
     ),
     "DRIVER_DIED": ErrorKind(

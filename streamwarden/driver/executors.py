@@ -61,5 +61,9 @@ class Executors:
             # The JVM does not answer, or its SparkContext has ended: the query reports it.
             lacks = False
         master = self._context.master
-        self._missing = f"no executor: {master} has no free slots, or no worker with enough memory" if lacks else None
+        self._missing = (
+            f"no executor yet: it starts, or {master} has no free slots, or no worker with enough memory"
+            if lacks
+            else None
+        )
         return self._missing

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 import yaml
-from deltalake import write_deltalake
-from nyc_taxi.demo.batch import (
-    compare_card_sessions,
-    compare_zone_windows,
-    expected_card_sessions,
-    expected_zone_windows,
-)
-from nyc_taxi.demo.compare import Difference
 
 from tests.conftest import TripMaker
 from tests.integration.conftest import REPOSITORY, Place
 from tests.spark.job_runs import as_trips, in_order_of_arrival
+from tests.upgrade.installed import COMPARE, Installed, append, wait_until_equal
 
 # The first test may have to install this checkout's code into the old environment.
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.upgrade, pytest.mark.timeout(1500)]
@@ -38,39 +25,6 @@ OLD = tomllib.loads((Path(__file__).with_name("old_spark.toml")).read_text())["p
 NEW = version("pyspark")
 SCRIPT = "scripts/make_old_spark.py"
 HOME = REPOSITORY / ".tools" / f"spark-{OLD.rpartition('.')[0]}"
-
-COMPARE: dict[str, Callable[[pa.Table, pa.Table], Difference]] = {
-    "zone_windows": lambda trips, rows: compare_zone_windows(expected_zone_windows(trips), rows),
-    "card_sessions": lambda trips, rows: compare_card_sessions(expected_card_sessions(trips), rows),
-}
-"""By job: its table's rows against a batch computation over trips."""
-
-
-@dataclass(frozen=True)
-class Installed:
-    """An installation of Streamwarden: its program, and the variables that it needs."""
-
-    program: Path
-    variables: dict[str, str]
-
-    def run(self, place: Place, *words: str, status: int = 0) -> str:
-        """Run a command as a user does, and return its output."""
-        own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        where = {"STREAMWARDEN_CONFIG": str(place.config), "STREAMWARDEN_PROFILE": "test"}
-        done = subprocess.run(
-            [self.program, *words],
-            cwd=place.config.parent,
-            env={**own, **where, **self.variables},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == status, f"{' '.join(words)}\n{done.stdout}\n{done.stderr}"
-        return done.stdout + done.stderr if status else done.stdout
-
-    def json(self, place: Place, *words: str) -> Any:
-        return json.loads(self.run(place, *words, "--json"))
 
 
 @pytest.fixture(scope="module")
@@ -85,22 +39,6 @@ def old() -> Installed:
 @pytest.fixture(scope="module")
 def new() -> Installed:
     return Installed(Path(sys.executable).with_name("streamwarden"), {"PYTHONPATH": str(REPOSITORY)})
-
-
-def append(place: Place, part: pa.Table) -> None:
-    address, options = place.workspace.delta_rs("trips")
-    write_deltalake(address, part, mode="append", storage_options=options)
-
-
-def wait_until_equal(place: Place, job: str, trips: pa.Table, table: str | None = None) -> None:
-    """Wait until the table of a job equals a batch computation over the trips that have arrived."""
-    deadline = time.monotonic() + 120
-    while True:
-        difference = COMPARE[job](trips, place.table(table or job))
-        if difference.equal:
-            return
-        assert time.monotonic() < deadline, str(difference)
-        time.sleep(0.5)
 
 
 def writer(place: Place, job: str) -> str | None:

@@ -120,7 +120,11 @@ def _open(server: str, namespace: str, context: str | None, files: str | None, _
         else:
             config.load_incluster_config(client_configuration=settings)
     except config.ConfigException as error:
-        raise StreamwardenError("CONFIG_INVALID", f"no login for the Kubernetes API server: {error}") from error
+        what = f"no login for the Kubernetes API server: {error}"
+        remedy = (
+            "Set KUBECONFIG, or write ~/.kube/config. `kubernetes.context` of the profile chooses one of its logins."
+        )
+        raise StreamwardenError("CONFIG_INVALID", what, remedy=remedy) from error
     renew = settings.refresh_api_key_hook
 
     def renewed(settings: Any) -> None:
