@@ -19,7 +19,7 @@ $(shell [ ! -s .venv/.ready ] || [ "$$(cat .venv/.ready)" = "$$(pwd -P)" ] || rm
 endif
 
 .PHONY: audit fuzz help setup s3-server kafka-server demo chaos test test-ci test-fast test-long test-browser compose-engine compose-test check format up down docs docs-site test-launchers test-upgrade yarn-cluster kubernetes-server \
-	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet bench-pages bench-scale record-load bench-rescale-cluster \
+	bench-overhead bench-start bench-settings bench-savepoint bench-state bench-state-python bench-commits bench-peers bench-serving bench-quality bench-rescale bench-fleet bench-pages bench-scale bench-requests record-load bench-rescale-cluster \
 	clean
 
 help: ## Say what there is
@@ -179,6 +179,9 @@ bench-fleet: setup ## What supervision costs Airflow, by the number of jobs
 
 bench-scale: setup s3-server ## Requests and time of what is done for a job and a savepoint: 10, 100, 1,000 of them
 	@$(BIN)/python -m benchmarks.scale
+
+bench-requests: setup s3-server ## S3 requests of a real driver, for each batch and each idle minute, and their price
+	@$(BIN)/python -m benchmarks.s3_requests
 
 record-load: setup ## A job's batches under a load with steps and a spike, for the advisor's tests
 	@$(BIN)/python -m benchmarks.record_load
