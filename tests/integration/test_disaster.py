@@ -43,7 +43,7 @@ PATIENCE = {"deploy": ("--wait", "600"), "restore": ("--stop-timeout", "600", "-
 
 
 class Day:
-    """One day of the job: a source table, the job, copies of the root."""
+    """One day of the job: a source table, the job, copies of the place."""
 
     def __init__(self, place: Place, copies: Path) -> None:
         self.place = place
@@ -51,10 +51,24 @@ class Day:
         self.copies = copies
         self.savepoints: dict[str, str] = {}
 
+    def copy(self, name: str) -> None:
+        """Copy the place."""
+        shutil.copytree(self.root, self.copies / name)
+
+    def remove(self, folder: str = "") -> None:
+        """Remove a folder of the place, or all of it."""
+        shutil.rmtree(self.root / folder, ignore_errors=True)
+
+    def put(self, name: str, folder: str = "") -> None:
+        """Put a removed folder of a copy in place, or all of it."""
+        shutil.copytree(self.copies / name / folder, self.root / folder)
+
     def arrive(self, *rows: tuple[int, int]) -> None:
         """Write each row as a version of the source."""
         for key, number in rows:
-            write_deltalake(self.place.workspace.table(SOURCE), pa.table({"key": [key], "id": [number]}), mode="append")
+            address, options = self.place.workspace.delta_rs(SOURCE)
+            row = pa.table({"key": [key], "id": [number]})
+            write_deltalake(address, row, mode="append", storage_options=options)
 
     def source(self) -> list[dict[str, Any]]:
         return self.place.rows(SOURCE)
@@ -62,7 +76,7 @@ class Day:
     def is_equal(self) -> bool:
         rows = self.source()
         expected = Counter(row["key"] for row in rows)
-        if not all(DeltaTable.is_deltatable(self.place.workspace.table(name)) for name in ("counts", "rows")):
+        if not all(DeltaTable.is_deltatable(*self.place.workspace.delta_rs(name)) for name in ("counts", "rows")):
             return False
         counts = {row["key"]: row["rows"] for row in self.place.rows("counts")}
         passed = sorted((row["key"], row["id"]) for row in self.place.rows("rows"))
@@ -76,24 +90,23 @@ class Day:
         self.place.wait(JOB, equal, "its outputs to equal a batch over the source", timeout=900)
 
     def end(self, name: str) -> None:
-        """Take a verified savepoint, stop the job, and copy the root."""
+        """Take a verified savepoint, stop the job, and copy the place."""
         made = take(self.place.workspace, JOB, origin=Origin.MANUAL, by=BY)
         verify(self.place.workspace, [catalog.find(self.place.workspace, JOB, made.id)], by=BY, state=False)
         self.savepoints[name] = made.id
         assert driver_control.stop(self.place.workspace, JOB, by=BY, timeout=900).phase is Phase.STOPPED
-        shutil.copytree(self.root, self.copies / name)
+        self.copy(name)
 
     def bring_back(self, name: str, *folders: str) -> None:
-        """Replace folders of the root by their copies of a day."""
+        """Replace folders of the place by their copies of a day."""
         for folder in folders:
-            shutil.rmtree(self.root / folder, ignore_errors=True)
-            shutil.copytree(self.copies / name / folder, self.root / folder)
+            self.remove(folder)
+            self.put(name, folder)
 
     def anew(self) -> None:
         """Bring back all of today."""
         self.place.kill_all()
-        shutil.rmtree(self.root)
-        shutil.copytree(self.copies / "today", self.root)
+        self.bring_back("today", "")
 
     def run(self, *words: str, code: int = 0) -> str:
         done = CliRunner().invoke(app, list(words))
@@ -117,26 +130,9 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
         place = Place(folder)
         # With it, a driver may take longer to its first heartbeat: this machine may be busy.
         place.profile(lease="300s")
-        place.job(
-            JOB,
-            module="tests.integration.jobs.counts_and_rows",
-            source={"kind": "delta", "table": SOURCE, "max_files_per_batch": 1},
-            sinks=[
-                {"table": "counts", "mode": "upsert", "keys": ["key"]},
-                {"table": "rows", "output": "rows", "mode": "append"},
-            ],
-            resources={"cores": 1, "memory": "512m"},
-        )
         made = Day(place, folder / "copies")
         try:
-            made.arrive(*YESTERDAY)
-            deploy_job(place.workspace, JOB, by=BY)
-            made.await_equal()
-            made.end("yesterday")
-            made.arrive(*TODAY)
-            deploy_job(place.workspace, JOB, by=BY)
-            made.await_equal()
-            made.end("today")
+            live(made)
             yield made
         finally:
             place.kill_all()
@@ -144,9 +140,27 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
                 sys.stdout.write(f"--- {log}\n{log.read_text()[-3000:]}\n")
 
 
+def live(day: Day) -> None:
+    """Run the job for two days, each with its copy."""
+    day.place.job(
+        JOB,
+        module="tests.integration.jobs.counts_and_rows",
+        source={"kind": "delta", "table": SOURCE, "max_files_per_batch": 1},
+        sinks=[
+            {"table": "counts", "mode": "upsert", "keys": ["key"]},
+            {"table": "rows", "output": "rows", "mode": "append"},
+        ],
+        resources={"cores": 1, "memory": "512m"},
+    )
+    for name, rows in (("yesterday", YESTERDAY), ("today", TODAY)):
+        day.arrive(*rows)
+        deploy_job(day.place.workspace, JOB, by=BY)
+        day.await_equal()
+        day.end(name)
+
+
 def _whole_root(day: Day) -> None:
-    shutil.rmtree(day.root)
-    shutil.copytree(day.copies / "yesterday", day.root)
+    day.bring_back("yesterday", "")
 
 
 def _whole_root_under_a_newer_source(day: Day) -> None:
@@ -154,11 +168,11 @@ def _whole_root_under_a_newer_source(day: Day) -> None:
     day.bring_back("today", f"tables/{SOURCE}")
 
 
-def _older_checkpoint(day: Day) -> None:
+def older_checkpoint(day: Day) -> None:
     day.bring_back("yesterday", "control", "checkpoints", "savepoints")
 
 
-def _older_outputs(day: Day) -> None:
+def older_outputs(day: Day) -> None:
     day.bring_back("yesterday", "tables/counts", "tables/rows")
 
 
@@ -167,14 +181,14 @@ def _older_source(day: Day) -> None:
 
 
 def _no_control(day: Day) -> None:
-    shutil.rmtree(day.root / "control" / JOB)
+    day.remove(f"control/{JOB}")
 
 
 LOSSES: list[tuple[Callable[[Day], None], set[str], str]] = [
     (_whole_root, set(), "deploy"),
     (_whole_root_under_a_newer_source, set(), "deploy"),
-    (_older_checkpoint, {"CHECKPOINT_BEHIND"}, "restore"),
-    (_older_outputs, {"OUTPUT_BEHIND", "RESTORE_OUTPUT_GONE"}, "restore"),
+    (older_checkpoint, {"CHECKPOINT_BEHIND"}, "restore"),
+    (older_outputs, {"OUTPUT_BEHIND", "RESTORE_OUTPUT_GONE"}, "restore"),
     (_older_source, {"SOURCE_BEHIND", "RESTORE_OUTPUT_GONE"}, "restore"),
     (_no_control, {"DOCUMENT_INVALID"}, "repair"),
 ]
@@ -184,6 +198,11 @@ LOSSES: list[tuple[Callable[[Day], None], set[str], str]] = [
 def test_what_doctor_says_leads_back_to_equal(
     day: Day, loss: Callable[[Day], None], codes: set[str], verb: str
 ) -> None:
+    lead_back(day, loss, codes, verb)
+
+
+def lead_back(day: Day, loss: Callable[[Day], None], codes: set[str], verb: str) -> None:
+    """Lose something, find it with doctor, run its commands, and await that the outputs equal a batch."""
     day.anew()
     loss(day)
     found, commands = day.doctor(code=1 if codes else 0)
@@ -203,7 +222,7 @@ def test_what_doctor_says_leads_back_to_equal(
 
 @pytest.mark.parametrize(
     ("loss", "code"),
-    [(_older_checkpoint, "CHECKPOINT_BEHIND"), (_older_outputs, "OUTPUT_BEHIND"), (_older_source, "SOURCE_BEHIND")],
+    [(older_checkpoint, "CHECKPOINT_BEHIND"), (older_outputs, "OUTPUT_BEHIND"), (_older_source, "SOURCE_BEHIND")],
 )
 def test_without_doctor_the_driver_ends_before_its_first_batch(
     day: Day, loss: Callable[[Day], None], code: str
