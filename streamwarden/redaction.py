@@ -6,13 +6,15 @@ what they were given into their messages, and those become texts of errors.
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from urllib.parse import unquote
 
-__all__ = ["HIDDEN", "has_login", "is_secret_name", "redacted"]
+__all__ = ["HIDDEN", "has_login", "is_secret_name", "redacted", "secrets_of"]
 
 HIDDEN = "[hidden]"
 
@@ -44,10 +46,15 @@ def redacted(text: str, environment: Mapping[str, str] | None = None) -> str:
     """Return a text without the secrets of this process's environment, or of another one."""
     if not text:
         return text
-    found = os.environ if environment is None else environment
-    for secret in _secrets(tuple(sorted((name, value) for name, value in found.items() if _may_hold(name, value)))):
+    for secret in secrets_of(environment):
         text = text.replace(secret, HIDDEN)
     return text
+
+
+def secrets_of(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the secrets of this process's environment, or of another one; the longest first."""
+    found = os.environ if environment is None else environment
+    return _secrets(tuple(sorted((name, value) for name, value in found.items() if _may_hold(name, value))))
 
 
 def _may_hold(name: str, value: str) -> bool:
@@ -64,8 +71,22 @@ def _secrets(held: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
         if is_secret_name(name):
             found.add(value)
             found.update(_QUOTED.findall(value))
+            found.update(_in_json(value))
             # OpenTelemetry's headers: NAME=VALUE,NAME=VALUE, escaped as in an address; "Bearer TOKEN" has two words.
             for one in value.split(",") if name.lower().endswith("_headers") else ():
                 held_there = one.partition("=")[2].strip()
                 found.update((held_there, unquote(held_there), *unquote(held_there).split()[-1:]))
     return tuple(sorted((one for one in found if len(one) >= _LEAST), key=len, reverse=True))
+
+
+def _in_json(value: object) -> Iterator[str]:
+    """Yield the secrets of an Airflow connection that is written as JSON. Its `extra` may be JSON in JSON."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if isinstance(inner, str) and is_secret_name(name):
+                yield inner
+            else:
+                yield from _in_json(inner)

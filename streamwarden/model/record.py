@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from streamwarden.errors import StreamwardenError, is_code
 from streamwarden.redaction import redacted
 
-__all__ = ["Decided", "ErrorInfo", "Record", "utc_now"]
+__all__ = ["Decided", "ErrorInfo", "ErrorText", "Record", "utc_now"]
+
+ErrorText = Annotated[str, AfterValidator(redacted)]
+"""The text of another library's error: secrets of the environment are hidden when the record is made."""
 
 
 def utc_now() -> datetime:

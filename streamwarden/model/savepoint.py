@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.record import ErrorText
 from streamwarden.model.spec import JobSpec
 from streamwarden.names import Key
 
@@ -171,7 +172,7 @@ class Verification(Part):
     rows: dict[str, int] | None = Field(
         default=None, description="Rows read back, by operator id; None if the state was not read."
     )
-    problems: list[str] = Field(default_factory=list)
+    problems: list[ErrorText] = Field(default_factory=list)
 
 
 class Record(Part):

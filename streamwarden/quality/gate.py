@@ -30,6 +30,7 @@ from streamwarden.quality.range_judge import Judged, RangeJudge
 from streamwarden.quality.results import ExpectationResult, QualityRun, TableResult, table_status
 from streamwarden.quality.suites import Suite, load_suite, suite_digest, suite_names
 from streamwarden.quality.table_versions import NewFiles, TableVersions
+from streamwarden.redaction import redacted
 from streamwarden.storage import Conflict, LocalStorage
 from streamwarden.store.layout import QUALITY
 from streamwarden.store.workspace import Workspace
@@ -111,7 +112,7 @@ class Gate:
                 document.update(lambda now: (now or GateRecord(table=table)).model_copy(update={"trouble": None}))
             return
         code = error.code if isinstance(error, StreamwardenError) else type(error).__name__
-        text = (error.what if isinstance(error, StreamwardenError) else str(error)).strip()
+        text = (error.what if isinstance(error, StreamwardenError) else redacted(str(error))).strip()
         what = text.splitlines()[0][:500] if text else ""
         document.update(lambda now: (now or GateRecord(table=table)).failed(utc_now(), code, what))
 

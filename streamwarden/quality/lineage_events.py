@@ -26,6 +26,7 @@ from streamwarden.formats.published_log import PublishedLog
 from streamwarden.model.gate import Decision, Verdict
 from streamwarden.quality.decision_facts import result_of
 from streamwarden.quality.results import ExpectationResult
+from streamwarden.redaction import redacted
 from streamwarden.store.layout import published_key, table_key
 from streamwarden.store.workspace import Workspace
 
@@ -113,7 +114,7 @@ def tag_facets(decision: Decision) -> dict[str, RunFacet]:
 
 def error_facets(error: BaseException) -> dict[str, RunFacet]:
     """Return the error that ended a run."""
-    text = str(error) if isinstance(error, StreamwardenError) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, StreamwardenError) else redacted(f"{type(error).__name__}: {error}")
     return {"errorMessage": error_message_run.ErrorMessageRunFacet(message=text, programmingLanguage="PYTHON")}
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.record import ErrorText
 from streamwarden.quality.arguments import ROWS
 
 __all__ = ["ExpectationResult", "QualityRun", "Severity", "TableResult", "TableStatus", "table_status"]
@@ -42,7 +43,9 @@ class ExpectationResult(_Record):
     examples: tuple[dict[str, Any], ...] = Field(
         default=(), description="Some failing rows: their keys and the columns in question. Failed ones only."
     )
-    error: str | None = Field(default=None, description="Why it could not be evaluated. It then counts as failed.")
+    error: ErrorText | None = Field(
+        default=None, description="Why it could not be evaluated. It then counts as failed."
+    )
 
     @property
     def fails_table(self) -> bool:
@@ -85,7 +88,7 @@ class TableResult(_Record):
     rows: int | None = None
     seconds: float = 0.0
     code: str | None = Field(default=None, description="An error code, where the table could not be checked.")
-    what: str | None = Field(default=None, description="Why the table could not be checked, in words.")
+    what: ErrorText | None = Field(default=None, description="Why the table could not be checked, in words.")
     notes: str = ""
     suite: str = Field(default="", description="The first digits of the SHA-256 of the suite's file.")
     expectations: tuple[ExpectationResult, ...] = ()

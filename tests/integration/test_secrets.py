@@ -11,8 +11,8 @@ import pytest
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.observe import Phase
+from tests.canaries import CANARIES, found_in, in_files, value_of
 from tests.integration.conftest import BY, Place
-from tests.unit.secrets.test_canaries import CANARIES, found_in, in_files, value_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 

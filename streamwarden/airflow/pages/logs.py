@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamwarden.model.status import Exit, Launch
+from streamwarden.redaction import redacted
 from streamwarden.runtime.launchers.launch import launcher_of
 from streamwarden.runtime.log_lines import readable
 from streamwarden.store.documents import JobDocuments
@@ -50,10 +51,11 @@ def log_ends(workspace: Workspace, job: str, incarnation: str) -> LogEnds | None
     for name in _FILES if chosen else ():
         text = _end(workspace.log_dir(job, chosen) / f"{name}.log", raw=name != "driver")
         if text:
-            ends.append((name, text))
+            # The JVM writes spark.log itself.
+            ends.append((name, redacted(text)))
     if chosen and not ends and (kept := launcher_of(workspace).logs(job, chosen, _LINES)):
         # The driver's files are on another machine.
-        ends.append(("container", "\n".join(map(readable, kept.splitlines()))))
+        ends.append(("container", redacted("\n".join(map(readable, kept.splitlines())))))
     return LogEnds(found, chosen, ends)
 
 

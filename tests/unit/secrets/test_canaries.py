@@ -20,62 +20,25 @@ from typer.testing import CliRunner
 from streamwarden.cli.app import app
 from streamwarden.driver.export import open_export
 from streamwarden.driver.logs import configure_logging
+from streamwarden.driver.metrics import DriverMetrics, DriverView
 from streamwarden.driver.schema_registry import read_subject
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.kubernetes_spec import KubernetesSpec
 from streamwarden.model.profile import LogSpec, MetricsSpec, PrometheusSpec, S3Spec
 from streamwarden.model.record import ErrorInfo
+from streamwarden.model.status import DriverState
+from streamwarden.quality.lineage_events import error_facets
 from streamwarden.redaction import HIDDEN, is_secret_name, redacted
 from streamwarden.runtime.launchers import local
 from streamwarden.serving.redis import RedisStore
 from streamwarden.store.config import load_job, load_profile
 from streamwarden.store.workspace import open_workspace
+from streamwarden.supervision.health_rules import RULES, Finding, Health, Level
 from tests.batches import make_place
+from tests.canaries import CANARIES, found_in, in_files, leak, value_of
 from tests.unit.store.test_names import COMMANDS, arguments, named
 
 pytestmark = pytest.mark.unit
-
-CANARIES = {
-    name: f"canary{number:02}-{name.lower().replace('_', '-')}"
-    for number, name in enumerate(
-        (
-            "AWS_SECRET_ACCESS_KEY",
-            "AWS_SESSION_TOKEN",
-            "STREAMWARDEN_KAFKA_SASL_JAAS_CONFIG",
-            "STREAMWARDEN_KAFKA_SSL_KEYSTORE_PASSWORD",
-            "STREAMWARDEN_KAFKA_SSL_TRUSTSTORE_PASSWORD",
-            "STREAMWARDEN_KAFKA_SSL_KEY_PASSWORD",
-            "STREAMWARDEN_SCHEMA_REGISTRY_URL",
-            "STREAMWARDEN_REDIS_URL",
-            "STREAMWARDEN_MAVEN_MIRROR",
-            "OTEL_EXPORTER_OTLP_HEADERS",
-            "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
-            "OTEL_EXPORTER_OTLP_ENDPOINT",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN",
-            "AIRFLOW__CORE__FERNET_KEY",
-            "AIRFLOW__API__SECRET_KEY",
-            "AIRFLOW__API_AUTH__JWT_SECRET",
-            "AIRFLOW_CONN_ALARMS",
-            "AIRFLOW_ADMIN_PASSWORD",
-            "POSTGRES_PASSWORD",
-            "S3_SECRET_KEY",
-        )
-    )
-}
-"""Name of a variable to the secret in it."""
-
-
-def value_of(name: str, secret: str) -> str:
-    """Return a variable's value with a secret, as such a variable has it."""
-    if name.endswith("JAAS_CONFIG"):
-        return f'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="{secret}";'
-    if name.endswith("HEADERS"):
-        return f"authorization=Bearer%20{secret}"
-    if name.endswith("CONN") or name.startswith("AIRFLOW_CONN"):
-        return f"postgresql://airflow:{secret}@127.0.0.1:1/airflow"
-    if name.endswith("REDIS_URL"):
-        return f"redis://:{secret}@127.0.0.1:1/0"
-    return f"http://user:{secret}@127.0.0.1:1" if name.endswith(("URL", "ENDPOINT", "MIRROR")) else secret
 
 
 @pytest.fixture(autouse=True)
@@ -83,15 +46,6 @@ def canaries(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, secret in CANARIES.items():
         monkeypatch.setenv(name, value_of(name, secret))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-id")
-
-
-def found_in(text: str) -> list[str]:
-    return [name for name, secret in CANARIES.items() if secret in text]
-
-
-def in_files(folder: Path) -> dict[str, list[str]]:
-    texts = {path: path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()}
-    return {str(path): found for path, text in texts.items() if (found := found_in(text))}
 
 
 @pytest.mark.parametrize("name", CANARIES)
@@ -174,6 +128,11 @@ def test_an_address_with_a_slip_is_not_shown(value: str, tmp_path: Path, monkeyp
             assert secret not in str(error) or value == "http://{}", f"{error}"
 
 
+def test_an_event_of_lineage_has_none() -> None:
+    (facet,) = error_facets(OSError(leak())).values()
+    assert HIDDEN in facet.message and found_in(facet.message) == []  # type: ignore[attr-defined]
+
+
 def test_no_yaml_has_a_secret_for_spark(tmp_path: Path) -> None:
     workspace = make_place(tmp_path)
     path = workspace.config / "profiles/test.yaml"
@@ -245,6 +204,20 @@ def test_no_metric_and_no_endpoint_has_one(tmp_path: Path, caplog: pytest.LogCap
     assert "c_total" in text and found_in(text) == []
     # These go to driver.log, where secrets are hidden.
     assert found_in(redacted(caplog.text)) == []
+
+
+def test_no_label_of_a_failing_driver_has_one() -> None:
+    made = open_export(MetricsSpec(prometheus=PrometheusSpec()), "trips", "i")
+    assert made is not None
+    health = Health(tuple(Finding(rule, Level.CRITICAL, leak(), 2, 1) for rule in RULES))
+    view = DriverView(DriverState.RUNNING, generation=1, failures=3, idle=False)
+    try:
+        metrics = DriverMetrics(made.provider, "trips", lambda: view, lambda: health)
+        metrics.failed_try()
+        text = httpx.get(f"http://{made.address}/metrics", trust_env=False).text
+    finally:
+        made.close(3)
+    assert 'streamwarden_health{job="trips",rule="restarts"} 2.0' in text and found_in(text) == []
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -11,30 +12,38 @@ import pyarrow as pa
 import yaml
 from deltalake import write_deltalake
 
+from streamwarden.driver.logs import configure_logging
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.progress_table import ProgressTable
 from streamwarden.model.gate import Decision, GateRecord, HeldFailure, Hold, Verdict
-from streamwarden.model.operation import Operation, OperationPlan, Step
+from streamwarden.model.operation import Operation, OperationPlan, OperationState, Step
 from streamwarden.model.process_ref import ProcessRef
+from streamwarden.model.profile import LogSpec
 from streamwarden.model.progress import BatchProgress, OperatorProgress, Progress, SourceProgress
 from streamwarden.model.record import ErrorInfo, utc_now
+from streamwarden.model.savepoint import Origin, Record, Verification
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import CheckpointRef, Desired, DriverState, Exit, Heartbeat, Launch, Parallelism
 from streamwarden.model.supervision import Restart, Supervision
 from streamwarden.quality.data_docs.files import docs_key
 from streamwarden.quality.documents import write_run
+from streamwarden.quality.gate import Gate
 from streamwarden.quality.gate_state import gate_document
 from streamwarden.quality.results import ExpectationResult, QualityRun, TableResult
 from streamwarden.runtime.processes import current_process
+from streamwarden.savepoints.documents import manifest_document, record_document
 from streamwarden.storage import LocalStorage
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.layout import QUALITY
 from streamwarden.store.workspace import Workspace, open_workspace
+from tests.canaries import leak
+from tests.unit.savepoints.test_catalog import manifest
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 ODD = 'a&b "<i>'
 """A job that only a folder can have: the name of a YAML file is a spec's name."""
 RUN = "20260101T000000000zabcd"
+LEAKED_RUN = "20260101T000000000zleak"
 OPERATION = "20260101T000000000zop01"
 NASTY = "<script>alert(1)</script>"
 
@@ -139,6 +148,52 @@ def populated(folder: Path, **more: Any) -> Workspace:
     ProgressTable(workspace).append(
         "ingest", "i1", 1, [batch(n, utc_now() - timedelta(minutes=90 - n)) for n in range(60)]
     )
+    return workspace
+
+
+def leaked(folder: Path) -> Workspace:
+    """Open such a place, in which whatever records an error has met a client that puts secrets into it."""
+    workspace = populated(folder)
+    documents = JobDocuments(workspace.storage, "slow")
+    (incarnation,) = documents.incarnations()
+    refused = StreamwardenError("JOB_CODE_FAILED", leak())
+    error = ErrorInfo.of(refused, traceback=leak())
+    documents.exit(incarnation).write(
+        Exit(incarnation=incarnation, at=utc_now(), outcome="failed", error=error, batch=19)
+    )
+    past = documents.past_operation(OPERATION)
+    operation = past.read()
+    assert operation is not None
+    last = operation.steps[-1].model_copy(update={"detail": f"not healthy: {refused.what}"})
+    past.write(
+        operation.model_copy(
+            update={"state": OperationState.ROLLED_BACK, "error": error, "steps": [*operation.steps[:-1], last]}
+        )
+    )
+    Gate(workspace).note("trips", ValueError(leak()))
+    expectation = ExpectationResult(
+        id="fares", type="values", columns=("fare",), severity="critical", description="Fares are positive.", notes="",
+        arguments={}, success=False, error=leak(),
+    )  # fmt: skip
+    table = TableResult(table="trips", status="unreadable", version=5, what=leak(), expectations=(expectation,))
+    now = utc_now().isoformat()
+    run = QualityRun(run_id=LEAKED_RUN, started=now, ended=now, seconds=0.5, tables_dir="", great_expectations="1",
+                     tables=(table,))  # fmt: skip
+    write_run(LocalStorage(workspace.root), QUALITY, run)
+    proof = Verification(verdict="damaged", at=utc_now(), by="ann", took_s=0, files=1, bytes=1, problems=[leak()])
+    manifest_document(workspace, "slow", "leaked").create(manifest("leaked", job="slow"))
+    record_document(workspace, "slow", "leaked").create(
+        Record(
+            id="leaked", job="slow", state="complete", origin=Origin.MANUAL, by="ann", at=utc_now(), verification=proof
+        )
+    )
+    context = configure_logging(workspace.log_dir("slow", incarnation), "slow", incarnation, LogSpec())
+    handler = next(one for one in logging.getLogger().handlers if context in one.filters)
+    logging.getLogger("a.client").warning("it fails: %s", leak())
+    logging.getLogger().removeHandler(handler)
+    handler.close()
+    # Written by the JVM.
+    (workspace.log_dir("slow", incarnation) / "spark.log").write_text(f"WARN S3AFileSystem: {leak()}\n")
     return workspace
 
 

@@ -30,8 +30,10 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.gate import Decision, GateRecord, Verdict
 from streamwarden.model.record import utc_now
 from streamwarden.quality.gate_state import gate_document
+from streamwarden.redaction import HIDDEN
 from streamwarden.store.workspace import Workspace
-from tests.unit.airflow.pages.made import NASTY, ODD, OPERATION, RUN, batch, populated, ran
+from tests.canaries import CANARIES, found_in, value_of
+from tests.unit.airflow.pages.made import LEAKED_RUN, NASTY, ODD, OPERATION, RUN, batch, leaked, populated, ran
 
 pytestmark = pytest.mark.unit
 
@@ -74,6 +76,15 @@ class _NoDags(SimpleAuthManager):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return populated(tmp_path_factory.mktemp("place"))
+
+
+@pytest.fixture(scope="module")
+def leaky(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    """A place that was filled by processes with a canary in every secret; the environment keeps them meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, secret in CANARIES.items():
+            patch.setenv(name, value_of(name, secret))
+        yield leaked(tmp_path_factory.mktemp("leaky"))
 
 
 @pytest.fixture
@@ -122,6 +133,28 @@ def test_a_reader_sees_each_page(client: Callable[..., TestClient], address: str
         assert answer.headers["location"].startswith(f"{PREFIX}/")
     else:
         assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+# The pages of errors.
+TELLING = {
+    "/streams",
+    "/streams/slow",
+    "/streams/slow/logs",
+    f"/operations/slow/{OPERATION}",
+    "/savepoints?job=slow",
+    "/quality/trips",
+    f"/quality/trips/{LEAKED_RUN}",
+}
+
+
+@pytest.mark.parametrize("address", sorted({*ADDRESSES.values(), *TELLING}))
+def test_no_page_shows_a_secret_that_was_in_an_error(
+    client: Callable[..., TestClient], address: str, leaky: Workspace
+) -> None:
+    answer = get(client(place=leaky), address)
+    assert answer.status_code in (200, 307), answer.text[:500]
+    assert found_in(answer.text + str(answer.headers)) == []
+    assert address not in TELLING or HIDDEN in answer.text
 
 
 def test_a_job_has_the_same_colour_in_the_list_and_on_its_page(
