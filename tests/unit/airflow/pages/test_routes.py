@@ -73,6 +73,17 @@ class _NoDags(SimpleAuthManager):
         return False
 
 
+def _of_job(job: str) -> type[SimpleAuthManager]:
+    """Return a manager by which everybody reads and triggers the DAG of one job, and reads some DAGs for all jobs."""
+
+    class Manager(SimpleAuthManager):
+        def is_authorized_dag(self, *, method: Any, details: Any = None, **_: Any) -> bool:
+            mine, others = f"job_{job}", ("rescale", "gate_decide", "quarantine_replay")
+            return details is not None and (details.id == mine or (method == "GET" and details.id in others))
+
+    return Manager
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return populated(tmp_path_factory.mktemp("place"))
@@ -183,6 +194,50 @@ def test_lists_leave_out_what_may_not_be_seen(client: Callable[..., TestClient],
     assert answer.status_code == 200
     assert not re.search(r"slow|trips|ingest", answer.text)
     assert get(client(manager=_NoDags), "/quality/trips").status_code == 404
+
+
+TABLE_PAGES = [one for path, one in ADDRESSES.items() if "{table}" in path]
+OF_ALL = ["/streams", "/operations", "/savepoints", "/quality", "/dag/rescale", "/dag/rescale/run/another"]
+
+
+@pytest.mark.parametrize("address", [*OF_A_JOB, *TABLE_PAGES])
+@pytest.mark.parametrize("mine", ["slow", "ingest"])
+def test_who_sees_one_job_sees_no_page_of_another(client: Callable[..., TestClient], address: str, mine: str) -> None:
+    """The table `trips` is written by `ingest`."""
+    one = client(manager=_of_job(mine))
+    if address in TABLE_PAGES:
+        assert get(one, address).status_code == (200 if mine == "ingest" else 404)
+    elif address.startswith("/dag/rescale/"):
+        # The run of a rescale of `slow` leads to it.
+        answer = get(one, address)
+        assert (answer.status_code == 307) is (mine == "slow") and ("slow" in str(answer.headers)) is (mine == "slow")
+    else:
+        assert get(one, address).status_code == (403 if mine == "ingest" else 307 if "/dag/" in address else 200)
+
+
+@pytest.mark.parametrize("mine", ["slow", "ingest"])
+def test_who_sees_one_job_reads_the_name_of_no_other(client: Callable[..., TestClient], mine: str) -> None:
+    one = client(manager=_of_job(mine))
+    own = [address.replace("slow", mine) for address in OF_A_JOB if OPERATION not in address or mine == "slow"]
+    names = {"slow", "ingest", "broken", "dead", "stopped", "deleted", "fresh", "torn"} - {mine}
+    for address in [*OF_ALL, *own, *(TABLE_PAGES if mine == "ingest" else ())]:
+        answer = get(one, address)
+        assert answer.status_code in (200, 307), address
+        shown = set(re.findall(r"(?:>|/streams/|job_|job=)(\w+)", answer.text + answer.headers.get("location", "")))
+        assert shown & names == set(), address
+    assert f"/streams/{mine}" in get(one, "/streams").text
+
+
+def test_who_may_trigger_a_job_is_offered_no_decision_of_the_gate(client: Callable[..., TestClient]) -> None:
+    one = client(manager=_of_job("ingest"))
+    assert set(re.findall(r"/act/(\w+)", get(one, "/streams/ingest").text)) == {"deploy"}
+    assert "You may not trigger" not in get(one, "/act/deploy?job=ingest").text
+    # They may read the table, that it is held, and the DAG that would publish it.
+    table = get(one, "/quality/trips").text
+    assert "versions 4 to 5" in table and "/act/" not in table
+    for name in ("accept", "recheck", "anew", "replay"):
+        assert "You may not trigger" in get(one, f"/act/{name}?table=trips").text
+    assert "You may not trigger" in get(one, "/act/rescale?job=ingest").text
 
 
 def test_only_who_may_trigger_is_offered_acts(client: Callable[..., TestClient]) -> None:
