@@ -10,6 +10,7 @@ from streamwarden.airflow.pages.links import page_address
 from streamwarden.model.operation import Operation
 from streamwarden.model.record import ErrorInfo
 from streamwarden.operations.diagnosis import describe, diagnose
+from streamwarden.redaction import redacted
 from streamwarden.runtime.launchers.launch import launcher_of
 from streamwarden.runtime.log_lines import readable
 from streamwarden.store.workspace import Workspace
@@ -69,7 +70,7 @@ def _page(*parts: str) -> str | None:
 
 
 def log_tail(workspace: Workspace, job: str, incarnation: str, *, lines: int = 30) -> str:
-    """Return the last lines of an incarnation's log files; a missing file adds nothing."""
+    """Return the last lines of an incarnation's log files, without secrets; a missing file adds nothing."""
     folder = workspace.log_dir(job, incarnation)
     parts = []
     for name in _FILES:
@@ -83,4 +84,5 @@ def log_tail(workspace: Workspace, job: str, incarnation: str, *, lines: int = 3
     if not parts and (kept := launcher_of(workspace).logs(job, incarnation, lines)):
         # The driver's files are on another machine.
         parts.append("".join(map(readable, kept.splitlines(keepends=True))).rstrip())
-    return "\n".join(parts) or f"--- no log files in {folder}"
+    # The launcher and the JVM write to them, too.
+    return redacted("\n".join(parts)) or f"--- no log files in {folder}"

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.sdk.log import amask_secret
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
 from streamwarden.model.supervision import HealthRecord, Supervision
+from streamwarden.redaction import secrets_of
 from streamwarden.runtime.processes import end_of
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
@@ -131,6 +133,8 @@ class SuperviseTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll repeatedly; yield one event once the task has something to do."""
+        # In its log, too: an exception's chain may have clients' texts.
+        await amask_secret(list(secrets_of()))
         try:
             event = await self._await_event()
         except Exception:

@@ -4,6 +4,8 @@ Called like ``streamwarden.driver``. The job's ``options`` select its faults:
 
 ``standin_fail``: the code of the error to raise after ``standin_after`` batches.
 
+``standin_leaks``: whether the text of that error, and what it prints then, have the secrets of its environment.
+
 ``standin_mute``: the number of batches after which it does nothing, but stays alive. ``standin_idle``: the same, but
 it reports that there is no input.
 
@@ -34,6 +36,7 @@ from streamwarden.runtime.lease import LeaseHolder
 from streamwarden.runtime.processes import current_process
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
+from tests.canaries import leak
 
 BATCH_S = 0.2
 
@@ -135,8 +138,9 @@ def main() -> int:
         lease.renew()
         held = shut("standin_gate")
         if not held and "standin_fail" in options and (batch or 0) >= options.get("standin_after", 0):
-            say_aloud("stand-in fails as it was told")
-            return leave(StreamwardenError(options["standin_fail"], "as it was told"))
+            words = leak() if options.get("standin_leaks") else "as it was told"
+            say_aloud(f"stand-in fails {words}")
+            return leave(StreamwardenError(options["standin_fail"], words))
         idle_at = utc_now() if done >= options.get("standin_idle", 1_000_000) else None
         if not held and idle_at is None and done < options.get("standin_mute", 1_000_000):
             batch = 0 if batch is None else batch + 1

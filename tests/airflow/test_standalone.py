@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -23,18 +24,18 @@ pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(1200)]
 DAG = "job_lamp"
 
 
-@pytest.fixture
-def airflow(place: Place, tmp_path: Path) -> Iterator[Standalone]:
+@contextmanager
+def started(place: Place, home: Path, *, dags: Path | None = None, **more: str) -> Iterator[Standalone]:
+    """Start Airflow with a place; `more` is environment of its processes. Checks that its stop leaves none."""
     env = {
         "STREAMWARDEN_PROFILE": "test",
         "STREAMWARDEN_CONFIG": str(place.config),
         "STREAMWARDEN_ROOT": str(place.workspace.root),
         "STREAMWARDEN_DRIVER_MODULE": STANDIN,
         "PYTHONPATH": str(REPOSITORY),
+        **more,
     }
-    home = tmp_path / "airflow"
-    with Standalone(home=home, port=0, env=env) as running:
-        running.wait_for_dags([DAG, "stop", "quality", "savepoint", "restore"])
+    with Standalone(home=home, port=0, dags=dags, env=env) as running:
         yield running
     left = [
         process.info["cmdline"]
@@ -42,6 +43,13 @@ def airflow(place: Place, tmp_path: Path) -> Iterator[Standalone]:
         if (process.info["environ"] or {}).get("AIRFLOW_HOME") == str(home) and STANDIN not in process.info["cmdline"]
     ]
     assert not left, "something of Airflow outlived its stop"
+
+
+@pytest.fixture
+def airflow(place: Place, tmp_path: Path) -> Iterator[Standalone]:
+    with started(place, tmp_path / "airflow") as running:
+        running.wait_for_dags([DAG, "stop", "quality", "savepoint", "restore"])
+        yield running
 
 
 @pytest.mark.long

@@ -10,9 +10,11 @@ from typing import Any
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.log import mask_secret
 
 from streamwarden.errors import StreamwardenError
 from streamwarden.operations.workflow import Interrupted
+from streamwarden.redaction import secrets_of
 from streamwarden.store.workspace import Workspace, open_workspace
 
 __all__ = [
@@ -51,6 +53,8 @@ class PlaceOperator(BaseOperator):
 
     def open(self) -> Workspace:
         """Open the place; parameters that are not given come from the worker's environment."""
+        # Our texts have no secrets. But Airflow logs a failed task's whole chain of exceptions, with those of clients.
+        mask_secret(list(secrets_of()))
         try:
             return open_workspace(self.profile, config=Path(self.config) if self.config else None, root=self.root)
         except StreamwardenError as error:
