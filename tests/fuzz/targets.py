@@ -8,28 +8,39 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import httpx
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from kubernetes.client import ApiClient
+from urllib3 import HTTPResponse
 
+from streamwarden.driver.keyed_rows import decoder
 from streamwarden.errors import StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.checkpoint_files import StateFileMissing, check_described, closure, newest_closure
 from streamwarden.formats.delta_checkpoint import Checkpoint, read_checkpoint
 from streamwarden.formats.delta_log import DeltaLog
 from streamwarden.formats.published_log import PublishedLog
+from streamwarden.keyed_state.bases import BASE_APART
+from streamwarden.keyed_state.chunks import encoded
+from streamwarden.keyed_state.layout import StateField, StateLayout
 from streamwarden.landing.file import LandedFile
 from streamwarden.landing.plans import Plans, read_plans
 from streamwarden.quality.documents import read_run
 from streamwarden.quality.gate_state import gate_document
 from streamwarden.quality.statements import StatementError, condition, parsed
 from streamwarden.quality.suites import load_suite
+from streamwarden.runtime.launchers import kubernetes, yarn, yarn_rest
+from streamwarden.runtime.launchers.kubernetes_api import PodApi
 from streamwarden.savepoints.catalog import load
 from streamwarden.storage import LocalStorage
 from streamwarden.store.config import load_alerts, load_job, load_profile
@@ -269,6 +280,111 @@ def landed(data: bytes) -> None:
             pass
 
 
+@cache
+def launchers() -> tuple[yarn.YarnLauncher, kubernetes.KubernetesLauncher]:
+    """Return the launchers of YARN and of Kubernetes, whose profiles name no real cluster."""
+    config = place().config
+    manager = {"resource_managers": ["http://127.0.0.1:9"]}
+    pods = {"namespace": "n", "image": "i", "driver_template": "pod.yaml"}
+    for kind, master, block in (("yarn", "yarn", manager), ("kubernetes", "k8s://https://127.0.0.1:9", pods)):
+        profile = {"name": kind, "root": str(place().root), "launcher": kind, "master": master, kind: block}
+        (config / f"profiles/{kind}.yaml").write_text(yaml.safe_dump({**profile, "same_image": True}))
+    return (
+        yarn.YarnLauncher(open_workspace("yarn", config=config)),
+        kubernetes.KubernetesLauncher(open_workspace("kubernetes", config=config)),
+    )
+
+
+class Pool:
+    """What the Kubernetes client sends its requests by: each answer has the same bytes."""
+
+    def __init__(self, status: int, data: bytes) -> None:
+        self._status, self._data = status, data
+
+    def request(self, *_: object, **__: object) -> HTTPResponse:
+        """Answer."""
+        return HTTPResponse(body=io.BytesIO(self._data), status=self._status, preload_content=False)
+
+
+def cluster_answers(data: bytes) -> None:
+    """Read answers of YARN's managers and of Kubernetes' API server; each answer has these bytes.
+
+    Streamwarden reads no answer of a standalone master: Spark itself does.
+    """
+    for status in (200, 403):
+        client, answer = ApiClient(), httpx.Response(status, content=data)
+        client.rest_client.pool_manager = Pool(status, data)
+        api = PodApi(client, "n")
+        with ExitStack() as patched:
+            transport = httpx.MockTransport(lambda _, answer=answer: answer)
+            for module, name, other in (
+                (yarn_rest, "_client", lambda transport=transport: httpx.Client(transport=transport)),
+                (kubernetes, "open_api", lambda *_, api=api: api),
+                # No waiting for the end of a killed driver.
+                (yarn, "KILL_S", 0),
+                (kubernetes, "KILL_S", 0),
+            ):
+                patched.enter_context(mock.patch.object(module, name, other))
+            for launcher in launchers():
+                found = launcher.find("trips", "i")
+                # A status and a document must hold it.
+                found.reason.encode()
+                launcher.kill("trips", "i")
+                launcher.logs("trips", "i", 3)
+            launchers()[1].remove_ended(api, "trips")
+
+
+LAYOUT = StateLayout(
+    {"card": pa.string()},
+    {
+        "number": StateField(pa.int64()), "seen": StateField(pa.list_(pa.timestamp("us"))),
+        "place": StateField(pa.string(), since=2, default="x"),
+    },
+)  # fmt: skip
+
+
+def keyed_bases(data: bytes) -> None:
+    """Read buckets of keyed state whose chunk or base has these bytes, in each version."""
+    whole = {"version": 2, "blob": chunk(2)}
+    read = decoder(LAYOUT)
+    for version in (1, 2, 3):
+        other = {"version": version, "blob": data}
+        apart = [{"version": BASE_APART, "blob": b"id"}, whole]
+        buckets = [([other, whole], None), ([whole, other], None), (apart, other)]
+        for stored, base in buckets:
+            key = {"partition": 0, "chunks": stored, "base": base}
+            try:
+                for rows in read([pa.RecordBatch.from_pylist([key], STORED)]):
+                    # What Spark gets must be whole: its JVM reads it without a check.
+                    rows.validate(full=True)
+            except StreamwardenError as error:
+                assert error.code == "STATE_UNREADABLE"
+
+
+_CHUNK = pa.struct({"version": pa.int32(), "blob": pa.binary()})
+STORED = pa.schema({"partition": pa.int32(), "chunks": pa.list_(_CHUNK), "base": _CHUNK})
+
+
+def chunk(version: int) -> bytes:
+    """Return a chunk of keyed state with two keys."""
+    layout = StateLayout(LAYOUT.key, {name: one for name, one in LAYOUT.fields.items() if one.since <= version})
+    columns = {
+        "hash": np.array([-3, 8]), "card": ["a", "b"], "expires_at": np.array([9, 2**60]),
+        "timer_at": np.array([5, 2**63 - 1]), "number": [1, None], "seen": [[0, 1], []], "place": ["x", None],
+    }  # fmt: skip
+    return encoded(
+        layout, pa.RecordBatch.from_pydict({one: columns[one] for one in layout.schema.names}, layout.schema)
+    ).blob
+
+
+def shifted() -> bytes:
+    """Return a chunk, uncompressed as of earlier versions, whose second key ends 1 GB behind its bytes."""
+    rows = pa.ipc.read_record_batch(pa.py_buffer(chunk(2)), LAYOUT.schema).serialize().to_pybytes()
+    ends = b"".join(number.to_bytes(4, "little") for number in (0, 1, 2))
+    assert rows.count(ends) == 1
+    return rows.replace(ends, ends[:8] + b"\0\0\0\x40")
+
+
 OFFSETS = (
     b'v1\n{"batchWatermarkMs":1000,"batchTimestampMs":1700000000000,"conf":{"spark.sql.shuffle.partitions":"2"}}\n'
     b'{"logOffset":3}\n'
@@ -322,6 +438,29 @@ RUN = json.dumps({
         {"table": "trips", "status": "passed", "rows": 3, "version": 1, "seconds": 0.1, "expectations": []},
     ],
 }).encode()  # fmt: skip
+APPLICATION = {
+    "id": "application_1772000000000_0007", "state": "FAILED", "finalStatus": "FAILED", "startedTime": 1772000001000,
+    "diagnostics": "[Sun Mar 08] Container killed. exitCode: -104", "launchTime": 1772000002000, "finishedTime": 1,
+    "amHostHttpAddress": "127.0.0.1:9", "amContainerLogs": "http://127.0.0.1:9/node/containerlogs/container_17_1/me",
+}  # fmt: skip
+_STATES: list[tuple[str, dict[str, Any]]] = [
+    ("Pending", {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}),
+    ("Running", {"running": {"startedAt": "2026-03-01T12:00:00Z"}}),
+    ("Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}),
+    ("Unknown", {}),
+]
+PODS = [
+    {
+        "metadata": {"name": "trips-i", "creationTimestamp": "2026-03-01T12:00:00Z",
+                     "labels": {"streamwarden/incarnation": "i"}},
+        "spec": {}, "status": {
+            "phase": phase, "containerStatuses": [{"state": state}],
+            "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m"}],
+        },
+    }
+    for phase, state in _STATES
+]  # fmt: skip
+ANSWERS = [{"apps": {"app": [APPLICATION]}}, {"apps": None}, *PODS, {"items": PODS}, {"message": "forbidden"}]
 TRIPS = b"VendorID,lpep_pickup_datetime,fare_amount\n2,2023-03-08 00:00:00,12.5\n"
 
 
@@ -335,6 +474,13 @@ def _models() -> list[bytes]:
     from tests.unit.store.made_documents import made
 
     return [one.model_dump_json(indent=1).encode() for one in made()]
+
+
+def _answers() -> list[bytes]:
+    # What is imported late counts as the first input's time.
+    for one in (made := [json.dumps(one).encode() for one in ANSWERS]):
+        cluster_answers(one)
+    return made
 
 
 TARGETS: dict[str, Target] = {
@@ -352,6 +498,8 @@ TARGETS: dict[str, Target] = {
     "suites": Target(suites, _files("expectations/*.json")),
     "statements": Target(statements, lambda: list(_queries())),
     "results": Target(results, lambda: [RUN]),
+    "cluster_answers": Target(cluster_answers, _answers),
+    "keyed_bases": Target(keyed_bases, lambda: [chunk(1), chunk(2)]),
     "landed": Target(landed, lambda: [parquet(), TRIPS, b'{"VendorID":2,"fare_amount":12.5}\n']),
 }
 

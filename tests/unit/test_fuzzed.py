@@ -108,6 +108,25 @@ FOUND: dict[str, list[bytes]] = {
         b"{",
         b"{{",
     ],
+    # JSON that is no pod, and times that are none. Before, a supervisor's look at the driver ended with a KeyError.
+    "cluster_answers": [
+        DEEP,
+        b"",
+        b"1",
+        b"{}",
+        b'{"metadata":1,"status":{}}',
+        b'{"metadata":{"name":"p"},"status":{"phase":"Running","containerStatuses":[7]}}',
+        b'{"metadata":{"name":"p","creationTimestamp":"x"},"status":{"phase":"Pending"}}',
+        b'{"items":[{"metadata":null,"status":{"phase":"Failed"}}]}',
+        b'{"apps":{"app":[{"id":"a","state":"KILLED","startedTime":1e999}]}}',
+        b'{"apps":{"app":[{"id":"a","state":"RUNNING","startedTime":99999999999999999999}]}}',
+        b'{"apps":' + DEEP + b"}",
+        # No address can have such a character.
+        b'{"apps":{"app":[{"id":"\\u0000","state":"RUNNING"}]}}',
+        b'{"apps":{"app":{"id":"a","state":"KILLED","amHostHttpAddress":"\\u0000","amContainerLogs":"/container_1"}}}',
+    ],
+    # Bytes that are no record batch; cut ones; a text that ends far behind its bytes, which killed the process.
+    "keyed_bases": [b"", b"\xff\xff\xff\xff", targets.chunk(1)[:-9], targets.chunk(2)[:40], targets.shifted()],
     "documents": [DEEP, b"1", b"null", b"\xff", b"", b'{"incarnation":' + DEEP + b"}"],
     "manifest": [DEEP, b"", b"{}"],
     "results": [DEEP, b"", b"{}", b'{"run_id":NaN}'],

@@ -28,6 +28,9 @@ _SUBMISSION = timedelta(seconds=110)
 """A driver without a pod is still being submitted, or never was after this time. 110 s: a submission takes ten seconds,
 and took 80 on a machine under heavy load."""
 
+_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)
+"""What it raises to read an answer that is JSON, and has another structure than Kubernetes' own."""
+
 _KEPT = 3
 """So many ended pods of a job are kept, for their logs."""
 
@@ -52,7 +55,7 @@ class KubernetesLauncher(Launcher):
         if api.pod(pod_name(job, launch.incarnation)) is not None:
             return
         start_submission(self._workspace, job, launch.incarnation)
-        self._remove_ended(api, job)
+        self.remove_ended(api, job)
 
     @override
     def find(self, job: str, incarnation: str) -> FoundDriver:
@@ -64,7 +67,11 @@ class KubernetesLauncher(Launcher):
         documents = JobDocuments(self._workspace.storage, job)
         ran = documents.heartbeat(incarnation).read() is not None
         if pod is not None:
-            return _found(pod, ran=ran)
+            try:
+                return _found(pod, ran=ran)
+            except _UNREADABLE as error:
+                why = f"{type(error).__name__}: {error}"[:200]
+                return FoundDriver(StartState.UNKNOWN, reason=f"the API server's answer is no pod: {why}")
         launch = documents.launch(incarnation).read()
         if not ran and launch is not None and utc_now() - launch.at < _SUBMISSION:
             return FoundDriver(StartState.WAITING, launch.at, "it is being submitted, and has no pod yet")
@@ -102,14 +109,14 @@ class KubernetesLauncher(Launcher):
         server = self._workspace.profile.master.removeprefix("k8s://")
         return open_api(server, self._spec.namespace, self._spec.context)
 
-    def _remove_ended(self, api: PodApi, job: str) -> None:
-        """Delete the oldest ended driver pods of a job: Kubernetes keeps thousands."""
+    def remove_ended(self, api: PodApi, job: str) -> None:
+        """Delete the oldest ended driver pods of a job: Kubernetes keeps thousands. Raises no error."""
         try:
             pods = api.pods(f"{JOB}={job},spark-role=driver")
             ended = [pod["metadata"] for pod in pods if pod["status"].get("phase") in ("Succeeded", "Failed")]
             for pod in sorted(ended, key=lambda one: str(one["labels"].get(INCARNATION)))[:-_KEPT]:
                 api.delete(pod["name"])
-        except StreamwardenError:
+        except (StreamwardenError, *_UNREADABLE):
             # The driver is being submitted; the next start tidies up.
             return
 

@@ -16,12 +16,20 @@ from typing import Any, TypeVar
 
 import httpx
 
+from streamwarden.foreign_json import parse_object
+
 __all__ = ["Application", "ResourceManagers", "Unanswered", "container_output"]
 
 T = TypeVar("T")
 
 _TIMEOUT_S = 5.0
 """Observations wait for this: a supervisor looks at its other jobs later by as much."""
+
+# OSError and OverflowError: a time that no clock of this machine can have.
+_UNREADABLE = (
+    httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError, AttributeError, OSError, OverflowError,
+)  # fmt: skip
+"""What it raises to ask a server that is away, or gives another answer than YARN's."""
 
 
 class Unanswered(Exception):
@@ -111,7 +119,7 @@ class ResourceManagers:
             for address in self._addresses:
                 try:
                     return ask(client, address)
-                except (httpx.HTTPError, LookupError, TypeError, ValueError, AttributeError) as error:
+                except _UNREADABLE as error:
                     said.append(
                         f"{address}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                     )
@@ -133,7 +141,7 @@ def container_output(application: Application, name: str, size: int) -> str | No
         with _client() as client:
             answer = client.get(address, params={"size": -size}, headers={"Accept": "text/plain"})
             answer.raise_for_status()
-    except httpx.HTTPError:
+    except (httpx.HTTPError, httpx.InvalidURL):
         return None
     return _without_frame(answer.text)
 
@@ -147,10 +155,7 @@ def _client() -> Iterator[httpx.Client]:
 
 def _json(answer: httpx.Response) -> dict[str, Any]:
     answer.raise_for_status()
-    found = answer.json()
-    if not isinstance(found, dict):
-        raise TypeError(f"an object was expected, not {type(found).__name__}")
-    return found
+    return parse_object(answer.content)
 
 
 def _application(row: dict[str, Any]) -> Application:
