@@ -118,7 +118,7 @@ audit: setup ## Known vulnerabilities, licences and a bill of materials of what 
 	@.tools/audit/bin/python scripts/audit.py $(if $(ADVISORIES),--advisories "$(ADVISORIES)")
 
 # Beside .venv, whose packages it imports too: an environment of its own would be another 1.4 GB.
-fuzz: setup ## Fuzz the readers of documents, logs, checkpoints, YAML and suites (SECONDS=60 ONLY=offsets,suites SEED=n)
+fuzz: setup ## Fuzz the readers of documents, logs, checkpoints, YAML, suites and clusters' answers (SECONDS=60 ONLY=offsets,suites SEED=n)
 	@UV_PROJECT_ENVIRONMENT=.tools/fuzz $(UV) sync --quiet --locked --only-group fuzz --python $(PYTHON)
 	@PYTHONPATH="$$(echo .tools/fuzz/lib/python*/site-packages)" $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
