@@ -7,12 +7,14 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from deltalake import write_deltalake
+from deltalake.exceptions import TableNotFoundError
 from nyc_taxi.demo.batch import (
     compare_card_sessions,
     compare_zone_windows,
@@ -67,9 +69,12 @@ def append(place: Place, part: pa.Table) -> None:
 def wait_until_equal(place: Place, job: str, trips: pa.Table, table: str | None = None) -> None:
     """Wait until the table of a job equals a batch computation over the trips that have arrived."""
     deadline = time.monotonic() + 120
+    difference: Difference | None = None
     while True:
-        difference = COMPARE[job](trips, place.table(table or job))
-        if difference.equal:
-            return
+        # Before the first batch there is no table.
+        with suppress(TableNotFoundError):
+            difference = COMPARE[job](trips, place.table(table or job))
+            if difference.equal:
+                return
         assert time.monotonic() < deadline, str(difference)
         time.sleep(0.5)

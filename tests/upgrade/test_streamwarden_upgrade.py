@@ -62,8 +62,9 @@ def test_the_next_version_takes_over_a_running_job_and_gives_it_back(
         append(place, parts[number - 1])
         wait_until_equal(place, job, pa.concat_tables(parts[:number]))
 
+    append(place, parts[0])
     old.run(place, "deploy", job)
-    arrive(1)
+    wait_until_equal(place, job, parts[0])
     assert code_of(place, job) == old.variables["PYTHONPATH"]
     before = old.json(place, "savepoint", job)
 
