@@ -35,7 +35,7 @@ from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.decide import decide
 from streamwarden.supervision.observe import observe
-from tests.conftest import _make_trips
+from tests.conftest import generated_trips
 from tests.s3.server import REGION, S3Server
 from tests.spark.job_runs import as_trips
 
@@ -136,7 +136,7 @@ def _configure(workspace: Workspace, interval: int, partitions: int, settings: d
 
 
 def _measure(workspace: Workspace, log: Path, interval: int, batches: int, idle_min: float) -> None:
-    trips = as_trips(_make_trips(100 * (batches + WARM_UP), hours=24, seed=interval))
+    trips = as_trips(generated_trips(100 * (batches + WARM_UP), hours=24, seed=interval))
     address, options = workspace.delta_rs(SOURCE)
 
     def write(number: int) -> None:

@@ -86,10 +86,10 @@ TripMaker = Callable[..., pa.Table]
 @pytest.fixture(scope="session")
 def make_trips() -> TripMaker:
     """Return a maker of small tables of valid trips, in the landing format."""
-    return _make_trips
+    return generated_trips
 
 
-def _make_trips(
+def generated_trips(
     rows: int,
     *,
     seed: int = 1,

@@ -409,11 +409,10 @@ class Driver:
                 self._heart.lease.release()
                 break
             except (OSError, StreamwardenError) as unsaid:
-                if getattr(unsaid, "code", None) in OUTAGES and deadline.pause(_AGAIN_S):
-                    continue
-                # The store is still away, or its disk is full. The supervisor sees a dead driver, and starts the next.
-                _log.error("its end could not be written down: %s", unsaid)
-                break
+                if getattr(unsaid, "code", None) not in OUTAGES or not deadline.pause(_AGAIN_S):
+                    # The supervisor sees a dead driver, and starts the next.
+                    _log.error("its end could not be written down: %s", unsaid)
+                    break
         _log.info("%s after batch %s", outcome, self._heart.batch)
 
 

@@ -36,11 +36,6 @@ def old() -> Installed:
     return Installed(HOME / "bin" / "streamwarden", {"STREAMWARDEN_JARS": str(HOME / "jars")})
 
 
-@pytest.fixture(scope="module")
-def new() -> Installed:
-    return Installed(Path(sys.executable).with_name("streamwarden"), {"PYTHONPATH": str(REPOSITORY)})
-
-
 def writer(place: Place, job: str) -> str | None:
     """Return the version of Spark with which the job's newest driver runs, by its own report."""
     documents = place.documents(job)

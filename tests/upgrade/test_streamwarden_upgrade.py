@@ -37,11 +37,6 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     )
 
 
-@pytest.fixture(scope="module")
-def new() -> Installed:
-    return Installed(Path(sys.executable).with_name("streamwarden"), {"PYTHONPATH": str(REPOSITORY)})
-
-
 def code_of(place: Place, job: str) -> str:
     """Return the folder whose code the job's driver runs, by the process itself."""
     beat = place.documents(job).heartbeat(place.documents(job).incarnations()[-1]).read()

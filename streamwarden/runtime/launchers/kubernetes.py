@@ -25,8 +25,8 @@ JOB, INCARNATION = "streamwarden/job", "streamwarden/incarnation"
 """Labels of the pods of drivers and executors."""
 
 _SUBMISSION = timedelta(seconds=110)
-"""A driver without a pod is still being submitted, or never was after this time. 110 s: a submission takes ten seconds,
-and took 80 on a machine under heavy load."""
+"""How long a driver may have no pod: it is being submitted. After that, it never was. 110 s: a submission takes ten
+seconds, and took 80 on a machine under heavy load."""
 
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)
 """What it raises to read an answer that is JSON, and has another structure than Kubernetes' own."""

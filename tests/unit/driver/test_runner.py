@@ -20,8 +20,9 @@ from streamwarden.driver.runner import Driver
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.progress import BatchProgress, SourceProgress
 from streamwarden.model.record import ErrorInfo, utc_now
-from streamwarden.model.status import CheckpointRef, DriverState
-from streamwarden.store.documents import JobDocuments
+from streamwarden.model.status import CheckpointRef, DriverState, Exit
+from streamwarden.runtime.polling import Deadline
+from streamwarden.store.documents import Document, JobDocuments
 from streamwarden.store.workspace import Workspace
 from tests.unit.savepoints import test_catalog
 from tests.unit.supervision.test_supervision import JOB, desired
@@ -273,3 +274,22 @@ def test_a_source_whose_columns_changed_is_read_again_once_after_each_batch(driv
     driver._tries.survive(spec, changed)
     with pytest.raises(StreamwardenError, match="SOURCE_SCHEMA_CHANGED"):
         driver._tries.survive(spec, changed)
+
+
+@pytest.mark.parametrize(("failures", "written"), [(2, True), (1000, False)])
+def test_an_end_is_written_down_if_the_store_is_back_within_the_lease(
+    driver: Driver, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, failures: int, written: bool
+) -> None:
+    monkeypatch.setattr(runner, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(runner, "Deadline", lambda lease_s: Deadline(lease_s / 20))
+    write, left = Document.write, iter(range(failures))
+
+    def away(document: Document[Any], value: Any) -> Any:
+        if isinstance(value, Exit) and next(left, None) is not None:
+            raise StreamwardenError("S3_UNREACHABLE", "it is away")
+        return write(document, value)
+
+    monkeypatch.setattr(Document, "write", away)
+    driver._record_exit(ErrorInfo.of(StreamwardenError("S3_UNREACHABLE", "4 failed tries in a row")))
+    found = JobDocuments(workspace.storage, JOB).exit("i1").read()
+    assert (found is not None and found.error is not None and found.error.code == "S3_UNREACHABLE") is written
