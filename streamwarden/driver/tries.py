@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from pyspark.sql import SparkSession
 from streamwarden.driver.causes import Cause, Failure, explain, headline
 from streamwarden.driver.heartbeat import Heart
 from streamwarden.driver.jvm import is_context_stopped, is_unanswered, jvm_end
-from streamwarden.errors import CATALOGUE, StreamwardenError
+from streamwarden.errors import CATALOGUE, OUTAGES, StreamwardenError
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import DriverState
 from streamwarden.runtime.failure_signatures import Places
@@ -27,6 +28,17 @@ _NOT_HERE = ("OUT_OF_MEMORY", "JVM_DIED", "SPARK_CONTEXT_LOST")
 
 _READ_AGAIN = ("SOURCE_SCHEMA_CHANGED",)
 """Failures that reading the source's current schema once may fix; a second time can't help."""
+
+
+_AWAY = OUTAGES | {"SCHEMA_REGISTRY_UNREACHABLE", "SERVING_UNREACHABLE"}
+"""A server that the batch needs does not answer: no failure of the job."""
+
+_AWAY_S = 600.0
+"""How long such tries don't count, from the first one on: longer than a server's restart or failover takes. After that
+the driver ends as usual, since another process or another machine may reach what this one can't."""
+
+_AWAY_POLL_S = 15.0
+"""The longest wait before such a try is repeated: the job is to go on soon after the server does."""
 
 
 class Tries:
@@ -61,13 +73,19 @@ class Tries:
         self._counting = threading.Lock()
         # The batch after which the source's columns were read again; none yet.
         self._read_again: tuple[int | None] | None = None
+        # When a server was first away, and how many tries have failed by that since the last commit.
+        self._away_since: float | None = None
+        self._away_tries = 0
         self.session: SparkSession | None = None
         self.job_file: str | None = None
         self.places = Places()
         self.trace: str | None = None
 
     def survive(self, spec: JobSpec, failure: Failure) -> None:
-        """Count a failed try and wait; raise after too many consecutive failures, or if another try can't help."""
+        """Count a failed try and wait; raise after too many consecutive failures, or if another try can't help.
+
+        A try that fails since a server is away counts only after ten minutes of that.
+        """
         self._heart.check()
         with self._counting:
             self._heart.failures += 1
@@ -83,11 +101,15 @@ class Tries:
         if hopeless or cause.code in _NOT_HERE:
             self.trace = cause.trace
             raise StreamwardenError(cause.code or "BATCH_FAILED", f"{spec.name}: {cause.line}", remedy=cause.remedy)
-        if self._heart.failures > spec.failures.tolerable_consecutive and not again:
+        away = cause.code in _AWAY
+        waited_for = away and self._is_waited_for()
+        counted = self._heart.failures - self._away_tries
+        if counted > spec.failures.tolerable_consecutive and not (again or waited_for):
             self.trace = cause.trace
             what = f"{spec.name}: {self._heart.failures} failed tries in a row; the last: {cause.line}"
             raise StreamwardenError(cause.code or "BATCH_FAILED", what, remedy=cause.remedy)
         wait = spec.failures.wait_after(self._heart.failures).total_seconds()
+        wait = min(wait, _AWAY_POLL_S) if away else wait
         self._heart.say(DriverState.RETRYING, f"try {self._heart.failures} failed, next in {wait:.0f} s: {cause.line}")
         self._heart.stop.wait(wait)
 
@@ -98,6 +120,7 @@ class Tries:
         """
         with self._counting:
             self._heart.failures = max(self._heart.failures - (tries - 1), 0)
+            self._away_since, self._away_tries = None, min(self._away_tries, self._heart.failures)
 
     def explain(self, failure: Failure) -> Cause:
         """Return why a try failed."""
@@ -125,6 +148,17 @@ class Tries:
             remedy = "Correct this line of the module, then deploy the job again."
             return StreamwardenError(code, f"{spec.name}: {cause.line}", remedy=remedy, retryable=False)
         return StreamwardenError(code or "SOURCE_INVALID", f"{spec.name}: {headline(error)}")
+
+    def _is_waited_for(self) -> bool:
+        """Return whether to wait for a server that is away, and count the try as one that it has failed."""
+        with self._counting:
+            now = time.monotonic()
+            if self._away_since is None:
+                self._away_since = now
+            if now - self._away_since >= _AWAY_S:
+                return False
+            self._away_tries += 1
+            return True
 
     def _cause(self, failure: Failure) -> Cause:
         return explain(failure, job_file=self.job_file, places=self.places)

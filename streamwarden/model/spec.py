@@ -249,7 +249,7 @@ class FailureSpec(Strict):
         ge=0,
         description="Retries in a row of a failed batch, each by a new query. 3: usually enough for a transient"
         " fault, within a minute. Errors that no retry can fix, such as damaged state, end the driver at"
-        " once.",
+        " once. While S3, a schema registry or a serving store does not answer, retries count only after ten minutes.",
     )
     backoff: Duration = Field(
         default=timedelta(seconds=1),

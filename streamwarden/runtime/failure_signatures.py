@@ -76,6 +76,12 @@ _SIGNATURES = (
     _signature("DISK_FULL", r"No space left on device"),
     _signature("S3_REFUSED", r"AccessDeniedException: s3a://|\(Service: S3, Status Code: 403\b"),
     _signature("OUT_OF_MEMORY", _OUT_OF_MEMORY),
+    # Before damage: a file that can't be fetched is not damaged. The statuses as in storage/s3_client.py.
+    _signature("S3_THROTTLED", r"\(Service: S3, Status Code: (?:429|503)\b"),
+    _signature(
+        "S3_UNREACHABLE",
+        r"SdkClientException: Unable to execute HTTP request|\(Service: S3, Status Code: 5(?!01|03)\d\d\b",
+    ),
     _signature("PYTHON_WORKER_DIED", r"Python worker exited unexpectedly"),
     # Loading may also fail because a store does not answer: only these causes mean that the file itself is damaged.
     _signature(

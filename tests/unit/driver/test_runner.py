@@ -7,17 +7,18 @@ import signal
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
 
-from streamwarden.driver import heartbeat, runner
+from streamwarden.driver import heartbeat, runner, tries
 from streamwarden.driver.causes import Failure
 from streamwarden.driver.logs import RecordContext
 from streamwarden.driver.queries import Queries, report_executors
 from streamwarden.driver.runner import Driver
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.model.progress import BatchProgress, SourceProgress
 from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.status import CheckpointRef, DriverState, Exit
@@ -274,6 +275,48 @@ def test_a_source_whose_columns_changed_is_read_again_once_after_each_batch(driv
     driver._tries.survive(spec, changed)
     with pytest.raises(StreamwardenError, match="SOURCE_SCHEMA_CHANGED"):
         driver._tries.survive(spec, changed)
+
+
+@pytest.mark.parametrize("code", ["S3_UNREACHABLE", "S3_THROTTLED", "SERVING_UNREACHABLE"])
+def test_a_server_that_is_away_is_waited_for_and_counts_as_no_failure_of_the_job(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, code: ErrorCode
+) -> None:
+    now, waits = [1000.0], list[float]()
+    monkeypatch.setattr(tries, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        now[0] += seconds
+        return False
+
+    monkeypatch.setattr(driver._heart.stop, "wait", wait)
+    spec = desired().spec
+    assert spec.failures.tolerable_consecutive == 3
+    away, own = (Failure.of(StreamwardenError(one, "no answer")) for one in (code, "BATCH_FAILED"))
+
+    def committed() -> None:
+        failed = driver._heart.failures
+        driver._committed(BatchProgress(batch=0, at=utc_now(), duration_ms=1, rows_in=1, tries=failed + 1))
+
+    # Some minutes away, and three failures of its own in between: all that it may have.
+    for _ in range(10):
+        driver._tries.survive(spec, away)
+    for _ in range(3):
+        driver._tries.survive(spec, own)
+    assert waits[:10] == [1, 2, 4, 8, *[15] * 6]
+    with pytest.raises(StreamwardenError, match="BATCH_FAILED"):
+        driver._tries.survive(spec, own)
+    committed()
+
+    # Away for good: three tries count after ten minutes, which a commit begins anew.
+    for _ in range(30):
+        driver._tries.survive(spec, away)
+    committed()
+    waits.clear()
+    with pytest.raises(StreamwardenError, match=f"{code}.*failed tries in a row"):
+        while True:
+            driver._tries.survive(spec, away)
+    assert 600 <= sum(waits) <= 600 + 4 * 15
 
 
 @pytest.mark.parametrize(("failures", "written"), [(2, True), (1000, False)])

@@ -92,6 +92,12 @@ SIGNATURE = """An error occurred while calling o259.save.
 : java.nio.file.AccessDeniedException: s3a://bucket/p/tables/u/_delta_log: listObjects() on s3a://bucket/p/tables/u: \
 software.amazon.awssdk.services.s3.model.S3Exception: The request signature we calculated does not match the \
 signature you provided. Check your key and signing method. (Service: S3, Status Code: 403, Request ID: DC5T)"""
+AWAY = """listObjects() on s3a://bucket/p/arrivals/numbers/g000001: software.amazon.awssdk.core.exception.\
+SdkClientException: Unable to execute HTTP request: Connect to 127.0.0.1:44091 [/127.0.0.1] failed: Connection refused \
+(SDK Attempt Count: 4): Connection refused
+=== Streaming Query ==="""
+THROTTLED = FORBIDDEN.replace("AccessDenied", "AWSServiceThrottled").replace("403", "503")
+BROKEN = FORBIDDEN.replace("AccessDeniedException", "AWSStatus500Exception").replace("403", "500")
 CONCURRENT = """[DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict detected. a concurrent UPDATE added data \
 to table delta.`file:/data/tables/counted` committed at version 115."""
 
@@ -136,6 +142,10 @@ Please make sure only one streaming job runs on a specific checkpoint location a
         (FORBIDDEN, "S3_REFUSED", "Forbidden (Service: S3, Status Code: 403"),
         (SIGNATURE, "S3_REFUSED", "signature we calculated does not match"),
         (MISSING + FORBIDDEN, "S3_REFUSED", "Forbidden"),
+        (AWAY, "S3_UNREACHABLE", "Connect to 127.0.0.1:44091"),
+        (MISSING + AWAY, "S3_UNREACHABLE", "Connect to 127.0.0.1:44091"),
+        (THROTTLED, "S3_THROTTLED", "Status Code: 503"),
+        (BROKEN, "S3_UNREACHABLE", "Status Code: 500"),
         (CONCURRENT, "CONCURRENT_WRITER", "a concurrent UPDATE added data"),
         (SAME_CHECKPOINT, "CONCURRENT_WRITER", "Multiple streaming jobs detected for 12"),
     ],
