@@ -1,4 +1,4 @@
-"""Cost of supervision in Airflow: CPU of each component while it watches 3, 10 and 20 jobs.
+"""Cost of supervision in Airflow: CPU of each component while it watches 20, 100 and 200 jobs.
 
 Run by ``make bench-fleet``. It uses a real Airflow on a private Postgres, and the three real jobs over trips that keep
 landing. The other jobs are stand-ins without Spark: processes that use the control protocol and commit a batch every
@@ -40,7 +40,7 @@ _HELD = ("running", "queued")
 def main() -> int:
     """Measure each size; exit with status 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description="Supervision's load on Airflow, by the number of jobs.")
-    parser.add_argument("--jobs", type=int, nargs="+", default=[3, 10, 20])
+    parser.add_argument("--jobs", type=int, nargs="+", default=[20, 100, 200])
     parser.add_argument("--seconds", type=float, default=60.0)
     given = parser.parse_args()
     sizes = sorted(set(given.jobs))

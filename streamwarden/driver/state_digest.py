@@ -8,7 +8,9 @@ Only these few numbers leave the executors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -29,6 +31,10 @@ _WHOLE = {
 
 _HALF = 15
 """Hexadecimal digits of a half: 60 bits, so that a half fits a signed long."""
+
+_AT_ONCE = 4
+"""Tables that are digested at once. A small state's digest mostly waits: for planning, and on S3 for requests. Four,
+since a transformWithState job rarely has more variables, and each reads all of its partitions' state anew."""
 
 
 def state_digests(session: SparkSession, checkpoint: str, batch: int, partitions: int) -> dict[str, str]:
@@ -64,11 +70,13 @@ def state_digests(session: SparkSession, checkpoint: str, batch: int, partitions
             if described.numPartitions != partitions:
                 said = f"operator {described.operatorId} says {described.numPartitions} partitions"
                 raise StreamwardenError("RESCALE_FAILED", f"{checkpoint}: {said}, and there are {partitions}")
-        return {name: _digest(rows) for name, rows in _tables(session, path, batch)}
+        tables = dict(_tables(session, path, batch))
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="digest") as pool:
+            return dict(zip(tables, pool.map(lambda opened: _digest(opened()), tables.values()), strict=True))
 
 
-def _tables(session: SparkSession, checkpoint: str, batch: int) -> Iterator[tuple[str, DataFrame]]:
-    """Yield each store's rows as a table, without their partition numbers."""
+def _tables(session: SparkSession, checkpoint: str, batch: int) -> Iterator[tuple[str, Callable[[], DataFrame]]]:
+    """Yield for each store what opens its rows as a table, without their partition numbers."""
 
     def load(operator: int, **options: str) -> DataFrame:
         # A reader keeps its options: use a new reader for each table.
@@ -83,13 +91,14 @@ def _tables(session: SparkSession, checkpoint: str, batch: int) -> Iterator[tupl
             for variable in variables:
                 name = variable["stateName"]
                 if variable["stateVariableType"] == "TimerState":
-                    yield f"{operator}/{name}", load(operator, readRegisteredTimers="true")
+                    yield f"{operator}/{name}", partial(load, operator, readRegisteredTimers="true")
                 else:
                     # Count like Spark: a list is one row, and has an order; a map has as many rows as keys.
                     flat = str(variable["stateVariableType"] != "ListState").lower()
-                    yield f"{operator}/{name}", load(operator, stateVarName=name, flattenCollectionTypes=flat)
+                    options = {"stateVarName": name, "flattenCollectionTypes": flat}
+                    yield f"{operator}/{name}", partial(load, operator, **options)
         else:
-            yield f"{operator}/{store}", load(operator, storeName=store)
+            yield f"{operator}/{store}", partial(load, operator, storeName=store)
 
 
 def _digest(rows: DataFrame) -> str:

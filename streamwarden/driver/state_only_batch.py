@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
@@ -17,6 +18,8 @@ from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["Replay", "run_batch", "write_nowhere"]
+
+_log = logging.getLogger(__name__)
 
 
 class Replay:
@@ -92,7 +95,11 @@ def run_batch(rows: DataFrame, checkpoint: str, name: str, mode: str) -> Sequenc
     )
     query.awaitTermination()
     last = query.lastProgress
-    return last.stateOperators if last is not None else []
+    if last is None:
+        return []
+    # A copy that is slower than its job is explained by these.
+    _log.info("%s: batch %d, in ms: %s", name, last.batchId, dict(last.durationMs))
+    return last.stateOperators
 
 
 def write_nowhere(batch: DataFrame, _: int) -> None:

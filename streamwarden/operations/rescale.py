@@ -185,6 +185,9 @@ def cancel(workspace: Workspace, job: str, *, by: str) -> Operation:
 
 class _Rescale(RescaleVerdict):
     _planned: RescalePlan
+    # Whether the digests of a copy were equal before the job was stopped. The next copy need not be proved while the
+    # job is down: an online rescale can go back from a state that turns out to differ.
+    _proved_once = False
 
     def _precheck(self) -> None:
         # Cancels and stops are checked before the preconditions.
@@ -246,7 +249,8 @@ class _Rescale(RescaleVerdict):
         if copy is None:
             self._stop(between=planned.repartitions)
             if planned.repartitions:
-                copy = self._copy(planned, spare, self._save())
+                copy = self._copy(planned, spare, self._save(), proved_later=self._proved_once)
+                self._note_proof(copy)
             else:
                 self._save_if_any()
         self._switch(planned, copy)
@@ -321,6 +325,7 @@ class _Rescale(RescaleVerdict):
         if made is None:
             return None
         copy = self._copy(planned, spare, made)
+        self._proved_once = True
         with self._step(StepName.FOLLOW) as step:
             first = copy.batch
             pays = copy.follow()
@@ -333,9 +338,12 @@ class _Rescale(RescaleVerdict):
             first = copy.batch
             ahead = copy.follow_to_end(self._spec_now().trigger.interval.total_seconds())
             step.detail = f"batches {first + 1} to {copy.batch}{', by the new query' if ahead else ''}"
+        self._note_proof(copy)
+        return copy
+
+    def _note_proof(self, copy: StateCopy) -> None:
         proof = copy.proof()
         self.handle.plan(proof={name: asdict(state) for name, state in proof.items()} if proof else None)
-        return copy
 
     def _stop(self, *, between: bool) -> None:
         # From here on the driver's end is expected.
@@ -404,7 +412,7 @@ class _Rescale(RescaleVerdict):
                 raise
             self.handle.plan(savepoint=None)
 
-    def _copy(self, planned: RescalePlan, spare: Standby, made: Manifest) -> StateCopy:
+    def _copy(self, planned: RescalePlan, spare: Standby, made: Manifest, *, proved_later: bool = False) -> StateCopy:
         copy = StateCopy(
             self._workspace,
             self._job,
@@ -419,6 +427,8 @@ class _Rescale(RescaleVerdict):
             heed=self._heed,
             say=self._say,
             report=self._report,
+            # Of a savepoint without rows nothing could be said until then.
+            proved_later=proved_later and made.state_rows is not None,
         )
         if self._plan.state_rows is None:
             # The driver ended before it reported its last batch.

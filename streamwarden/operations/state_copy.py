@@ -126,6 +126,8 @@ class StateCopy:
         Called with messages about the progress.
     report
         Called with the progress of copying files.
+    proved_later
+        Whether the digests are computed once the job runs on the copy, see :meth:`proof`.
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class StateCopy:
         heed: Callable[[], None],
         say: Callable[[str], None],
         report: Report | None,
+        proved_later: bool = False,
     ) -> None:
         self._workspace = workspace
         self._job = job
@@ -156,8 +159,9 @@ class StateCopy:
         self._heed = heed
         self._say = say
         self._report = report
-        self.rows = 0
-        """Rows of the savepoint's state, as counted by its digests."""
+        self._proved_later = proved_later
+        self.rows = made.state_rows or 0
+        """Rows of the savepoint's state, as the query reported them, or else as counted by the digests."""
         self._took_s = self._replay_s = 0.0
         self._make()
 
@@ -184,10 +188,10 @@ class StateCopy:
     def proof(self) -> dict[str, StateAt] | None:
         """Return the states that must be equal: the job's, and the copy's, which it reached by replaying.
 
-        None if the copy has replayed nothing: its digests have proved it already.
+        None if digests have proved it already: if the copy has replayed nothing, unless it was to be proved later.
         """
         batch = self.batch
-        if batch == self._made.batch:
+        if batch == self._made.batch and not self._proved_later:
             return None
         at = self._last_commit()
         assert at is not None
@@ -245,11 +249,10 @@ class StateCopy:
                 report=self._report,
             ).model_copy(update={"rescaled": True})
             step.detail = f"{self._fresh.path}: {len(self._made.files)} files, {self._made.bytes} bytes"
-        with self._step(StepName.DIGEST_BEFORE) as step:
-            before = self._digests(self._made.batch, self._was)
-            self._compare_rows(before)
-            self.rows = self._made.state_rows or sum(map(_count, before.values()))
-            step.detail = _rows(before)
+        # What making it once more would take after the job's stop: the digests are then computed later.
+        self._took_s = time.monotonic() - started
+        before = None if self._proved_later else self._digest_before()
+        began = time.monotonic()
         with self._step(StepName.REPARTITION) as step:
             self._spare.repartition(self._fresh.path, self._partitions, timeout=_WORK_S, say=self._heed)
             self._correct_metadata()
@@ -258,17 +261,29 @@ class StateCopy:
                 what = f"batch {self._made.batch + 1} is expected, and {batch} is there"
                 raise StreamwardenError("RESCALE_FAILED", what)
             step.detail = f"{self._partitions} partitions, as batch {batch}"
-        with self._step(StepName.DIGEST_AFTER) as step:
-            after = self._digests(batch, self._partitions)
-            if stores := differing(before, after):
-                raise StreamwardenError("RESCALE_STATE_DIFFERS", f"{self._job}: {', '.join(stores)}")
-            step.detail = f"the same: {_rows(after)}"
+        self._took_s += time.monotonic() - began
+        if before is not None:
+            self._digest_after(batch, before)
         shift = batch - self._made.batch
         self._original = current.path
         self._follower = Follower(
             self._workspace, current.path, self._fresh.path, shift=shift, partitions=self._partitions
         )
-        self._took_s = time.monotonic() - started
+
+    def _digest_before(self) -> dict[str, str]:
+        with self._step(StepName.DIGEST_BEFORE) as step:
+            before = self._digests(self._made.batch, self._was)
+            self._compare_rows(before)
+            self.rows = self._made.state_rows or sum(map(_count, before.values()))
+            step.detail = _rows(before)
+        return before
+
+    def _digest_after(self, batch: int, before: dict[str, str]) -> None:
+        with self._step(StepName.DIGEST_AFTER) as step:
+            after = self._digests(batch, self._partitions)
+            if stores := differing(before, after):
+                raise StreamwardenError("RESCALE_STATE_DIFFERS", f"{self._job}: {', '.join(stores)}")
+            step.detail = f"the same: {_rows(after)}"
 
     def _digests(self, batch: int, partitions: int) -> dict[str, str]:
         return self._spare.digests(self._fresh.path, batch, partitions, timeout=_WORK_S, say=self._heed)

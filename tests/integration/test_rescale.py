@@ -18,6 +18,7 @@ from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.operation import Operation
 from streamwarden.model.savepoint import Origin
 from streamwarden.model.status import CheckpointRef
+from streamwarden.operations import rescale_verify, state_copy
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.field_effects import Effect
 from streamwarden.operations.rescale import rescale
@@ -139,6 +140,35 @@ def test_two_to_eight_partitions_while_rows_land(place: Place) -> None:
     assert (made.manifest.origin, made.manifest.partitions) == (Origin.PRE_RESCALE, 2)
     assert verify(place.workspace, [made], by=BY)[made.manifest.id].verdict == "verified"
     assert catalog.find(place.workspace, "counts", made.manifest.id).record.in_use_by == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_job_that_its_copy_cannot_follow_is_stopped_and_proved_once_it_runs(
+    place: Place, monkeypatch: pytest.MonkeyPatch, differs: bool
+) -> None:
+    counts = Counts(place)
+    counts.add([*range(200), 1, 1])
+    deploy_job(place.workspace, "counts", by=BY)
+    running(place)
+    counts.check()
+    monkeypatch.setattr(state_copy, "follow", lambda *_, **__: False)
+    if differs:
+        monkeypatch.setattr(rescale_verify, "differing", lambda *_: ["0/default"])
+        with pytest.raises(StreamwardenError, match="RESCALE_STATE_DIFFERS"):
+            rescale_with_rows(counts, partitions=5)
+        assert counts.partitions() == 2
+    else:
+        done = rescale_with_rows(counts, partitions=5)
+        names = [step.name for step in done.steps]
+        assert names[names.index("stop") :] == [
+            *("stop", "pre-rescale savepoint", "copy", "repartition", "switch", "start", "first batch"),
+            *("digest at the stop", "catch up"),
+        ]
+        (told,) = [step.detail for step in done.steps if step.name == "digest at the stop"]
+        assert told.startswith("the same after batch") and counts.partitions() == 5
+    counts.add([1, 2, 500])
+    counts.check()
 
 
 @pytest.mark.long

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
+from streamwarden.model.gate import Verdict
 from streamwarden.model.savepoint import Origin
 from streamwarden.operations.restore import restore
+from streamwarden.quality.gate import Gate
 from streamwarden.runtime.launchers.hosts import start_document
 from streamwarden.runtime.processes import is_alive
 from streamwarden.savepoints import catalog
@@ -39,7 +45,7 @@ def host_of(place: HostsOnS3, incarnation: str) -> str:
     return start.host
 
 
-def test_a_machine_is_lost(place: HostsOnS3, record_property: Callable[[str, object], None]) -> None:
+def test_a_machine_is_lost(place: HostsOnS3, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     for name in place.NAMES:
         place.end_host(name)
         place.start_host(name, *MACHINE)
@@ -69,6 +75,26 @@ def test_a_machine_is_lost(place: HostsOnS3, record_property: Callable[[str, obj
     place.counts.add([77])
     place.check()
     assert host_of(place, place.incarnation()) != lost
+
+    # What both machines have written is judged and published by a process that has nothing but the bucket.
+    decision = gate_of(place, tmp_path).decide(JOB)
+    assert decision is not None and decision.verdict is Verdict.PUBLISHED
+    address, options = place.workspace.delta_rs(JOB, published=True)
+    found = pa.table(DeltaTable(address, storage_options=options).scan()).to_pylist()
+    assert {row["key"]: row["rows"] for row in found} == place.counts.expected
+
+
+def gate_of(place: HostsOnS3, folder: Path) -> Gate:
+    positive = {
+        "type": "expect_column_values_to_be_between",
+        "kwargs": {"column": "rows", "min_value": 1},
+        "severity": "critical",
+        "meta": {"id": "positive"},
+    }
+    suite = {"name": JOB, "meta": {"keys": ["key"]}, "expectations": [positive]}
+    (folder / "suites").mkdir()
+    (folder / "suites" / f"{JOB}.json").write_text(json.dumps(suite))
+    return Gate(place.workspace, folder / "suites")
 
 
 def host_of_newest(place: HostsOnS3) -> str | None:

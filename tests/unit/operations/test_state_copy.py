@@ -87,7 +87,7 @@ class Spare:
         return [self.rows]
 
 
-def copied(workspace: Workspace, spare: Spare) -> StateCopy:
+def copied(workspace: Workspace, spare: Spare, *, proved_later: bool = False) -> StateCopy:
     made: Manifest = take(workspace, JOB, origin=Origin.PRE_RESCALE, by="test")
     operator = OperatorState(
         id=0, name="stateStoreSave", partitions=2, stores=["default"], rows=10, bytes=1, schema_sha256=""
@@ -112,6 +112,7 @@ def copied(workspace: Workspace, spare: Spare) -> StateCopy:
         heed=lambda: None,
         say=lambda _: None,
         report=None,
+        proved_later=proved_later,
     )
 
 
@@ -119,6 +120,12 @@ def test_the_same_before_and_after_is_taken_for_the_state(workspace: Workspace) 
     copy = copied(workspace, Spare(workspace, SAME, SAME))
     assert copy.reference.base_batch == 1 and copy.behind == 0
     assert copy.proof() is None, "nothing was replayed"
+    assert copy.rows == 10
+
+
+def test_a_copy_that_is_proved_later_asks_for_no_digest_while_the_job_is_down(workspace: Workspace) -> None:
+    copy = copied(workspace, Spare(workspace), proved_later=True)
+    assert copy.proof() == {"job": StateAt(HERE, 0, 2), "copy": StateAt("checkpoints/lamp/g000002", 1, 3)}
     assert copy.rows == 10
 
 
