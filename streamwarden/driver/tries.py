@@ -84,7 +84,7 @@ class Tries:
     def survive(self, spec: JobSpec, failure: Failure) -> None:
         """Count a failed try and wait; raise after too many consecutive failures, or if another try can't help.
 
-        A try that fails since a server is away counts only after ten minutes of that.
+        A try that fails because a server is away counts only after ten minutes of that.
         """
         self._heart.check()
         with self._counting:

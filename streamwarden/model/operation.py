@@ -125,6 +125,7 @@ class OperationPlan(_Record):
     backlog: int | None = Field(default=None, description="Left to read before the stop.")
     offline: str = Field(default="", description="Why the job is stopped first although online was asked for.")
     proof: dict[str, dict[str, Any]] | None = Field(default=None, description="The states to compare after the start.")
+    unproved: bool = Field(default=False, description="These are the only digests of the copy that is in force.")
     state_rows: int | None = None
     stopped_at: datetime | None = None
     downtime_s: float | None = None

@@ -56,6 +56,10 @@ _HEALTH_S = 300.0
 """The minimum time-out for the new driver's health: a first batch may be as large as its limits allow."""
 
 
+_PROVED_WITHIN_S = 300.0
+"""How long the new driver must keep the state of the stop for a copy to be proved later. Five minutes: the digests need
+a process of their own, and took 71 s for a million keys beside the job on two cores."""
+
 _SLOTS_S = 60.0
 """How long a cluster may take to give the new driver an executor beside the running job. 60 s: an executor's start on a
 loaded machine. The job runs meanwhile."""
@@ -249,7 +253,7 @@ class _Rescale(RescaleVerdict):
         if copy is None:
             self._stop(between=planned.repartitions)
             if planned.repartitions:
-                copy = self._copy(planned, spare, self._save(), proved_later=self._proved_once)
+                copy = self._copy(planned, spare, self._save(), proved_later=self._can_be_proved_later)
                 self._note_proof(copy)
             else:
                 self._save_if_any()
@@ -343,7 +347,14 @@ class _Rescale(RescaleVerdict):
 
     def _note_proof(self, copy: StateCopy) -> None:
         proof = copy.proof()
-        self.handle.plan(proof={name: asdict(state) for name, state in proof.items()} if proof else None)
+        states = {name: asdict(state) for name, state in proof.items()} if proof else None
+        self.handle.plan(proof=states, unproved=copy.proved_later)
+
+    @property
+    def _can_be_proved_later(self) -> bool:
+        spec = self._spec_now()
+        kept_s = spec.state.min_batches_to_retain * spec.trigger.interval.total_seconds()
+        return self._proved_once and kept_s >= _PROVED_WITHIN_S
 
     def _stop(self, *, between: bool) -> None:
         # From here on the driver's end is expected.

@@ -74,8 +74,8 @@ class RescaleVerdict(RescaleBack):
         """Compare the job's state at its stop with the state that its copy reached by replaying.
 
         Done after the start, so that it adds no downtime. Rows and watermark were compared after each replayed batch.
-        If Spark has already removed a state, as with fast batches, this is recorded and is no failure. Also observes
-        the driver meanwhile, since no supervisor restarts it.
+        If Spark has already removed a state, as with fast batches, this is recorded, and is a failure only of a copy
+        that has no other digests. Also observes the driver meanwhile, since no supervisor restarts it.
 
         Returns
         -------
@@ -102,7 +102,7 @@ class RescaleVerdict(RescaleBack):
                 # The cause may be an outage: `heed` then waits for its end, or raises.
                 heed()
                 found, wrong = self._read_states(asked, heed)
-            if wrong and not self._any_removed(asked):
+            if wrong and (self._plan.unproved or not self._any_removed(asked)):
                 raise StreamwardenError(_UNREAD, f"{self._job}: the state could not be compared: {wrong}")
             if wrong:
                 step.detail = f"not compared, and removed by now: {wrong}"

@@ -159,7 +159,7 @@ class StateCopy:
         self._heed = heed
         self._say = say
         self._report = report
-        self._proved_later = proved_later
+        self.proved_later = proved_later
         self.rows = made.state_rows or 0
         """Rows of the savepoint's state, as the query reported them, or else as counted by the digests."""
         self._took_s = self._replay_s = 0.0
@@ -191,7 +191,7 @@ class StateCopy:
         None if digests have proved it already: if the copy has replayed nothing, unless it was to be proved later.
         """
         batch = self.batch
-        if batch == self._made.batch and not self._proved_later:
+        if batch == self._made.batch and not self.proved_later:
             return None
         at = self._last_commit()
         assert at is not None
@@ -251,7 +251,7 @@ class StateCopy:
             step.detail = f"{self._fresh.path}: {len(self._made.files)} files, {self._made.bytes} bytes"
         # What making it once more would take after the job's stop: the digests are then computed later.
         self._took_s = time.monotonic() - started
-        before = None if self._proved_later else self._digest_before()
+        before = None if self.proved_later else self._digest_before()
         began = time.monotonic()
         with self._step(StepName.REPARTITION) as step:
             self._spare.repartition(self._fresh.path, self._partitions, timeout=_WORK_S, say=self._heed)

@@ -451,7 +451,7 @@ def with_more_partitions(
     found = plan_rescale(place.workspace, "lamp", cores=cores(place) + 1)
     planned = replace(found, to=found.was.model_copy(update={"partitions": found.was.partitions + 1}))
 
-    def copy(work: _Rescale, *_: Any) -> Any:
+    def copy(work: _Rescale, *_: Any, **__: Any) -> Any:
         current, files = work._documents.checkpoint.read(), place.workspace.files
         assert current is not None
         generation = work._next_generation()
@@ -472,7 +472,8 @@ def with_more_partitions(
         )
         follower = Follower(place.workspace, current.path, path, shift=1, partitions=planned.to.partitions)
         then(current.path)
-        return SimpleNamespace(reference=reference, behind=follower.behind)
+        told = {"proof": lambda: None, "proved_later": False}
+        return SimpleNamespace(reference=reference, behind=follower.behind, **told)
 
     monkeypatch.setattr("streamwarden.operations.rescale.plan_rescale", lambda *_, **__: planned)
     monkeypatch.setattr(_Rescale, "_copy", copy)
@@ -580,14 +581,14 @@ def reference_of(place: Place) -> tuple[str, int]:
     return found.path, found.generation
 
 
-def to_be_proved(monkeypatch: pytest.MonkeyPatch, *, at: int = 1) -> None:
+def to_be_proved(monkeypatch: pytest.MonkeyPatch, *, at: int = 1, unproved: bool = False) -> None:
     """Let rescales compare a state after a batch at the end, as if a copy had replayed what the job did."""
     real = _Rescale._save_if_any
 
     def with_a_proof(work: _Rescale) -> None:
         real(work)
         state = asdict(StateAt("checkpoints/lamp/g000001", at, 2))
-        work.handle.plan(proof={"job": state, "copy": state})
+        work.handle.plan(proof={"job": state, "copy": state}, unproved=unproved)
 
     monkeypatch.setattr(_Rescale, "_save_if_any", with_a_proof)
 
@@ -684,6 +685,16 @@ def test_a_state_that_spark_has_removed_is_noted(place: Place, monkeypatch: pyte
     done = rescale(place.workspace, "lamp", cores=cores(place) + 1, by="test")
     told = next(step.detail for step in done.steps if step.name == "digest at the stop")
     assert done.state == "done" and told.startswith("not compared, and removed by now: ")
+
+
+def test_a_copy_without_any_digest_is_not_left_in_force(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.deploy()
+    place.batch(1)
+    to_be_proved(monkeypatch, at=-100, unproved=True)
+    reading(monkeypatch, BROKEN)
+    with pytest.raises(StreamwardenError, match=r"RESCALE_FAILED.*could not be compared"):
+        rescale(place.workspace, "lamp", cores=cores(place) + 1, by="test")
+    assert operation(place).state == "rolled back"
 
 
 def test_states_that_are_out_of_reach_leave_it_to_be_gone_on_with(

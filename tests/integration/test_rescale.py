@@ -147,7 +147,8 @@ def test_two_to_eight_partitions_while_rows_land(place: Place) -> None:
 def test_a_job_that_its_copy_cannot_follow_is_stopped_and_proved_once_it_runs(
     place: Place, monkeypatch: pytest.MonkeyPatch, differs: bool
 ) -> None:
-    counts = Counts(place)
+    # For ten minutes, at two a second.
+    counts = Counts(place, state={"min_batches_to_retain": 1200})
     counts.add([*range(200), 1, 1])
     deploy_job(place.workspace, "counts", by=BY)
     running(place)
