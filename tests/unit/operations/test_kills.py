@@ -212,7 +212,7 @@ def paper_rescales(monkeypatch: pytest.MonkeyPatch) -> None:
         to = was.model_copy(update={"cores": cores or 1, "partitions": partitions or 4})
         return RescalePlan(job, was, to, parallelism_of(spec))
 
-    def copy(work: _Rescale, *_: Any) -> Any:
+    def copy(work: _Rescale, *_: Any, **__: Any) -> Any:
         current = work._documents.checkpoint.read()
         assert current is not None
         generation = work._next_generation()
@@ -220,9 +220,8 @@ def paper_rescales(monkeypatch: pytest.MonkeyPatch) -> None:
         for info in list(files.walk(current.path)):
             files.copy(info.key, path + info.key[len(current.path) :])
         update = {"generation": generation, "path": path, "base_batch": 0, "highest": generation}
-        return SimpleNamespace(
-            reference=current.model_copy(update={**update, "operation": work.handle.id, "outputs": []}), behind=0
-        )
+        reference = current.model_copy(update={**update, "operation": work.handle.id, "outputs": []})
+        return SimpleNamespace(reference=reference, behind=0, proof=lambda: None, proved_later=False)
 
     spare = SimpleNamespace(await_ready=lambda _: None)
     monkeypatch.setattr("streamwarden.operations.rescale.plan_rescale", planned)
