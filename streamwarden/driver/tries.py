@@ -29,7 +29,6 @@ _NOT_HERE = ("OUT_OF_MEMORY", "JVM_DIED", "SPARK_CONTEXT_LOST")
 _READ_AGAIN = ("SOURCE_SCHEMA_CHANGED",)
 """Failures that reading the source's current schema once may fix; a second time can't help."""
 
-
 _AWAY = OUTAGES | {"SCHEMA_REGISTRY_UNREACHABLE", "SERVING_UNREACHABLE"}
 """A server that the batch needs does not answer: no failure of the job."""
 

@@ -128,8 +128,8 @@ class ProgressTableSpec(Strict):
     enabled: bool = Field(default=True, description="Whether drivers write the table, and housekeeping maintains it.")
     every: Duration = Field(
         default=timedelta(minutes=5),
-        description="The longest time that a batch's row may wait. 5m: each write is a file and a commit, and a hundred"
-        " jobs that write twice a minute make 12,000 in an hour. Pages and advice read newer batches elsewhere.",
+        description="The longest time that a batch's row may wait. 5m: each write is a file and a commit. With two a"
+        " minute, a hundred jobs make 12,000 in an hour. Pages and advice read newer batches elsewhere.",
     )
     batches: int = Field(
         default=20,

@@ -55,7 +55,6 @@ def mode_of(text: str) -> Mode:
 _HEALTH_S = 300.0
 """The minimum time-out for the new driver's health: a first batch may be as large as its limits allow."""
 
-
 _PROVED_WITHIN_S = 300.0
 """How long the new driver must keep the state of the stop for a copy to be proved later. Five minutes: the digests need
 a process of their own, and took 71 s for a million keys beside the job on two cores."""

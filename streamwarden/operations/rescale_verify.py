@@ -107,7 +107,7 @@ class RescaleVerdict(RescaleBack):
             if wrong:
                 step.detail = f"not compared, and removed by now: {wrong}"
             elif stores := differing(found["job"]["digests"], found["copy"]["digests"]):
-                what = f"{self._job}: {', '.join(stores)}, after batch {asked['job'].batch} was replayed"
+                what = f"{self._job}: {', '.join(stores)}, after batch {asked['job'].batch}"
                 raise StreamwardenError("RESCALE_STATE_DIFFERS", what)
             else:
                 step.detail = f"the same after batch {asked['job'].batch}"

@@ -26,8 +26,8 @@ from tests.integration.conftest import BY
 from tests.launchers.hosts import HostsOnS3
 from tests.launchers.place import JOB, until
 
-# A PID namespace is as much of another machine as can be had here: no process is seen or killed from outside, and all
-# of it dies with its first process.
+# A PID namespace stands for another machine. No process in it is seen or killed from outside, and all of them die with
+# the first one.
 MACHINE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 pytestmark = [
