@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from streamwarden.model.kubernetes_spec import KubernetesSpec
 from streamwarden.runtime.launchers.kubernetes import INCARNATION, JOB, pod_name
-from streamwarden.spark.jars import jar_dir
+from streamwarden.spark.jars import jar_dir, spark_folder
 
 __all__ = ["DEFAULTS", "in_image", "kubernetes_settings"]
 
@@ -72,6 +73,17 @@ def kubernetes_settings(config: Path, spec: KubernetesSpec, job: str, incarnatio
 
 
 def in_image(settings: Mapping[str, str], spec: KubernetesSpec) -> dict[str, str]:
-    """Return settings with the image's paths of jars, in place of this machine's."""
-    here, there = str(jar_dir()), f"{spec.home}/.jars"
-    return {name: value.replace(here, there) for name, value in settings.items()}
+    """Return settings with the image's paths of jars, in place of this machine's.
+
+    Spark's jars are taken to be where `docker/Dockerfile` has them. Another image works all the same, but without the
+    class archive.
+    """
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    places = {
+        str(jar_dir()): f"{spec.home}/.jars",
+        str(spark_folder()): f"{spec.home}/.venv/lib/{python}/site-packages/pyspark",
+    }
+    found = dict(settings)
+    for here, there in places.items():
+        found = {name: value.replace(here, there) for name, value in found.items()}
+    return found

@@ -15,11 +15,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.spark.jars import find_java, jar_dir, require
+from streamwarden.spark.jars import find_java, jar_dir, require, spark_folder, spark_jars
 
 __all__ = [
     "CHECKPOINT_FILE_MANAGER",
@@ -77,14 +76,12 @@ def compile_jar() -> Path:
     path = _path()
     if path.is_file():
         return path
-    spec = find_spec("pyspark")
-    assert spec is not None and spec.origin is not None
-    shipped = Path(spec.origin).parent / "jars"
-    class_path = os.pathsep.join(str(one) for one in (*require("s3"), *sorted(shipped.glob("*.jar"))))
+    class_path = os.pathsep.join(str(one) for one in (*require("s3"), *spark_jars()))
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".compile-") as work:
         classes = Path(work) / "classes"
         classes.mkdir()
-        compiler = [find_java(), "-cp", str(shipped / "*"), _JANINO, "-d", str(classes), "-classpath", class_path]
+        own = str(spark_folder() / "jars" / "*")
+        compiler = [find_java(), "-cp", own, _JANINO, "-d", str(classes), "-classpath", class_path]
         command = [*compiler, *(str(source) for source in _SOURCES)]
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
         made = Path(work) / path.name

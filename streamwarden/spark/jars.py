@@ -23,7 +23,7 @@ from xml.sax.saxutils import quoteattr
 
 from streamwarden.errors import StreamwardenError
 
-__all__ = ["Jar", "fetch", "find_java", "jar_dir", "pinned", "require"]
+__all__ = ["Jar", "fetch", "find_java", "jar_dir", "pinned", "require", "spark_folder", "spark_jars"]
 
 JARS_ENV = "STREAMWARDEN_JARS"
 MIRROR_ENV = "STREAMWARDEN_MAVEN_REPO"
@@ -78,6 +78,18 @@ def require(*uses: str) -> list[Path]:
         if not path.is_file():
             raise StreamwardenError("JAR_MISSING", str(path))
     return paths
+
+
+def spark_folder() -> Path:
+    """Return PySpark's folder, which is a SPARK_HOME."""
+    spec = find_spec("pyspark")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def spark_jars() -> list[Path]:
+    """Return the paths of Spark's own jars, in the same order wherever this version of Spark is installed."""
+    return sorted((spark_folder() / "jars").glob("*.jar"))
 
 
 _PROBES = 3
@@ -154,9 +166,7 @@ def _check(path: Path, jar: Jar) -> None:
 
 
 def _ivy(java: str, jars: list[Jar], work: Path) -> None:
-    spec = find_spec("pyspark")
-    assert spec is not None and spec.origin is not None
-    launcher = next((Path(spec.origin).parent / "jars").glob("ivy-*.jar"))
+    launcher = next((spark_folder() / "jars").glob("ivy-*.jar"))
     mirror = os.environ.get(MIRROR_ENV)
     root = f" root={quoteattr(mirror)}" if mirror else ""
     (work / "settings.xml").write_text(

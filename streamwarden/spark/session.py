@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from streamwarden.spark import class_archive, conditional_put, quick_py4j
 from streamwarden.spark.conditional_put import DISK_CHECKPOINT_FILE_MANAGER, DISK_LOG_STORE
-from streamwarden.spark.jars import find_java, require
+from streamwarden.spark.jars import find_java, require, spark_jars
 from streamwarden.spark.s3 import S3Server, s3_settings
 
 __all__ = ["BASE", "build_session", "join_session", "start_settings"]
@@ -154,7 +154,9 @@ def start_settings(
     added = [path for path in require("kafka") if path not in jars] if kafka else []
     merged = _session_settings(settings, s3)
     if on_path:
-        merged["spark.driver.extraClassPath"] = os.pathsep.join(str(path) for path in jars)
+        # Spark's own jars too, one by one: the class archive fits only a class path that begins as its own did. Spark
+        # adds its jars by a wildcard, in the folder's order, and in cluster deploy mode after a folder of settings.
+        merged["spark.driver.extraClassPath"] = os.pathsep.join(str(path) for path in [*jars, *spark_jars()])
     else:
         added = [*jars, *added]
     if added:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +33,9 @@ from tests.integration.test_rescale import Counts
 __all__ = ["JOB", "LauncherPlace", "until"]
 
 JOB = "counts"
+
+_SPARK = re.compile(r"ExecutorBackend|ApplicationMaster|deploy\.SparkSubmit")
+_ARCHIVE = re.compile(r"jars/classes\S*\.jsa")
 
 
 def until(condition: Callable[[], Any], what: str, *, timeout: float = 120) -> float:
@@ -107,6 +111,17 @@ class LauncherPlace(Place, ABC):
             line = process.info["cmdline"] or []
             if "--incarnation" in line and incarnation in line and process.info["status"] != psutil.STATUS_ZOMBIE:
                 found.append(process)
+        return found
+
+    def archived(self) -> list[bool]:
+        """Return for each JVM of drivers and executors here whether it maps the archive of Spark's classes."""
+        found = []
+        for process in psutil.process_iter(["name", "cmdline"]):
+            line = " ".join(process.info["cmdline"] or [])
+            # A submission loads few of them.
+            if process.info["name"] == "java" and _SPARK.search(line) and "--deploy-mode cluster" not in line:
+                with suppress(OSError):
+                    found.append(bool(_ARCHIVE.search(Path(f"/proc/{process.pid}/maps").read_text())))
         return found
 
     def seen(self, job: str = JOB) -> Observation:

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from streamwarden.driver.submission import spark_folder
+from streamwarden.spark.jars import spark_folder
 from streamwarden.store.workspace import Workspace
 from tests.launchers.place import LauncherPlace, until
 from tests.ports import free_ports

@@ -35,6 +35,8 @@ NOTICED_S = 5.0
 def test_it_starts_is_found_by_a_newcomer_and_stops_between_batches(place: LauncherPlace) -> None:
     driver = place.deploy()
     assert place.found(driver).state is StartState.STARTED
+    # Of the driver, and on a cluster of its executor.
+    assert set(place.archived()) == {True}
 
     # All else dies and comes back. The driver goes on, and a process that knows only the place finds it.
     place.restart_all_else()

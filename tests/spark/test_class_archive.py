@@ -35,8 +35,13 @@ def mapped(use: str) -> tuple[set[str], str]:
 
 
 @pytest.mark.parametrize("use", ["", pytest.param("s3", marks=pytest.mark.long)])
-def test_a_session_maps_the_archive_of_its_class_path(use: str) -> None:
+def test_a_session_maps_the_archive_of_its_class_path(
+    use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert archive_path(use).is_file(), "make setup makes it"
+    # Spark puts this folder before its own jars. In a pod there always is one.
+    (tmp_path / "spark.properties").touch()
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     archives, _ = mapped(use)
     assert str(archive_path(use)) in archives
 

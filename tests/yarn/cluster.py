@@ -18,8 +18,7 @@ from xml.sax.saxutils import escape
 import httpx
 import psutil
 
-from streamwarden.driver.submission import spark_folder
-from streamwarden.spark.jars import find_java, pinned
+from streamwarden.spark.jars import find_java, pinned, spark_folder
 from tests.ports import free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -9,10 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import secrets
-import shlex
-import shutil
 import subprocess
 import sys
 import threading
@@ -26,7 +23,8 @@ import httpx
 import yaml
 
 from tests.launchers.kubernetes.api import Api, ApiError
-from tests.launchers.kubernetes.kubelet import Image, Kubelet
+from tests.launchers.kubernetes.image import our_image
+from tests.launchers.kubernetes.kubelet import Kubelet
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROGRAMS = REPOSITORY / ".tools" / "bin"
@@ -42,24 +40,6 @@ def missing() -> str:
     names = ("kube-apiserver", "kube-scheduler", "kube-controller-manager", "etcd")
     absent = [name for name in names if not (PROGRAMS / name).is_file()]
     return f"{', '.join(absent)}: run `make kubernetes-server`" if absent else ""
-
-
-def our_image() -> Image:
-    """Return what docker/Dockerfile makes of this repository, as far as a pod sees it."""
-    text = re.sub(r"\\\n", " ", (REPOSITORY / "docker" / "Dockerfile").read_text())
-    environment: dict[str, str] = {}
-    for line in re.findall(r"^ENV (.*)$", text, re.MULTILINE):
-        for pair in shlex.split(line):
-            name, _, value = pair.partition("=")
-            environment[name] = value.replace("$PATH", "/usr/local/bin:/usr/bin:/bin")
-    (entrypoint,) = re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)
-    folder = re.findall(r"^WORKDIR (.*)$", text, re.MULTILINE)[-1]
-    # The image has a Java of its own; here it is this machine's.
-    java = shutil.which("java")
-    assert java is not None
-    environment["JAVA_HOME"] = os.environ.get("JAVA_HOME") or str(Path(java).resolve().parents[1])
-    # The checkout is there at the image's path only: whatever names this machine's path must fail.
-    return Image({folder: REPOSITORY}, environment, json.loads(entrypoint), folder, (REPOSITORY,))
 
 
 class Cluster:

@@ -34,7 +34,7 @@ from tests.launchers.kubernetes.api import Api, ApiError
 CONTAINER = Path(__file__).with_name("container.py")
 MEMORY = Path("/sys/fs/cgroup/memory")
 PORT = 10250
-_UNSHARE = ("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--propagation", "private")
+UNSHARE = ("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--propagation", "private")
 _UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -228,7 +228,7 @@ class Kubelet:
         self._limit(pod, container)
         with pod.log.open("ab") as log:
             pod.process = subprocess.Popen(
-                [*_UNSHARE, sys.executable, str(CONTAINER), str(pod.folder / "spec.json")],
+                [*UNSHARE, sys.executable, str(CONTAINER), str(pod.folder / "spec.json")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -41,6 +41,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         session, "require", lambda use: [tmp_path / {"kafka": "kafka.jar", "s3": "s3.jar", "": "a.jar"}[use]]
     )
     monkeypatch.setattr(conditional_put, "jar", lambda: tmp_path / "put.jar")
+    monkeypatch.setattr(session, "spark_jars", lambda: [tmp_path / "spark.jar"])
     monkeypatch.setattr(session, "SparkSession", SimpleNamespace(builder=Builder()))
     return session.build_session
 
@@ -57,7 +58,7 @@ def test_executors_of_the_same_image_find_jars_and_archive(build: Any, tmp_path:
     settings = build(
         "a", master="spark://host:7077", same_image=True, kafka=True, settings=own, java_options="-Ddriver"
     )
-    path = f"{tmp_path / 'a.jar'}:{tmp_path / 'put.jar'}"
+    path = f"{tmp_path / 'a.jar'}:{tmp_path / 'put.jar'}:{tmp_path / 'spark.jar'}"
     assert settings["spark.driver.extraClassPath"] == settings["spark.executor.extraClassPath"] == path
     # Kafka's are not on the path that the archive depends on.
     assert settings["spark.jars"] == (tmp_path / "kafka.jar").as_uri()
@@ -104,7 +105,7 @@ def test_a_submission_settles_what_a_jvm_takes_at_its_start(build: Any, tmp_path
     own = [tmp_path / "a.jar", tmp_path / "put.jar"]
     if same_image:
         assert settings["spark.jars"] == f"local://{tmp_path / 'kafka.jar'}"
-        assert settings["spark.driver.extraClassPath"] == ":".join(map(str, own))
+        assert settings["spark.driver.extraClassPath"] == ":".join(map(str, [*own, tmp_path / "spark.jar"]))
     else:
         assert settings["spark.jars"] == ",".join(path.as_uri() for path in [*own, tmp_path / "kafka.jar"])
         assert "spark.driver.extraClassPath" not in settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from streamwarden.runtime.launchers import kubernetes
 from streamwarden.runtime.launchers.interface import StartState
 from streamwarden.runtime.launchers.kubernetes import KubernetesLauncher, pod_name
 from streamwarden.runtime.processes import current_process
-from streamwarden.spark.jars import jar_dir
+from streamwarden.spark.jars import jar_dir, spark_folder
 from streamwarden.store.config import load_profile
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.ids import new_id
@@ -291,7 +292,8 @@ def test_logs_are_what_the_pod_printed(workspace: Workspace, server: ApiServer) 
 
 @pytest.fixture
 def spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeSpark:
-    settings = {"spark.app.name": "streamwarden x", "spark.driver.extraClassPath": f"{jar_dir()}/a.jar:/b.jar"}
+    path = f"{jar_dir()}/a.jar:/b.jar:{spark_folder()}/jars/c.jar"
+    settings = {"spark.app.name": "streamwarden x", "spark.driver.extraClassPath": path}
     return MadeSpark(tmp_path / "spark", monkeypatch, settings)
 
 
@@ -319,7 +321,9 @@ def test_secrets_are_submitted_by_reference(
     assert given["spark.kubernetes.submission.waitAppCompletion"] == "false"
     assert given["spark.kubernetes.context"] == "c"
     # The image's paths, not this machine's.
-    assert given["spark.driver.extraClassPath"] == "/opt/streamwarden/.jars/a.jar:/b.jar"
+    ours, _, sparks = given["spark.driver.extraClassPath"].split(":")
+    assert ours == "/opt/streamwarden/.jars/a.jar"
+    assert re.fullmatch(r"/opt/streamwarden/\.venv/lib/python3\.\d+/site-packages/pyspark/jars/c\.jar", sparks)
     assert "local:///opt/streamwarden/streamwarden/driver/cluster_entry.py" in arguments
     assert arguments[arguments.index("--config") + 1] == "/opt/streamwarden/config"
 
