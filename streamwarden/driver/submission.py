@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 from streamwarden.driver import cluster_entry
@@ -26,7 +25,8 @@ from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.spec import JobSpec
 from streamwarden.model.status import Exit
-from streamwarden.spark.jars import find_java
+from streamwarden.spark.jars import find_java, spark_folder
+from streamwarden.spark.java_options import SHORT_LIVED
 from streamwarden.storage import Conflict
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
@@ -62,7 +62,8 @@ def submit(workspace: Workspace, job: str, spec: JobSpec, incarnation: str) -> N
         command += ["--properties-file", file.name, "--load-spark-defaults", cluster.entry]
         command += ["--profile", profile.name, "--config", cluster.config]
         command += ["--root", cluster.root, "--job", job, "--incarnation", incarnation]
-        environment = {**os.environ, "SPARK_HOME": str(home), **cluster.environment}
+        options = f"{SHORT_LIVED} {os.environ.get('SPARK_SUBMIT_OPTS', '')}".rstrip()
+        environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_SUBMIT_OPTS": options, **cluster.environment}
         try:
             done = subprocess.run(
                 command,
@@ -134,13 +135,6 @@ def _cluster(workspace: Workspace, job: str, incarnation: str, settings: Mapping
         environment={} if conf is None else {"HADOOP_CONF_DIR": conf},
         unreachable="YARN_UNREACHABLE",
     )
-
-
-def spark_folder() -> Path:
-    """Return PySpark's folder, which is a SPARK_HOME."""
-    spec = find_spec("pyspark")
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent
 
 
 def _properties(settings: Mapping[str, str]) -> str:
