@@ -47,7 +47,7 @@ class Journey:
         # With the bucket Spark is in the drivers.
         for service in ("driver-host", "spark-worker") if stack.profile == "cluster" else ("driver-host",):
             mapping = stack.compose(
-                "exec", "-T", service, "sh", "-c", "grep -l 'classes.*[.]jsa' /proc/[0-9]*/maps || true"
+                "exec", "-T", service, "sh", "-c", "grep -l '[.]jars/classes' /proc/[0-9]*/maps || true"
             )
             if len(mapping.split()) < len(JOBS):
                 raise StackError(f"not every JVM in {service} uses the archive of Spark's classes: {mapping.split()}")
