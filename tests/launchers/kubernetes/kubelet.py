@@ -1,8 +1,8 @@
 """A small kubelet: it runs the pods of its node as processes of this machine.
 
-Each pod has namespaces of its own for mounts, host name and processes, a loopback address, volumes, and the memory
-limit of its container where the kernel has control groups of version 1. It does what Spark's pods need: one container,
-volumes from ConfigMaps, Secrets, folders of the host and projected service accounts, environment by reference.
+Each pod has namespaces of its own for mounts, host name and processes. It has a loopback address and volumes. Where the
+kernel has control groups of version 1, its container's memory limit holds. It does what Spark's pods need: one
+container, environment by reference, and volumes from ConfigMaps, Secrets, folders of the host and service accounts.
 """
 
 from __future__ import annotations
