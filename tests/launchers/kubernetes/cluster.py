@@ -50,7 +50,9 @@ class Cluster:
         folder.mkdir(parents=True, exist_ok=True)
         # Two clusters must not meet: a network of 250 addresses for each process.
         self._net = f"127.{64 + os.getpid() % 128}.{os.getpid() // 128 % 256}"
-        self._addresses = (f"{self._net}.{number}" for number in itertools.count(20))
+        self._nodes_addresses = (f"{self._net}.{number}" for number in range(10, 20))
+        # From the first one again after 235 pods: it has ended long before.
+        self._pods_addresses = (f"{self._net}.{number}" for number in itertools.cycle(range(20, 255)))
         self.address = f"{self._net}.1"
         self.server = f"https://{self.address}:443"
         self._admin = secrets.token_hex(16)
@@ -201,8 +203,8 @@ class Cluster:
         node = Kubelet(
             name,
             api=self.api,
-            address=next(self._addresses),
-            addresses=self._addresses,
+            address=next(self._nodes_addresses),
+            addresses=self._pods_addresses,
             folder=self.folder / name,
             images={IMAGE: our_image()},
             hosts=self.hosts,
