@@ -86,9 +86,13 @@ def request_stop(workspace: Workspace, job: str, *, by: str, reason: str = "", i
     if target is None or (target == seen.incarnation and not (seen.phase.alive or seen.phase is Phase.SILENT)):
         return False
     JobDocuments(workspace.storage, job).request_stop(target, by=by, reason=reason)
-    if target == seen.incarnation and seen.phase is Phase.STARTING and seen.heartbeat is None:
+    if target == seen.incarnation and _never_ran(seen):
         _withdraw(workspace, job, target)
     return True
+
+
+def _never_ran(seen: Observation) -> bool:
+    return seen.phase is Phase.STARTING and seen.heartbeat is None
 
 
 def _withdraw(workspace: Workspace, job: str, incarnation: str) -> None:
@@ -299,11 +303,15 @@ def _ended(workspace: Workspace) -> Callable[[Observation], bool]:
     """Return a predicate that is true for an observation without a driver.
 
     A silent driver counts as ended only after :class:`Silence` confirms it and, on this machine, after a kill.
-    Otherwise the driver could wake and finish a batch that the caller does not expect.
+    Otherwise the driver could wake and finish a batch that the caller does not expect. One that waits for a place to
+    run is withdrawn.
     """
     silence = Silence()
 
     def ended(seen: Observation) -> bool:
+        if seen.incarnation is not None and _never_ran(seen):
+            # When it was asked, its launcher may not have known it: a submission takes seconds.
+            _withdraw(workspace, seen.job, seen.incarnation)
         return not (seen.phase.alive or silence.is_doubtful(workspace, seen) or kill_silent(workspace, seen))
 
     return ended

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ import yaml
 from streamwarden.driver import submission
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
-from streamwarden.model.status import DriverState, Heartbeat, Launch
+from streamwarden.model.status import Desired, DriverState, Heartbeat, Launch
 from streamwarden.runtime.launchers import kubernetes
 from streamwarden.runtime.launchers.interface import StartState
 from streamwarden.runtime.launchers.kubernetes import KubernetesLauncher, pod_name
@@ -28,6 +29,8 @@ from streamwarden.store.config import load_profile
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.ids import new_id
 from streamwarden.store.workspace import Workspace, open_workspace
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.observe import Phase
 from tests.unit.driver.made_spark import MadeSpark
 from tests.unit.operations.test_spec_diff import spec
 
@@ -237,6 +240,25 @@ def test_a_pod_that_is_not_there(workspace: Workspace) -> None:
     for incarnation, code in ((old, "DRIVER_DID_NOT_START"), (ran, "DRIVER_DIED")):
         found = launcher.find(JOB, incarnation)
         assert found.state is StartState.ENDED and found.error is not None and found.error.code == code
+
+
+def test_a_stop_during_the_submission_withdraws_the_pod_when_it_is_there(
+    workspace: Workspace, server: ApiServer
+) -> None:
+    incarnation, asked = launched(workspace), utc_now()
+    JobDocuments(workspace.storage, JOB).desired.write(
+        Desired(job=JOB, state="running", spec=spec(), digest="", profile="test", updated_at=asked, updated_by="test")
+    )
+    name = pod_name(JOB, incarnation)
+
+    def accept() -> None:
+        while not any(asked.startswith("DELETE") for asked in server.asked):
+            time.sleep(0.01)
+        server.pods[name] = pod(name, "Pending")
+
+    threading.Thread(target=accept, daemon=True).start()
+    assert driver_control.stop(workspace, JOB, by="test", timeout=10).phase is Phase.STOPPED
+    assert server.pods == {}
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
