@@ -91,6 +91,7 @@ ErrorCode = Literal[
     "BATCH_FAILED",
     "DRIVER_FAILED",
     "DISK_FULL",
+    "ACCESS_REFUSED",
     "STATE_SCHEMA_CHANGED",
     "SOURCE_SCHEMA_CHANGED",
     "SOURCE_ROWS_CHANGED",
@@ -478,6 +479,11 @@ CATALOGUE: dict[ErrorCode, ErrorKind] = {
         "Free space where the root, or the scratch folder, lies. A supervised job then starts by itself; otherwise"
         " deploy it. No row is lost: the batch in flight is tried again.",
         retryable=True,
+    ),
+    "ACCESS_REFUSED": ErrorKind(
+        "the system refused access to a file or folder",
+        "Give the user of this command the right to it. The profile's root is written by commands, drivers and Airflow,"
+        " each on its own machine. `--root`, or STREAMWARDEN_ROOT, names another one.",
     ),
     "STATE_SCHEMA_CHANGED": ErrorKind(
         "the query's state differs from the checkpoint's",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import json
 import logging
@@ -66,16 +67,28 @@ def until_stopped() -> threading.Event:
     return stop
 
 
+def _named(error: OSError) -> StreamwardenError | None:
+    """Return the error with a code, if it is about the place of a file and not about the program."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StreamwardenError("DISK_FULL", str(error))
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename is not None:
+        return StreamwardenError("ACCESS_REFUSED", str(error))
+    return None
+
+
 def reported(command: Callable[P, None]) -> Callable[P, None]:
-    """Print a StreamwardenError with its remedy, and exit with status 2."""
+    """Print a StreamwardenError, or a refusal of the file system, with its remedy, and exit with status 2."""
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         use_place(kwargs)
         try:
             command(*args, **kwargs)
-        except StreamwardenError as error:
-            err.print(str(error), markup=False, style="red", soft_wrap=True)
+        except (StreamwardenError, OSError) as error:
+            named = _named(error) if isinstance(error, OSError) else error
+            if named is None:
+                raise
+            err.print(str(named), markup=False, style="red", soft_wrap=True)
             raise typer.Exit(2) from None
 
     return run

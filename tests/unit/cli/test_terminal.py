@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from streamwarden import console
+from streamwarden.cli import terminal
 from streamwarden.cli.app import app
 
 pytestmark = pytest.mark.unit
@@ -75,3 +77,29 @@ def test_each_command_in_the_librarys_words_exists() -> None:
     known = {*COMMANDS, *(name.split()[0] for name in COMMANDS)}
     assert len(words) > 20
     assert not [one for one in words if one.strip() not in known]
+
+
+def test_a_root_that_cannot_be_written_has_a_code() -> None:
+    # Nobody makes folders there, not even root.
+    said = CliRunner().invoke(app, ["deploy", "ingest_trips", "--root", "/sys/streamwarden"])
+    assert said.exit_code == 2 and "[ACCESS_REFUSED]" in said.output and "'/sys/streamwarden'" in said.output
+
+
+def test_a_full_disk_has_a_code_and_a_missing_file_stays_an_error_of_the_program(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @terminal.reported
+    def full() -> None:
+        with Path("/dev/full").open("w", encoding="utf-8") as file:
+            file.write("x")
+
+    with pytest.raises(typer.Exit) as ended:
+        full()
+    assert ended.value.exit_code == 2 and "[DISK_FULL]" in capsys.readouterr().err
+
+    @terminal.reported
+    def missing() -> None:
+        Path("/sys/streamwarden").read_bytes()
+
+    with pytest.raises(FileNotFoundError):
+        missing()
