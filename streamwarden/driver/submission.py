@@ -177,6 +177,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(error, StreamwardenError):
             error = StreamwardenError("SUBMISSION_REFUSED", f"{type(raised).__name__}: {raised}")
         ended = Exit(incarnation=given.incarnation, at=utc_now(), outcome="failed", error=ErrorInfo.of(error))
+        if documents.stop(given.incarnation).read() is not None:
+            # It was withdrawn during the submission, for which that is an error.
+            ended = Exit(incarnation=given.incarnation, at=utc_now(), outcome="stopped")
         # There is one if it was killed meanwhile; or if it was accepted all the same, and has ended since.
         with suppress(Conflict):
             documents.exit(given.incarnation).create(ended)

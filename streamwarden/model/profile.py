@@ -241,8 +241,8 @@ class Profile(Strict):
     name: str
     description: str = ""
     root: str = Field(
-        description="Folder that holds control/, checkpoints/, tables/, landing/, logs/, quality/, serving/ and scratch/."
-        " A relative path starts at the folder that holds config/. STREAMWARDEN_ROOT replaces it. With `s3`"
+        description="Folder that holds control/, checkpoints/, tables/, landing/, logs/, quality/, serving/ and"
+        " scratch/. A relative path starts at the folder that holds config/. STREAMWARDEN_ROOT replaces it. With `s3`"
         " it holds only the last five. Running drivers keep their state in scratch/: use a large, fast"
         " disk. The path may have blanks, # and the like; characters that Spark or Delta would misread"
         " are refused."

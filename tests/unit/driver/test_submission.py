@@ -118,6 +118,15 @@ def test_a_refusal_is_the_drivers_exit(tmp_path: Path, spark: MadeSpark, output:
     assert output.splitlines()[-1 if code == "YARN_UNREACHABLE" else 1].strip()[:80] in ended.error.what
 
 
+def test_a_stop_during_the_submission_is_no_refusal(tmp_path: Path, spark: MadeSpark) -> None:
+    made = place(tmp_path)
+    JobDocuments(made.storage, "lamp").request_stop(INCARNATION, by="me")
+    spark.answers("YarnException: Application application_1_0013 was killed by user me\n", 1)
+    assert submitted(made) == 1
+    ended = exit_of(made)
+    assert ended is not None and ended.outcome == "stopped" and ended.error is None
+
+
 def test_an_accepted_submission_writes_no_exit(tmp_path: Path, spark: MadeSpark) -> None:
     made = place(tmp_path)
     assert submitted(made) == 0
