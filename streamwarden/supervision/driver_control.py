@@ -303,14 +303,16 @@ def _ended(workspace: Workspace) -> Callable[[Observation], bool]:
     """Return a predicate that is true for an observation without a driver.
 
     A silent driver counts as ended only after :class:`Silence` confirms it and, on this machine, after a kill.
-    Otherwise the driver could wake and finish a batch that the caller does not expect. One that waits for a place to
-    run is withdrawn.
+    Otherwise the driver could wake and finish a batch that the caller does not expect. One that was asked to stop and
+    still waits for a place to run is withdrawn.
     """
     silence = Silence()
 
     def ended(seen: Observation) -> bool:
-        if seen.incarnation is not None and _never_ran(seen):
-            # When it was asked, its launcher may not have known it: a submission takes seconds.
+        documents = JobDocuments(workspace.storage, seen.job)
+        # When it was asked, its launcher may not have known it: a submission takes seconds. A driver that nobody asked
+        # was started since, by someone else.
+        if seen.incarnation is not None and _never_ran(seen) and documents.stop(seen.incarnation).read() is not None:
             _withdraw(workspace, seen.job, seen.incarnation)
         return not (seen.phase.alive or silence.is_doubtful(workspace, seen) or kill_silent(workspace, seen))
 

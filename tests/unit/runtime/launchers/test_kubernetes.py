@@ -242,14 +242,19 @@ def test_a_pod_that_is_not_there(workspace: Workspace) -> None:
         assert found.state is StartState.ENDED and found.error is not None and found.error.code == code
 
 
+def deployed(workspace: Workspace) -> None:
+    JobDocuments(workspace.storage, JOB).desired.write(
+        Desired(
+            job=JOB, state="running", spec=spec(), digest="", profile="test", updated_at=utc_now(), updated_by="test"
+        )
+    )
+
+
 def test_a_stop_during_the_submission_withdraws_the_pod_when_it_is_there(
     workspace: Workspace, server: ApiServer
 ) -> None:
-    incarnation, asked = launched(workspace), utc_now()
-    JobDocuments(workspace.storage, JOB).desired.write(
-        Desired(job=JOB, state="running", spec=spec(), digest="", profile="test", updated_at=asked, updated_by="test")
-    )
-    name = pod_name(JOB, incarnation)
+    deployed(workspace)
+    name = pod_name(JOB, launched(workspace))
 
     def accept() -> None:
         while not any(asked.startswith("DELETE") for asked in server.asked):
@@ -259,6 +264,16 @@ def test_a_stop_during_the_submission_withdraws_the_pod_when_it_is_there(
     threading.Thread(target=accept, daemon=True).start()
     assert driver_control.stop(workspace, JOB, by="test", timeout=10).phase is Phase.STOPPED
     assert server.pods == {}
+
+
+def test_a_stop_does_not_withdraw_a_driver_that_was_started_since(workspace: Workspace, server: ApiServer) -> None:
+    deployed(workspace)
+    name = pod_name(JOB, launched(workspace))
+    server.pods[name] = pod(name, "Pending")
+    with pytest.raises(StreamwardenError) as raised:
+        driver_control.await_stop(workspace, JOB, timeout=0.5)
+    assert raised.value.code == "STOP_TIMED_OUT"
+    assert name in server.pods
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
