@@ -6,13 +6,23 @@ here. Raise :class:`StreamwardenError` with a code of the catalogue; free text g
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal, TypeGuard
 
 from streamwarden.redaction import redacted
 
-__all__ = ["CATALOGUE", "OUTAGES", "ErrorCode", "ErrorKind", "StreamwardenError", "is_code", "require_extra"]
+__all__ = [
+    "CATALOGUE",
+    "OUTAGES",
+    "ErrorCode",
+    "ErrorKind",
+    "StreamwardenError",
+    "is_code",
+    "of_file_system",
+    "require_extra",
+]
 
 
 @dataclass(frozen=True)
@@ -1037,6 +1047,15 @@ class StreamwardenError(Exception):
 def is_code(text: str) -> TypeGuard[ErrorCode]:
     """Return whether a text, such as a document's, is a code of this version's catalogue."""
     return text in CATALOGUE
+
+
+def of_file_system(error: OSError) -> StreamwardenError | None:
+    """Return an error of the system with a code, if it is about the place of a file; None for any other."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StreamwardenError("DISK_FULL", str(error))
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename is not None:
+        return StreamwardenError("ACCESS_REFUSED", str(error))
+    return None
 
 
 def require_extra(extra: str, module: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import getpass
 import json
 import logging
@@ -17,7 +16,7 @@ from typing import Annotated, Any, ParamSpec
 import typer
 
 from streamwarden.console import err, out, use_place
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import StreamwardenError, of_file_system
 
 __all__ = [
     "JobArgument",
@@ -67,15 +66,6 @@ def until_stopped() -> threading.Event:
     return stop
 
 
-def _named(error: OSError) -> StreamwardenError | None:
-    """Return the error with a code, if it is about the place of a file and not about the program."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StreamwardenError("DISK_FULL", str(error))
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename is not None:
-        return StreamwardenError("ACCESS_REFUSED", str(error))
-    return None
-
-
 def reported(command: Callable[P, None]) -> Callable[P, None]:
     """Print a StreamwardenError, or a refusal of the file system, with its remedy, and exit with status 2."""
 
@@ -85,7 +75,7 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except (StreamwardenError, OSError) as error:
-            named = _named(error) if isinstance(error, OSError) else error
+            named = of_file_system(error) if isinstance(error, OSError) else error
             if named is None:
                 raise
             err.print(str(named), markup=False, style="red", soft_wrap=True)

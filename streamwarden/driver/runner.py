@@ -113,6 +113,7 @@ class Driver:
         self._epoch = 0
         self._writes = False
         self._recorded = False
+        self._given_up: Exit | None = None
         self._reports = Reports(workspace, job, incarnation, self._heart)
         self._tries = Tries(self._heart, self._logs, self._reports.failed_try)
         self._prepared = prepared.session if prepared is not None else None
@@ -145,7 +146,8 @@ class Driver:
         if desired is None:
             raise StreamwardenError("NOT_DEPLOYED", self._job)
         spec, self._heart.digest = desired.spec, desired.digest
-        self._claim()
+        if not self._claim():
+            return
         reference = self._checkpoint_ref()
         self._heart.generation = reference.generation
         checkpoint = CheckpointReader(self._workspace.storage, reference.path)
@@ -234,16 +236,22 @@ class Driver:
         if is_orphaned() and (ended := jvm_end(self._session, self._logs, gone=False)) is not None:
             raise StreamwardenError(*ended)
 
-    def _claim(self) -> None:
-        """Acquire the lease, and begin to beat."""
+    def _claim(self) -> bool:
+        """Acquire the lease, and begin to beat; return False if this driver was given up before it came to run."""
         # Waits until the lease of a holder that died on another machine expires; a live holder ends this driver.
         lease = self._heart.lease.acquire(wait=self._workspace.profile.lease + timedelta(seconds=2))
         self._epoch = lease.epoch
+        # Its launch may have failed for the one who asked, as when an answer got lost: then another start follows.
+        self._given_up = self._documents.exit(self._incarnation).read()
+        if self._given_up is not None:
+            _log.warning("not run: at %s its end was written: %s", self._given_up.at, self._given_up.error or "stopped")
+            return False
         self._reports.open_metrics()
         self._heart.start()
         # Only after the lease is acquired: the JVM of a killed driver may still have worked there.
         for dead in work_dirs.sweep(self._workspace, self._job):
             _log.info("removed the scratch folder of driver %s", dead)
+        return True
 
     def _checked(self, spec: JobSpec, reference: CheckpointRef, checkpoint: CheckpointReader) -> StreamingJob:
         """Load the job's module, and check what can be checked before Spark starts."""
@@ -405,7 +413,8 @@ class Driver:
         deadline = Deadline(self._workspace.profile.lease.total_seconds())
         while True:
             try:
-                self._documents.exit(self._incarnation).write(ended)
+                if self._given_up is None:
+                    self._documents.exit(self._incarnation).write(ended)
                 self._heart.lease.release()
                 break
             except (OSError, StreamwardenError) as unsaid:

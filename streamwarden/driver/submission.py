@@ -173,6 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         submit(workspace, given.job, launch.spec, given.incarnation)
     except Exception as raised:
         sys.stderr.write(f"{raised}\n")
+        if documents.heartbeat(given.incarnation).read() is not None:
+            # It was accepted all the same, and runs.
+            return 0
         error = raised
         if not isinstance(error, StreamwardenError):
             error = StreamwardenError("SUBMISSION_REFUSED", f"{type(raised).__name__}: {raised}")
@@ -180,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if documents.stop(given.incarnation).read() is not None:
             # It was withdrawn during the submission, for which that is an error.
             ended = Exit(incarnation=given.incarnation, at=utc_now(), outcome="stopped")
-        # There is one if it was killed meanwhile; or if it was accepted all the same, and has ended since.
+        # There is one if it was killed meanwhile. A driver that was accepted all the same, and comes later, reads it.
         with suppress(Conflict):
             documents.exit(given.incarnation).create(ended)
         return 1

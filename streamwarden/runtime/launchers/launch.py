@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import StreamwardenError, of_file_system
 from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.status import Desired, Exit, Launch
 from streamwarden.runtime.launchers.hosts import HostLauncher
@@ -46,8 +46,8 @@ def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: st
 
     Raises
     ------
-    StreamwardenError
-        If the place refuses the driver; this is also written as the driver's exit.
+    StreamwardenError, OSError
+        If the driver can't be started; this is also written as the driver's exit, which keeps it from running.
     """
     incarnation = new_id()
     launch = Launch(
@@ -58,8 +58,10 @@ def launch_driver(workspace: Workspace, desired: Desired, *, by: str, reason: st
     documents.launch(incarnation).write(launch)
     try:
         launcher_of(workspace).start(desired.job, launch)
-    except StreamwardenError as refused:
+    except (StreamwardenError, OSError) as raised:
         # Otherwise observers would wait for its first heartbeat.
+        error = of_file_system(raised) if isinstance(raised, OSError) else raised
+        refused = error or StreamwardenError("DRIVER_DID_NOT_START", f"{type(raised).__name__}: {raised}")
         ended = Exit(incarnation=incarnation, at=utc_now(), outcome="failed", error=ErrorInfo.of(refused))
         documents.exit(incarnation).write(ended)
         raise

@@ -76,12 +76,19 @@ class LocalLauncher(Launcher):
 
 
 def start_here(workspace: Workspace, job: str, launch: Launch) -> ProcessRef:
-    """Start a launched driver on this machine, and write its process to the launch document."""
+    """Start a launched driver on this machine, and write its process to the launch document.
+
+    If it can't be written, the process is killed: who asked for it will hear that it did not start.
+    """
     documents = JobDocuments(workspace.storage, job)
     end_orphan(documents)
     taken = launch.spec and spares.take(workspace, launch.spec, Assignment(job=job, incarnation=launch.incarnation))
     process = taken.process if taken else _started(workspace, job, launch.incarnation)
-    documents.launch(launch.incarnation).write(launch.model_copy(update={"process": process}))
+    try:
+        documents.launch(launch.incarnation).write(launch.model_copy(update={"process": process}))
+    except (OSError, StreamwardenError):
+        kill(process)
+        raise
     return process
 
 

@@ -111,6 +111,19 @@ def test_what_is_wanted_counts_when_the_lease_is_there(
     assert driver.run() == 0
 
 
+def test_a_driver_that_was_given_up_before_it_ran_leaves_its_lease_and_its_end(
+    driver: Driver, workspace: Workspace
+) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    error = ErrorInfo.of(StreamwardenError("S3_THROTTLED", "its launch"))
+    given_up = Exit(incarnation="i1", at=utc_now(), outcome="failed", error=error)
+    documents.exit("i1").write(given_up)
+    assert driver.run() == 0
+    lease = documents.lease.read()
+    assert documents.exit("i1").read() == given_up and documents.heartbeat("i1").read() is None
+    assert lease is not None and lease.released
+
+
 def test_a_driver_of_a_job_that_is_to_run_goes_on(driver: Driver, workspace: Workspace) -> None:
     assert driver.run() == 1
     ended = JobDocuments(workspace.storage, JOB).exit("i1").read()

@@ -12,7 +12,8 @@ from streamwarden.driver.yarn_settings import yarn_settings
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
 from streamwarden.model.spec import JobSpec
-from streamwarden.model.status import Exit, Launch
+from streamwarden.model.status import DriverState, Exit, Heartbeat, Launch
+from streamwarden.runtime.processes import current_process
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 from tests.batches import make_place
@@ -129,5 +130,18 @@ def test_a_stop_during_the_submission_is_no_refusal(tmp_path: Path, spark: MadeS
 
 def test_an_accepted_submission_writes_no_exit(tmp_path: Path, spark: MadeSpark) -> None:
     made = place(tmp_path)
+    assert submitted(made) == 0
+    assert exit_of(made) is None
+
+
+def test_a_submission_that_fails_after_its_driver_has_come_to_run_writes_no_exit(
+    tmp_path: Path, spark: MadeSpark
+) -> None:
+    made, now = place(tmp_path), utc_now()
+    beats = Heartbeat(
+        incarnation=INCARNATION, at=now, started_at=now, state=DriverState.RUNNING, process=current_process()
+    )
+    JobDocuments(made.storage, "lamp").heartbeat(INCARNATION).write(beats)
+    spark.answers("java.io.IOException: Broken pipe\n", 1)
     assert submitted(made) == 0
     assert exit_of(made) is None

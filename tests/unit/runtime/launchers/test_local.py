@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,15 +14,16 @@ from typing import Any
 import pytest
 import yaml
 
+from streamwarden.errors import StreamwardenError
 from streamwarden.model.process_ref import ProcessRef
 from streamwarden.model.record import utc_now
-from streamwarden.model.status import Desired, Lease
+from streamwarden.model.status import Desired, Exit, Launch, Lease
 from streamwarden.runtime import standby as standby_module
 from streamwarden.runtime.launchers import local
 from streamwarden.runtime.launchers.launch import launch_driver
 from streamwarden.runtime.processes import current_process, process_of
 from streamwarden.runtime.standby import standby
-from streamwarden.store.documents import JobDocuments
+from streamwarden.store.documents import Document, JobDocuments
 from streamwarden.store.workspace import Workspace, open_workspace
 from tests.batches import made_desired
 from tests.unit.operations.test_spec_diff import spec
@@ -116,3 +119,61 @@ def test_another_process_by_its_number_is_left_alone(workspace: Workspace, jvm: 
     launch(workspace)
     with pytest.raises(subprocess.TimeoutExpired):
         jvm.wait(timeout=0.3)
+
+
+class Away:
+    """A store that takes a launch document once: before the driver's process starts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launches = 0
+        write = Document.write
+
+        def refuse(document: Document[Any], value: Any) -> Any:
+            self.launches += isinstance(value, Launch)
+            if isinstance(value, Launch) and self.launches == 2:
+                raise StreamwardenError("S3_THROTTLED", "slow down")
+            return write(document, value)
+
+        monkeypatch.setattr(Document, "write", refuse)
+
+
+def the_exit(workspace: Workspace) -> Exit:
+    documents = JobDocuments(workspace.storage, spec().name)
+    [incarnation] = documents.incarnations()
+    found = documents.exit(incarnation).read()
+    assert found is not None and found.error is not None
+    return found
+
+
+def test_a_driver_whose_process_cannot_be_written_down_is_killed(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*_: object, **streams: Any) -> subprocess.Popen[str]:
+        started.append(subprocess.Popen(["sleep", "600"], text=True, **streams))
+        return started[0]
+
+    monkeypatch.setattr(local, "driver_process", start)
+    Away(monkeypatch)
+    with pytest.raises(StreamwardenError, match="S3_THROTTLED"):
+        launch(workspace)
+    assert started[0].wait(timeout=10) == -signal.SIGKILL
+    assert the_exit(workspace).error.code == "S3_THROTTLED"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.EACCES, "ACCESS_REFUSED"), (errno.ENOSPC, "DISK_FULL"), (errno.EMFILE, "DRIVER_DID_NOT_START")],
+)
+def test_a_machine_that_refuses_to_start_a_driver_is_the_drivers_exit(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, number: int, code: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), "logs")
+
+    monkeypatch.setattr(local, "driver_process", refuse)
+    with pytest.raises(OSError, match="logs"):
+        launch(workspace)
+    error = the_exit(workspace).error
+    assert error is not None and error.code == code and "logs" in error.what
