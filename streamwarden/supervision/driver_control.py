@@ -197,19 +197,20 @@ def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout:
     Raises
     ------
     StreamwardenError
-        ``STOP_TIMED_OUT`` for a driver on another machine, which cannot be killed from here.
+        ``STOP_TIMED_OUT`` for a driver that cannot be killed from here: on another machine, or not known to run.
     """
-    request_stop(workspace, job, by=by, reason=reason)
     deadline = Deadline(timeout)
-    ended = _ended(workspace)
+    ended = _asking_each(workspace, by=by, reason=reason)
     while not ended(seen := observe(workspace, job)):
         process = process_of_driver(seen)
-        if deadline.passed and process is not None:
+        if deadline.passed:
             if kill_driver(workspace, seen):
                 return
+            what = f"{job}: its driver was asked to stop {timeout:.0f} s ago, and is {seen.phase}: {seen.reason}"
+            if process is None:
+                raise StreamwardenError("STOP_TIMED_OUT", what)
             if processes.is_alive(process) is None:
-                what = f"{job}: its driver on {process.host} was asked to stop {timeout:.0f} s ago, and is still alive"
-                remedy = f"End process {process.pid} there, then repeat the command."
+                remedy = f"End process {process.pid} on {process.host}, then repeat the command."
                 raise StreamwardenError("STOP_TIMED_OUT", what, remedy=remedy)
         time.sleep(POLL_S)
 
@@ -319,6 +320,23 @@ def _ended(workspace: Workspace) -> Callable[[Observation], bool]:
     return ended
 
 
+def _asking_each(workspace: Workspace, *, by: str, reason: str) -> Callable[[Observation], bool]:
+    """Return :func:`_ended`, which first asks each driver in turn to stop.
+
+    A killed try may have started a driver that takes over when this driver ends.
+    """
+    asked: set[str | None] = set()
+    is_over = _ended(workspace)
+
+    def ended(now: Observation) -> bool:
+        if now.incarnation not in asked:
+            asked.add(now.incarnation)
+            request_stop(workspace, now.job, by=by, reason=reason, incarnation=now.incarnation)
+        return is_over(now)
+
+    return ended
+
+
 def wait_for(
     workspace: Workspace,
     job: str,
@@ -377,14 +395,9 @@ def stop_in_turn(
     was = observe(workspace, job)
     if not (was.phase.alive or was.phase is Phase.SILENT):
         return f"the job is {was.phase}"
-    asked: set[str | None] = set()
-    is_over = _ended(workspace)
+    is_over = _asking_each(workspace, by=by, reason=reason)
 
     def ended(now: Observation) -> bool:
-        # Ask each driver in turn: a killed try may have started a driver that takes over when this driver ends.
-        if now.incarnation not in asked:
-            asked.add(now.incarnation)
-            request_stop(workspace, job, by=by, reason=reason, incarnation=now.incarnation)
         return is_over(now) or (query_only and now.heartbeat is not None and now.heartbeat.query_ended)
 
     return wait_for(workspace, job, ended, timeout=timeout, what="the driver to stop", code="STOP_TIMED_OUT").reason

@@ -132,6 +132,9 @@ def _found(pod: dict[str, Any], *, ran: bool) -> FoundDriver:
     metadata, status = pod["metadata"], pod["status"]
     name, phase = metadata["name"], status.get("phase")
     match phase:
+        case "Pending" if "deletionTimestamp" in metadata:
+            # It won't run; it may stay for as long as a node that is gone does not confirm the end.
+            return FoundDriver(StartState.UNKNOWN, reason=f"pod {name} is being deleted, and never ran")
         case "Pending":
             since = _time(metadata.get("creationTimestamp"))
             return FoundDriver(StartState.WAITING, since, f"pod {name}: {_waits_for(pod)}")

@@ -30,7 +30,7 @@ from streamwarden.store.documents import JobDocuments
 from streamwarden.store.ids import new_id
 from streamwarden.store.workspace import Workspace, open_workspace
 from streamwarden.supervision import driver_control
-from streamwarden.supervision.observe import Phase
+from streamwarden.supervision.observe import Phase, observe
 from tests.unit.driver.made_spark import MadeSpark
 from tests.unit.operations.test_spec_diff import spec
 
@@ -204,6 +204,30 @@ def test_a_running_pod_is_started_since_its_containers_start(workspace: Workspac
     # Its node does not answer: it may run.
     server.pods[name] = pod(name, "Unknown", reason="NodeLost")
     assert KubernetesLauncher(workspace).find(JOB, incarnation).state is StartState.UNKNOWN
+
+
+def test_a_pod_that_is_deleted_before_it_ran_does_not_wait_for_a_node(workspace: Workspace, server: ApiServer) -> None:
+    deployed(workspace)
+    incarnation = launched(workspace, ago=3600)
+    name = pod_name(JOB, incarnation)
+    server.pods[name] = pod(name, "Pending")
+    server.pods[name]["metadata"]["deletionTimestamp"] = AT.isoformat()
+    found = KubernetesLauncher(workspace).find(JOB, incarnation)
+    assert found.state is StartState.UNKNOWN and "is being deleted" in found.reason
+    # Its supervisor restarts it, as any driver that did not come to run.
+    assert observe(workspace, JOB).phase is Phase.SILENT
+
+
+def test_a_driver_that_cannot_be_ended_is_an_error_after_the_time_out(
+    workspace: Workspace, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed(workspace)
+    name = pod_name(JOB, launched(workspace))
+    server.pods[name] = pod(name, "Pending", **condition("PodScheduled", "False", "Unschedulable", "no cpu"))
+    server.node_answers = False
+    monkeypatch.setattr(kubernetes, "KILL_S", 0.3)
+    with pytest.raises(StreamwardenError, match=r"STOP_TIMED_OUT.*no cpu"):
+        driver_control.end_driver(workspace, JOB, by="test", reason="for the test", timeout=1)
 
 
 def ended(code: int, reason: str = "Error") -> dict[str, Any]:
