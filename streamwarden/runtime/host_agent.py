@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 
 from streamwarden.errors import OUTAGES, ErrorCode, StreamwardenError
 from streamwarden.model.hosting import DriverHost, DriverStart
@@ -39,6 +41,9 @@ _YIELD = timedelta(seconds=1)
 
 _FORGET = timedelta(hours=1)
 """How long the request of an ended driver is kept, for people who look."""
+
+
+_Act = Callable[[Document[DriverStart], DriverStart, str], bool]
 
 
 class HostAgent:
@@ -76,22 +81,19 @@ class HostAgent:
         StreamwardenError
             ``HOST_NAME_TAKEN`` if a host with this name lives elsewhere.
         """
-        self._check_name()
+        self._check_name(stop)
         _log.info("driver host %s for %s", self._name, self._workspace.base)
-        while True:
+        while not stop.is_set():
             try:
                 self.look()
-            except StreamwardenError as error:
-                if error.code not in OUTAGES:
-                    raise
-                _log.warning("%s", error.what)
-            except OSError as error:
+            except (StreamwardenError, OSError) as error:
+                # Whatever it is: in a container, all its drivers would end with this process.
                 _log.warning("%s", error)
-            if stop.wait(POLL_S):
-                return
+            stop.wait(POLL_S)
 
     def look(self) -> None:
         """Take requests, and watch the drivers that were started."""
+        is_gone = cache(self._is_gone)
         mine: list[tuple[Document[DriverStart], DriverStart, str]] = []
         open_: list[tuple[Document[DriverStart], DriverStart, str]] = []
         storage = self._workspace.storage
@@ -108,17 +110,28 @@ class HostAgent:
                 open_.append((document, start, etag))
             elif start.host == self._name:
                 mine.append((document, start, etag))
-            elif self._is_superseded(start):
-                # Its host is gone, or has not looked yet.
+            elif is_gone(start.host) and self._is_superseded(start):
                 self._settle(document, start, etag, ended=utc_now())
-        running = [start.job for document, start, etag in mine if self._tend(document, start, etag)]
+        running = [start.job for document, start, etag in mine if self._does(self._tend, document, start, etag)]
         for document, start, etag in open_:
             if self._most is not None and len(running) >= self._most:
                 break
-            if utc_now() - start.at >= _YIELD * min(len(running), 10) and self._take(document, start, etag):
+            waited = utc_now() - start.at
+            if waited >= _YIELD * min(len(running), 10) and self._does(self._take, document, start, etag):
                 running.append(start.job)
         if utc_now() - self._signed >= _SIGN:
             self._sign(running)
+
+    def _does(self, act: _Act, document: Document[DriverStart], start: DriverStart, etag: str) -> bool:
+        """Act for one request; an error of its job is logged, and must not keep others waiting."""
+        try:
+            return act(document, start, etag)
+        except StreamwardenError as error:
+            if error.code in OUTAGES:
+                raise
+            _log.warning("%s: %s", start.job, error)
+            # It may run: this host must not take more than it should.
+            return True
 
     def _take(self, document: Document[DriverStart], start: DriverStart, etag: str) -> bool:
         """Take a request, and start its driver; return whether it runs."""
@@ -139,7 +152,9 @@ class HostAgent:
             self._settle(document, start, etag, ended=utc_now())
             return False
         try:
-            process = start_here(self._workspace, start.job, launch)
+            # Started already, if this host was killed before it could write so into the request.
+            known = launch.process if launch.process is not None and is_alive(launch.process) else None
+            process = known or start_here(self._workspace, start.job, launch)
         except (OSError, subprocess.SubprocessError) as error:
             self._say_end(start, "DRIVER_DID_NOT_START", f"on {self._name}: {error}")
             self._settle(document, start, etag, ended=utc_now())
@@ -151,7 +166,7 @@ class HostAgent:
     def _tend(self, document: Document[DriverStart], start: DriverStart, etag: str) -> bool:
         """Watch a driver of this host; return whether it runs."""
         if start.process is None:
-            # This host was killed in between. If it had started the driver, the lease ends one of the two.
+            # This host was killed in between, or the store was away.
             return self._start(document, start, etag)
         if start.kill and kill(start.process):
             _log.info("%s: killed incarnation %s as asked", start.job, start.incarnation)
@@ -162,6 +177,10 @@ class HostAgent:
             self._say_end(start, "DRIVER_DIED", f"incarnation {start.incarnation}, pid {start.process.pid}")
         self._settle(document, start, etag, ended=utc_now())
         return False
+
+    def _is_gone(self, host: str) -> bool:
+        sign = host_document(self._workspace, host).read()
+        return sign is None or utc_now() - sign.at > LOST
 
     def _is_superseded(self, start: DriverStart) -> bool:
         return any(one > start.incarnation for one in JobDocuments(self._workspace.storage, start.job).incarnations())
@@ -189,13 +208,21 @@ class HostAgent:
             # A request to kill came in between.
             document.update(lambda now: (now or start).model_copy(update=changes))
 
-    def _check_name(self) -> None:
-        found = host_document(self._workspace, self._name).read()
-        if found is None or utc_now() - found.at > LOST or is_alive(found.process) is False:
+    def _check_name(self, stop: threading.Event) -> None:
+        document = host_document(self._workspace, self._name)
+        found = document.read()
+        if found is None or utc_now() - found.at > LOST:
             return
-        # A container that was replaced has the same host name, and another PID namespace; it left its sign behind.
-        if found.process.host == self._process.host and found.process.namespace != self._process.namespace:
+        lives = is_alive(found.process)
+        if lives is False and found.process.boot == self._process.boot:
             return
+        if not lives:
+            # Elsewhere, or in another container. One that was replaced left its sign; one that lives signs again.
+            if stop.wait(2 * _SIGN.total_seconds()):
+                return
+            now = document.read()
+            if now is None or now.at == found.at:
+                return
         what = f"{self._name}: process {found.process.pid} on {found.process.host}, seen at {found.at:%H:%M:%S} UTC"
         raise StreamwardenError("HOST_NAME_TAKEN", what)
 

@@ -20,9 +20,10 @@ from streamwarden.cli.app import app
 from streamwarden.errors import StreamwardenError
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.runtime.host_agent import HostAgent
-from streamwarden.runtime.launchers.hosts import driver_hosts, start_document
-from streamwarden.runtime.processes import is_alive
+from streamwarden.runtime.launchers.hosts import LOST, driver_hosts, host_document, start_document
+from streamwarden.runtime.processes import current_process, is_alive
 from streamwarden.runtime.standby import standby
+from streamwarden.store.documents import JobDocuments
 from streamwarden.supervision import driver_control
 from streamwarden.supervision.act import restart
 from streamwarden.supervision.observe import Observation, Phase, observe
@@ -175,6 +176,53 @@ def test_a_start_that_a_killed_host_had_taken_is_done_by_the_next(place: Place, 
     assert place.seen().incarnation == incarnation
 
 
+def test_a_start_that_a_killed_host_had_done_is_found(place: Place, hosts: Hosts) -> None:
+    agent = HostAgent(place.workspace, name="h1")
+    deploy_job(place.workspace, place.job, by="test")
+    looking(agent, until=lambda: place.seen().phase is Phase.RUNNING)
+    first = place.seen()
+    document = start_document(place.workspace, str(first.incarnation))
+    # As if the host had been killed between the start and the note of it.
+    document.update(lambda now: now.model_copy(update={"process": None}))  # type: ignore[union-attr]
+    looking(agent, until=lambda: document.read().process is not None)  # type: ignore[union-attr]
+    assert document.read().process.pid == pid_of(first)  # type: ignore[union-attr]
+
+
+def test_a_driver_is_left_to_its_host_whatever_was_launched_since(place: Place, hosts: Hosts) -> None:
+    one, other = HostAgent(place.workspace, name="h1"), HostAgent(place.workspace, name="h2")
+    deploy_job(place.workspace, place.job, by="test")
+    looking(one, until=lambda: place.seen().phase is Phase.RUNNING)
+    first = place.seen()
+    # A second start of a job that runs: it is refused the lease.
+    driver_control.start(place.workspace, place.job, by="test")
+    documents = JobDocuments(place.workspace.storage, place.job)
+    looking(other, until=lambda: documents.exit(documents.incarnations()[-1]).read() is not None)
+    request = start_document(place.workspace, str(first.incarnation)).read()
+    assert request is not None and request.ended is None
+    # Its host signs no more.
+    host_document(place.workspace, "h1").update(lambda sign: sign.model_copy(update={"at": sign.at - 2 * LOST}))  # type: ignore[union-attr]
+    other.look()
+    request = start_document(place.workspace, str(first.incarnation)).read()
+    assert request is not None and request.ended is not None
+
+
+def test_one_jobs_damage_stops_no_other_job(place: Place, hosts: Hosts) -> None:
+    workspace = place.workspace
+    place.write_job("whole")
+    for job in (place.job, "whole"):
+        deploy_job(workspace, job, by="test")
+    workspace.files.write(JobDocuments(workspace.storage, place.job).lease.key, b"{")
+    stop, agent = threading.Event(), HostAgent(workspace, name="h1")
+    serving = threading.Thread(target=agent.run, args=(stop,))
+    serving.start()
+    try:
+        hosts.until(lambda: observe(workspace, "whole").phase is Phase.RUNNING)
+        assert serving.is_alive()
+    finally:
+        stop.set()
+        serving.join()
+
+
 def test_a_request_that_a_later_one_has_replaced_starts_nothing(place: Place, hosts: Hosts) -> None:
     deploy_job(place.workspace, place.job, by="test")
     old = str(place.seen().incarnation)
@@ -200,12 +248,31 @@ def test_a_standby_leaves_the_start_to_a_host(place: Place, hosts: Hosts) -> Non
     assert start is not None and start.host == "h1"
 
 
-@pytest.mark.skipif(
+ELSEWHERE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+needs_namespace = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("unshare") is None, reason="a PID namespace of its own needs root and unshare"
 )
+
+
+@needs_namespace
+def test_a_name_is_for_one_container_of_two_with_one_host_name(place: Place, hosts: Hosts) -> None:
+    first = hosts.start("h1", before=ELSEWHERE)
+    with pytest.raises(StreamwardenError, match="HOST_NAME_TAKEN"):
+        HostAgent(place.workspace, name="h1").run(threading.Event())
+    # It was replaced: its sign is still fresh.
+    first.kill()
+    first.wait()
+    stop = threading.Event()
+    threading.Timer(10, stop.set).start()
+    HostAgent(place.workspace, name="h1").run(stop)
+    [sign] = driver_hosts(place.workspace)
+    assert sign.process == current_process()
+
+
+@needs_namespace
 def test_a_driver_elsewhere_is_killed_through_its_host(place: Place, hosts: Hosts) -> None:
     # As in another container: this process cannot see the driver's.
-    hosts.start("h1", before=("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"))
+    hosts.start("h1", before=ELSEWHERE)
     place.write_job(standin_stop_gate=str(place.gate("never")))
     seen = place.deploy()
     assert seen.heartbeat is not None and is_alive(seen.heartbeat.process) is None
