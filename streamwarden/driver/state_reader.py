@@ -2,7 +2,8 @@
 
 It prints one JSON line per argument: for ``NAME=KEY@BATCH`` ``{"name": NAME, "rows": {"0": 12}, "keys": {}}``; for
 ``NAME=KEY@BATCH/PARTITIONS`` ``{"name": NAME, "digests": {"0/default": "c:…"}}``; for unreadable state
-``{"name": NAME, "error": "…"}``. Called by :mod:`streamwarden.runtime.state_reader`.
+``{"name": NAME, "error": "…", "code": …}``, with the code of a known failure or null. Called by
+:mod:`streamwarden.runtime.state_reader`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from streamwarden.driver.causes import headline
+from streamwarden.driver.causes import Failure, headline
 from streamwarden.driver.job_session import temporary
 from streamwarden.driver.jvm import is_unanswered
 from streamwarden.driver.state_digest import state_digests
 from streamwarden.driver.state_rows import count_keys, count_state_rows
 from streamwarden.runtime import work_dirs
+from streamwarden.runtime.failure_signatures import recognise
 from streamwarden.runtime.state_reader import SCRATCH
 from streamwarden.spark.java_options import SHORT_LIVED
 from streamwarden.spark.session import build_session
@@ -67,7 +69,8 @@ def _answer(workspace: Workspace, own: Path, asked: list[str]) -> None:
                 # Not Spark's error about the state.
                 raise
             # Any exception: the answer is that this state is unreadable, and the next one is still read.
-            answer = {"error": headline(error)}
+            known = recognise(Failure.of(error).text)
+            answer = {"error": headline(error), "code": known.code if known else None}
         sys.stdout.write(json.dumps({"name": name, **answer}) + "\n")
         sys.stdout.flush()
     session.stop()

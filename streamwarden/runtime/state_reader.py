@@ -68,7 +68,8 @@ def read_state(
     -------
     dict
         By name, a dict with ``rows`` by operator id, and ``keys`` of those with keyed state; or ``digests`` by store
-        (:func:`streamwarden.driver.state_digest.state_digests`); or ``error``, the reason why the read failed.
+        (:func:`streamwarden.driver.state_digest.state_digests`); or ``error``, the reason why the read failed, with the
+        ``code`` of a known failure or None.
 
     Raises
     ------

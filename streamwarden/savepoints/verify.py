@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import OUTAGES, StreamwardenError
 from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.model.record import utc_now
 from streamwarden.model.savepoint import Manifest, Record, Verification
@@ -18,6 +18,9 @@ from streamwarden.store.layout import savepoint_checkpoint_key
 from streamwarden.store.workspace import Workspace
 
 __all__ = ["check_files", "verify"]
+
+_NOT_ITS_STATE = OUTAGES | {"S3_REFUSED", "DISK_FULL", "OUT_OF_MEMORY"}
+"""Failures of a read that say nothing about the state that was to be read."""
 
 _SHOWN = 20
 """Number of findings kept for a savepoint: a lost folder would flood the record."""
@@ -96,7 +99,8 @@ def verify(
     Raises
     ------
     StreamwardenError
-        ``SAVEPOINT_VERIFY_FAILED`` if the state could not be read; these savepoints then get no result.
+        ``SAVEPOINT_VERIFY_FAILED`` if a state could not be read for a reason that is not its own, such as an outage;
+        that savepoint then keeps the result that it had.
     """
     started = time.monotonic()
     problems = {one.manifest.id: _files(workspace, one.manifest, report) for one in chosen}
@@ -110,7 +114,7 @@ def verify(
             {one.id: StateAt(savepoint_checkpoint_key(one.job, one.id), one.batch) for one in stateful},
             code="SAVEPOINT_VERIFY_FAILED",
         )
-    found = {}
+    found, unread = {}, []
     for one in chosen:
         manifest = one.manifest
         if manifest_document(workspace, manifest.job, manifest.id).read() is None:
@@ -118,6 +122,9 @@ def verify(
             continue
         answer = read.get(manifest.id)
         rows = None
+        if answer is not None and answer.get("code") in _NOT_ITS_STATE:
+            unread.append(f"{manifest.job} {manifest.id}: {answer['code']}: {answer['error']}")
+            continue
         if answer is not None and "error" in answer:
             problems[manifest.id].append(f"state: {answer['error']}")
         elif answer is not None:
@@ -134,6 +141,8 @@ def verify(
             problems=problems[manifest.id][:_SHOWN],
         )
         found[manifest.id] = _record(workspace, one, verification)
+    if unread:
+        raise StreamwardenError("SAVEPOINT_VERIFY_FAILED", "\n".join(unread))
     return found
 
 

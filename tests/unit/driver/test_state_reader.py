@@ -60,6 +60,23 @@ def test_a_path_with_odd_characters_is_read_by_a_link_that_has_none(
         pass
 
 
+def test_why_a_state_could_not_be_read_is_told_with_the_code_of_a_known_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter(["SdkClientException: Unable to execute HTTP request: x.s3.amazonaws.com", "something else"])
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError(next(answers))
+
+    session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None), stop=lambda: None)
+    monkeypatch.setattr(state_reader, "build_session", lambda *_, **__: session)
+    monkeypatch.setattr(state_reader, "_read", fails)
+    state_reader._answer(make_place(tmp_path), tmp_path, ["one=c@1", "two=c@1"])
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["code"] for one in told] == ["S3_UNREACHABLE", None]
+    assert "Unable to execute" in told[0]["error"]
+
+
 def test_no_answer_is_no_word_on_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: Any) -> Any:
         raise Py4JNetworkError("Answer from Java side is empty")

@@ -23,6 +23,7 @@ from streamwarden.model.spec import KeepSpec, RetentionSpec
 from streamwarden.model.status import CheckpointRef
 from streamwarden.runtime.processes import current_process
 from streamwarden.savepoints import catalog
+from streamwarden.savepoints import verify as verify_module
 from streamwarden.savepoints.catalog import (
     LATEST,
     delete,
@@ -608,3 +609,29 @@ def test_looking_through_the_files_alone_finds_what_is_wrong_with_them(workspace
         "offsets/1: 2 bytes, not 3",
         "offsets/0: its SHA-256 is not the manifest's",
     ]
+
+
+def test_an_outage_during_the_read_of_a_state_is_no_damage(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("1", "2", "3"):
+        made(workspace, name)
+        counted = OperatorState(
+            id=0, name="stateStoreSave", partitions=1, stores=[], rows=12, bytes=1, schema_sha256=""
+        )
+        manifest_document(workspace, JOB, name).write(manifest(name, operators=[counted]))
+    away = {"error": "(Service: S3, Status Code: 503)", "code": "S3_THROTTLED"}
+    answers: dict[str, Any] = {"1": away, "2": {"error": "Stream is corrupted", "code": "CHECKPOINT_DAMAGED"}}
+    answers["3"] = {"rows": {"0": 12}, "keys": {}}
+    monkeypatch.setattr(verify_module, "read_state", lambda *_, **__: answers)
+    monkeypatch.setattr(verify_module, "_files", lambda *_: [])
+    before = find(workspace, JOB, "1").record
+    with pytest.raises(StreamwardenError, match="lamp 1: S3_THROTTLED") as raised:
+        verify(workspace, savepoints(workspace, JOB), by="test")
+    assert raised.value.code == "SAVEPOINT_VERIFY_FAILED" and raised.value.retryable
+    assert find(workspace, JOB, "1").record == before
+    assert [find(workspace, JOB, name).verdict for name in ("2", "3")] == ["damaged", "verified"]
+    # Another version of Spark may read what one could not.
+    answers["2"] = answers["3"]
+    verify(workspace, [find(workspace, JOB, "2")], by="test")
+    assert find(workspace, JOB, "2").verdict == "verified"
