@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.record import ErrorInfo
+from streamwarden.model.record import ErrorInfo, ErrorText
 from streamwarden.model.status import CheckpointRef, Desired, Parallelism, ParallelismOverride
 
 __all__ = ["Cancel", "InForce", "Operation", "OperationPlan", "OperationState", "Step", "StepName"]
@@ -66,12 +66,12 @@ class _Record(BaseModel):
 class Step(_Record):
     """One step of an operation. The performing process updates it."""
 
-    model_config = ConfigDict(frozen=False)
+    model_config = ConfigDict(frozen=False, validate_assignment=True)
 
     name: str = Field(description="A StepName; text, so that the record of another version stays readable.")
     started_at: datetime
     ended_at: datetime | None = None
-    detail: str = ""
+    detail: ErrorText = ""
 
 
 class InForce(_Record):

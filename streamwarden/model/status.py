@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from streamwarden.model.process_ref import ProcessRef
-from streamwarden.model.record import Decided, ErrorInfo, Record
+from streamwarden.model.record import Decided, ErrorInfo, ErrorText, Record
 from streamwarden.model.spec import JobSpec
 from streamwarden.names import Key
 
@@ -184,7 +184,7 @@ class Heartbeat(Record):
     at: datetime
     started_at: datetime
     state: DriverState
-    reason: str = ""
+    reason: ErrorText = ""
     process: ProcessRef
     generation: int = 0
     digest: str = ""
@@ -198,7 +198,7 @@ class Heartbeat(Record):
     versions: dict[str, str] = Field(
         default_factory=dict, description="Of what writes the checkpoint: spark, delta, job, streamwarden."
     )
-    notes: list[str] = Field(
+    notes: list[ErrorText] = Field(
         default_factory=list,
         description="Messages for a person that are no errors, such as added columns of its tables.",
     )

@@ -24,12 +24,14 @@ from streamwarden.driver.metrics import DriverMetrics, DriverView
 from streamwarden.driver.schema_registry import read_subject
 from streamwarden.errors import StreamwardenError
 from streamwarden.model.kubernetes_spec import KubernetesSpec
+from streamwarden.model.operation import Step
 from streamwarden.model.profile import LogSpec, MetricsSpec, PrometheusSpec, S3Spec
-from streamwarden.model.record import ErrorInfo
-from streamwarden.model.status import DriverState
+from streamwarden.model.record import ErrorInfo, utc_now
+from streamwarden.model.status import DriverState, Heartbeat
 from streamwarden.quality.lineage_events import error_facets
 from streamwarden.redaction import HIDDEN, is_secret_name, redacted
 from streamwarden.runtime.launchers import local
+from streamwarden.runtime.processes import current_process
 from streamwarden.serving.redis import RedisStore
 from streamwarden.store.config import load_job, load_profile
 from streamwarden.store.workspace import open_workspace
@@ -61,6 +63,24 @@ def test_each_secret_is_hidden_from_each_kind_of_text(name: str, tmp_path: Path)
         assert HIDDEN in info.what and HIDDEN in info.traceback
         for told in (str(error), repr(error), info.model_dump_json(), redacted(text)):
             assert found_in(told) == []
+
+
+def test_what_a_driver_and_a_step_say_of_themselves_has_no_secret() -> None:
+    """A failed try's reason is shown by `status` and pages, elsewhere than where the secret is known."""
+    now = utc_now()
+    beat = Heartbeat(
+        incarnation="i",
+        at=now,
+        started_at=now,
+        state=DriverState.RETRYING,
+        process=current_process(),
+        reason=f"try 1 failed: {leak()}",
+        notes=[leak()],
+    )
+    step = Step(name="digests", started_at=now)
+    step.detail = f"not compared: {leak()}"
+    for told in (beat.model_dump_json(), step.model_dump_json()):
+        assert HIDDEN in told and found_in(told) == []
 
 
 @pytest.mark.parametrize("kind", ["text", "json"])
