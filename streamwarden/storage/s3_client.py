@@ -240,7 +240,8 @@ def _refusal(error: failures.ClientError, where: str) -> Exception:
         return StreamwardenError("S3_BUCKET_MISSING", what)
     if code in _THROTTLED or status == 429:
         return StreamwardenError("S3_THROTTLED", what)
-    if status >= 500 and status != 501:
+    # Without a status, it is the answer for one key of many.
+    if (status >= 500 and status != 501) or code == "InternalError":
         return StreamwardenError("S3_UNREACHABLE", what)
     if code in _ELSEWHERE:
         return StreamwardenError(
