@@ -65,8 +65,8 @@ def job_status(workspace: Workspace, job: str) -> dict[str, Any]:
 def metrics_targets(workspace: Workspace) -> dict[str, str]:
     """Return, by job, the address of its driver's metrics: for each job that must run, the last known address.
 
-    Includes jobs whose driver is down. If another job's driver uses that port now, the port is 0, where no process
-    answers. Omits jobs whose drivers never had an address.
+    Includes jobs whose driver is down, unless an operation works on them. If another job's driver uses that port now,
+    the port is 0, where no process answers. Omits jobs whose drivers never had an address.
     """
     living: dict[str, str] = {}
     down: dict[str, str] = {}
@@ -77,7 +77,7 @@ def metrics_targets(workspace: Workspace) -> dict[str, str]:
         address = seen.heartbeat.metrics if seen.heartbeat else ""
         if seen.phase.alive and address:
             living[job] = address
-        elif seen.desired is not None and seen.desired.state == "running":
+        elif seen.desired is not None and seen.desired.state == "running" and seen.operation is None:
             documents = JobDocuments(workspace.storage, job)
             beats = (documents.heartbeat(one).read() for one in reversed(documents.incarnations()))
             last = next((beat.metrics for beat in beats if beat is not None and beat.metrics), None)

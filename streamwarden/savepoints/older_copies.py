@@ -14,7 +14,7 @@ from streamwarden.formats.checkpoint import CheckpointReader
 from streamwarden.formats.delta_log import SHUT, DeltaLog, application_id
 from streamwarden.model.savepoint import Manifest
 from streamwarden.model.source_spec import DeltaSource, Source
-from streamwarden.model.spec import JobSpec
+from streamwarden.model.spec import JobSpec, SinkSpec
 from streamwarden.model.status import CheckpointRef
 from streamwarden.savepoints.history import is_on_history
 from streamwarden.savepoints.reports import newest_reports
@@ -41,14 +41,18 @@ def check_written(workspace: Workspace, spec: JobSpec, reference: CheckpointRef,
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
-    begun, reported = checkpoint.last_offset(), _newest_reported(workspace, spec, reference, checkpoint)
-    for number, sink in enumerate(spec.delta_sinks):
+    # In this order: a driver may go on meanwhile. It begins a batch, writes it, and then reports it.
+    reported = _newest_reported(workspace, spec, reference, checkpoint)
+    found: list[tuple[SinkSpec, int | None]] = []
+    for sink in spec.delta_sinks:
         address, options = workspace.delta_rs(sink.table)
         try:
             table = DeltaTable(address, storage_options=options)
         except TableNotFoundError:
             continue
-        written = table.transaction_version(application_id(spec.name, reference.generation))
+        found.append((sink, table.transaction_version(application_id(spec.name, reference.generation))))
+    begun = checkpoint.last_offset()
+    for sink, written in found:
         if written is not None and written > (-1 if begun is None else begun):
             told = "is closed to it, since a later generation ran" if written == SHUT else f"has its batch {written}"
             raise StreamwardenError(
@@ -56,7 +60,7 @@ def check_written(workspace: Workspace, spec: JobSpec, reference: CheckpointRef,
                 f"{spec.name}: generation {reference.generation} begins with batch {0 if begun is None else begun}, and"
                 f" table {sink.table} {told}",
             )
-        if number == 0 and reported is not None and (-1 if written is None else written) < reported:
+        if sink is spec.delta_sinks[0] and reported is not None and (-1 if written is None else written) < reported:
             raise StreamwardenError(
                 "OUTPUT_BEHIND",
                 f"{spec.name}: batch {reported} of generation {reference.generation} wrote rows, and table {sink.table}"

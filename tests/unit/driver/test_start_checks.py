@@ -77,6 +77,23 @@ def test_a_batch_in_flight_may_be_in_the_table_and_no_later_one(workspace: Works
     check(workspace, generation=2)
 
 
+def test_a_job_that_goes_on_while_it_is_looked_at_is_of_one_moment(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed(workspace, 0)
+    wrote(workspace, 0)
+    last_offset = CheckpointReader.last_offset
+
+    def goes_on(reader: CheckpointReader) -> int | None:
+        found = last_offset(reader)
+        committed(workspace, 1)
+        wrote(workspace, 1)
+        return found
+
+    monkeypatch.setattr(CheckpointReader, "last_offset", goes_on)
+    check(workspace)
+
+
 def test_a_generation_that_was_fenced_off_does_not_begin_again(workspace: Workspace) -> None:
     wrote(workspace, 0)
     begun(workspace, 0)

@@ -11,10 +11,17 @@ from pathlib import Path
 import pytest
 
 from streamwarden.errors import StreamwardenError
+from streamwarden.model.record import utc_now
+from streamwarden.model.status import DriverState, Heartbeat
 from streamwarden.operations import target_file
+from streamwarden.operations.status import metrics_targets
 from streamwarden.operations.target_file import TargetFile
+from streamwarden.runtime.processes import current_process
+from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 from tests.batches import make_place
+from tests.unit.savepoints import test_catalog
+from tests.unit.supervision.test_supervision import GONE, JOB, desired, launched
 
 pytestmark = pytest.mark.unit
 
@@ -96,3 +103,20 @@ def test_a_new_process_writes_at_once_what_is_true_now(tmp_path: Path, answers: 
     answers.append({})
     TargetFile(workspace, file).keep(timedelta(seconds=15), looks := Looks(file, 1))
     assert looks.seen == [[]]
+
+
+def test_a_driver_that_is_down_is_listed_unless_an_operation_works_on_its_job(tmp_path: Path) -> None:
+    workspace = test_catalog.opened(tmp_path)
+    documents, now = JobDocuments(workspace.storage, JOB), utc_now()
+    documents.desired.write(desired())
+    launched(workspace, "a1", process=GONE)
+    beat = Heartbeat(
+        incarnation="a1", at=now, started_at=now, state=DriverState.RUNNING, process=GONE, metrics="one:9400"
+    )
+    documents.heartbeat("a1").write(beat)
+    assert metrics_targets(workspace) == {JOB: "one:9400"}
+    test_catalog.operation(workspace, "running", current_process())
+    assert metrics_targets(workspace) == {}
+    # Its process died: nobody works on the job.
+    test_catalog.operation(workspace, "running", GONE)
+    assert metrics_targets(workspace) == {JOB: "one:9400"}
