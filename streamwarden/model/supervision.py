@@ -67,6 +67,9 @@ class Restart(Record):
     at: datetime
     after: str = Field(description="The incarnation that ended.")
     reason: str
+    counts: bool = Field(
+        default=True, description="False if the start before it found no cluster: it spends nothing of the budget."
+    )
 
 
 class Decision(Record):

@@ -188,11 +188,16 @@ class JobOperation(ABC):
         Raises
         ------
         StreamwardenError
-            ``OPERATION_CANCELLED`` if the job was stopped since the operation began.
+            ``OPERATION_CANCELLED`` if the job was stopped since the operation began; ``OPERATION_FAILED`` if it runs.
         """
         stopped = self._stopped_meanwhile()
         if stopped is not None:
             raise stopped
+        seen = observe(self._workspace, self._job)
+        if seen.phase.alive:
+            # By a supervisor that had seen it down before this began, or to which this seemed dead in an outage.
+            what = f"{self._job}: driver {seen.incarnation} was started although the {self._kind} had stopped the job"
+            raise StreamwardenError("OPERATION_FAILED", what)
         before = self._in_force()
         base = None
         if after.checkpoint is not None:
@@ -297,9 +302,7 @@ class JobOperation(ABC):
         else:
             if seen.phase.alive:
                 # A supervisor started it between two writes of the switch: with the old spec on the new checkpoint.
-                driver_control.end_driver(
-                    self._workspace, self._job, by=self._by, reason=f"{self._kind}: started during the switch"
-                )
+                self._end_driver(f"{self._kind}: started during the switch")
             incarnation = driver_control.start(
                 self._workspace, self._job, by=self._by, reason=self._start_reason, spare=spare
             )
@@ -390,8 +393,7 @@ class JobOperation(ABC):
                 seen = observe(self._workspace, self._job)
                 # A killed try may have started the job as before; that driver is the right one.
                 if not (seen.phase.alive and self._runs(seen, self._plan.before)):
-                    reason = f"{self._kind} failed: {error.code}"
-                    driver_control.end_driver(self._workspace, self._job, by=self._by, reason=reason)
+                    self._end_driver(f"{self._kind} failed: {error.code}")
                 self.handle.plan(undone=self._undo(error))
             undone, desired = self._plan.undone, self._documents.desired.read()
             to_run = desired is not None and desired.state == "running"
@@ -574,7 +576,11 @@ class JobOperation(ABC):
             reason=self._kind,
             timeout=self._stop_timeout,
             query_only=query_only,
+            check=self.handle.check,
         )
+
+    def _end_driver(self, reason: str) -> None:
+        driver_control.end_driver(self._workspace, self._job, by=self._by, reason=reason, check=self.handle.check)
 
     def _await_stop(self) -> Observation:
         """Wait until the driver and its lease have ended: all is written by then."""

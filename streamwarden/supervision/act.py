@@ -11,11 +11,12 @@ from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.status import Exit
 from streamwarden.model.supervision import Decision, Ending, Restart, Supervision
 from streamwarden.runtime.launchers.launch import launch_driver, launcher_of
+from streamwarden.runtime.operation_lock import active_operation
 from streamwarden.runtime.processes import kill
 from streamwarden.storage import Conflict
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
-from streamwarden.supervision.decide import Action, Verdict, pending_ending, stuck_error
+from streamwarden.supervision.decide import Action, Verdict, found_no_cluster, pending_ending, stuck_error
 from streamwarden.supervision.observe import Observation, Phase, current_incarnation, process_of_driver
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 _KEPT = 50
+_FREE = 8
+"""So many restarts that spend no budget are kept: back-off doubles with each, up to its limit."""
 
 _TAKEOVER = timedelta(seconds=30)
 """How long a supervisor may take from its recorded restart to the launch. 30 s: two small writes and a fork."""
@@ -94,16 +97,17 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
     Returns
     -------
     str or None
-        The new incarnation. None if another supervisor was faster, or the old driver could not be ended yet.
+        The new incarnation. None if another supervisor or an operation was faster, or the old driver could not be
+        ended yet.
     """
     documents = JobDocuments(workspace.storage, seen.job)
     assert seen.desired is not None and seen.incarnation is not None
     after, why = seen.incarnation, why or seen.reason
     if seen.phase.alive and not end_stuck(workspace, seen, by=by, why=why):
         return None
-    ours = Restart(at=utc_now(), after=after, reason=why)
+    ours = Restart(at=utc_now(), after=after, reason=why, counts=not found_no_cluster(seen))
     # If fewer restarts were kept than the budget allows, the budget could never be spent.
-    kept = max(_KEPT, seen.desired.spec.restarts.max)
+    kept = max(_KEPT, seen.desired.spec.restarts.max) + _FREE
 
     def record(memory: Supervision | None) -> Supervision:
         memory = memory or Supervision()
@@ -114,12 +118,17 @@ def restart(workspace: Workspace, seen: Observation, *, by: str, why: str | None
         if pending_ending(seen, memory, "fail") is not None:
             return memory
         decision = Decision(at=ours.at, what=f"restart after {after}", why=why)
+        # Those that don't count must not push out those that do.
+        free = [entry for entry in others if not entry.counts][-_FREE:]
+        others = [entry for entry in others if entry.counts or entry in free]
         return Supervision(restarts=[*others, ours][-kept:], decisions=[*memory.decisions, decision][-_KEPT:])
 
     if ours not in documents.supervision.update(record).restarts:
         return None
     kill_silent(workspace, seen)
-    # The job may have been stopped or deployed again since the observation.
+    # The job may have been stopped or deployed again since the observation, or an operation may have begun.
+    if active_operation(workspace, seen.job) is not None:
+        return None
     desired = documents.desired.read() or seen.desired
     if desired.state == "suspended" or current_incarnation(documents) != after:
         return None

@@ -6,13 +6,14 @@ supervisor continues where a dead supervisor ended.
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Literal
 
-from streamwarden.errors import StreamwardenError
+from streamwarden.errors import ErrorCode, StreamwardenError
 from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.spec import RestartSpec
 from streamwarden.model.supervision import Ending, Supervision
@@ -21,6 +22,7 @@ from streamwarden.supervision.observe import Observation, Phase, is_here
 
 __all__ = ["Action", "Verdict", "assess", "decide", "pending_ending", "stuck_error"]
 
+_AWAY: frozenset[ErrorCode] = frozenset({"YARN_UNREACHABLE", "KUBERNETES_UNREACHABLE"})
 _STUCK = "it is alive but has committed no batch"
 
 
@@ -175,6 +177,11 @@ def _judge_living(seen: Observation, memory: Supervision, now: datetime) -> Verd
     return Verdict(Action.WAIT, seen.reason)
 
 
+def found_no_cluster(seen: Observation) -> bool:
+    """Return whether the observed start found nobody who could run a driver: the job is not what has to be spared."""
+    return seen.error is not None and seen.error.code in _AWAY
+
+
 def _within_budget(
     seen: Observation, memory: Supervision, why: str, now: datetime, *, error: ErrorInfo | None
 ) -> Verdict:
@@ -184,7 +191,10 @@ def _within_budget(
         # A failed job stays down until it is deployed again, even after its restarts leave the window.
         return Verdict(Action.FAIL, given_up.why, error=given_up.error)
     policy = seen.desired.spec.restarts
-    spent = [entry for entry in memory.restarts if now - entry.at < policy.window]
+    if found_no_cluster(seen):
+        tries = itertools.takewhile(lambda entry: not entry.counts, reversed(memory.restarts))
+        return Verdict(Action.RESTART, why, not_before=seen.since + _backoff(policy, len(list(tries)), seen))
+    spent = [entry for entry in memory.restarts if entry.counts and now - entry.at < policy.window]
     if len(spent) >= policy.max:
         last = f"{error.code}: {error.what}" if error else why
         remedy = f"{error.remedy} Then deploy the job again." if error else None

@@ -186,13 +186,23 @@ def _stopped(workspace: Workspace, job: str, timeout: float, *, by: str, kill: b
     return observe(workspace, job)
 
 
-def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout: float = 60) -> None:
+def end_driver(
+    workspace: Workspace,
+    job: str,
+    *,
+    by: str,
+    reason: str,
+    timeout: float = 60,
+    check: Callable[[], object] = lambda: None,
+) -> None:
     """End a job's driver between batches, or kill it after a time-out. Does not change the desired state.
 
     Parameters
     ----------
     timeout
         Seconds until the driver is killed. 60: time for the batch in flight; the driver must end in any case.
+    check
+        Called before each driver is asked: raises if this is no more the caller's to decide.
 
     Raises
     ------
@@ -200,7 +210,7 @@ def end_driver(workspace: Workspace, job: str, *, by: str, reason: str, timeout:
         ``STOP_TIMED_OUT`` for a driver that cannot be killed from here: on another machine, or not known to run.
     """
     deadline = Deadline(timeout)
-    ended = _asking_each(workspace, by=by, reason=reason)
+    ended = _asking_each(workspace, by=by, reason=reason, check=check)
     while not ended(seen := observe(workspace, job)):
         process = process_of_driver(seen)
         if deadline.passed:
@@ -320,16 +330,20 @@ def _ended(workspace: Workspace) -> Callable[[Observation], bool]:
     return ended
 
 
-def _asking_each(workspace: Workspace, *, by: str, reason: str) -> Callable[[Observation], bool]:
+def _asking_each(
+    workspace: Workspace, *, by: str, reason: str, check: Callable[[], object]
+) -> Callable[[Observation], bool]:
     """Return :func:`_ended`, which first asks each driver in turn to stop.
 
-    A killed try may have started a driver that takes over when this driver ends.
+    A killed try may have started a driver that takes over when this driver ends. A process that was paused, however,
+    must not stop what another has started since.
     """
     asked: set[str | None] = set()
     is_over = _ended(workspace)
 
     def ended(now: Observation) -> bool:
         if now.incarnation not in asked:
+            check()
             asked.add(now.incarnation)
             request_stop(workspace, now.job, by=by, reason=reason, incarnation=now.incarnation)
         return is_over(now)
@@ -373,7 +387,14 @@ def wait_for(
 
 
 def stop_in_turn(
-    workspace: Workspace, job: str, *, by: str, reason: str, timeout: float, query_only: bool = False
+    workspace: Workspace,
+    job: str,
+    *,
+    by: str,
+    reason: str,
+    timeout: float,
+    query_only: bool = False,
+    check: Callable[[], object] = lambda: None,
 ) -> str:
     """Stop a job's driver between batches, and every driver that takes over meanwhile; return the last driver's end.
 
@@ -386,6 +407,8 @@ def stop_in_turn(
     query_only
         Return when the query has ended, after which no batch starts. The driver then stops Spark, which takes seconds,
         and holds its lease until that is done: see :func:`await_stop`.
+    check
+        As for :func:`end_driver`.
 
     Raises
     ------
@@ -395,7 +418,7 @@ def stop_in_turn(
     was = observe(workspace, job)
     if not (was.phase.alive or was.phase is Phase.SILENT):
         return f"the job is {was.phase}"
-    is_over = _asking_each(workspace, by=by, reason=reason)
+    is_over = _asking_each(workspace, by=by, reason=reason, check=check)
 
     def ended(now: Observation) -> bool:
         return is_over(now) or (query_only and now.heartbeat is not None and now.heartbeat.query_ended)

@@ -270,7 +270,7 @@ def _failed_tries(facts: Facts) -> _Measure:
 
 def _restarts(facts: Facts) -> _Measure:
     policy, limit = facts.spec.restarts, facts.spec.health.restarts
-    spent = sum(facts.now - entry.at < policy.window for entry in facts.restarts)
+    spent = sum(entry.counts and facts.now - entry.at < policy.window for entry in facts.restarts)
     # Restarts never exceed the budget: a limit above the budget would never be reached.
     critical = limit.critical if limit.critical is not None else max(policy.max, 1)
     warn = None if limit.warn is None else min(limit.warn, critical)

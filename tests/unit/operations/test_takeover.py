@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from streamwarden.errors import StreamwardenError
-from streamwarden.model.operation import InForce, Operation, OperationState
+from streamwarden.model.operation import InForce, Operation, OperationState, Step
 from streamwarden.model.record import utc_now
 from streamwarden.model.status import CheckpointRef, Desired, Parallelism, ParallelismOverride
 from streamwarden.operations.rescale import _Rescale
@@ -19,11 +19,15 @@ from streamwarden.operations.restore import _Restore
 from streamwarden.operations.rollout import _Rollout
 from streamwarden.operations.workflow import JobOperation
 from streamwarden.runtime.operation_lock import OperationHandle, begin
+from streamwarden.runtime.processes import current_process
 from streamwarden.savepoints.fresh_checkpoint import fresh_checkpoint
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import decide, effective_spec
 from streamwarden.store.workspace import Workspace, open_workspace
-from tests.unit.supervision.test_supervision import GONE, JOB, desired
+from streamwarden.supervision import driver_control
+from streamwarden.supervision.act import restart
+from streamwarden.supervision.observe import Observation, observe
+from tests.unit.supervision.test_supervision import GONE, JOB, desired, launched
 
 pytestmark = pytest.mark.unit
 
@@ -157,6 +161,51 @@ def test_who_performs_it_writes(workspace: Workspace, kind: Any, kind_of: Any, s
         switch(kind_of(workspace, handle, 1, 1, None))
         handle.end(OperationState.DONE)
     assert written(workspace) != before
+
+
+def test_a_supervisor_starts_nothing_in_the_midst_of_an_operation(workspace: Workspace) -> None:
+    launched(workspace, "a1", process=GONE, code="BATCH_FAILED")
+    found = observe(workspace, JOB)
+    with begin(workspace, JOB, "restore", by="me", params=PARAMS) as handle:
+        assert restart(workspace, found, by="a supervisor that looked before") is None
+        handle.end(OperationState.DONE)
+    assert JobDocuments(workspace.storage, JOB).incarnations() == ["a1"]
+
+
+@pytest.mark.parametrize(("kind", "kind_of", "switch"), WAYS[:3])
+def test_a_job_that_was_started_since_its_stop_is_not_switched(
+    workspace: Workspace, kind: Any, kind_of: Any, switch: Switch
+) -> None:
+    before = written(workspace)
+    with begin(workspace, JOB, kind, by="me", params=PARAMS) as handle:
+        launched(workspace, "b1", process=current_process())
+        with pytest.raises(StreamwardenError, match="driver b1 was started") as raised:
+            switch(kind_of(workspace, handle, 1, 1, None))
+        handle.end(OperationState.FAILED)
+    assert raised.value.code == "OPERATION_FAILED" and raised.value.retryable
+    assert written(workspace) == before
+
+
+def test_one_that_wakes_does_not_stop_what_another_has_started(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    with begin(workspace, JOB, "restore", by="me", params=PARAMS) as handle, ExitStack() as other:
+
+        def look(*_: object) -> Observation:
+            if len(looks) == 2:
+                other.enter_context(taken_over(workspace, handle))
+                launched(workspace, "b1", process=current_process())
+            looks.append("")
+            return observe(workspace, JOB)
+
+        launched(workspace, "a1", process=current_process())
+        monkeypatch.setattr(driver_control, "observe", look)
+        with pytest.raises(StreamwardenError, match="OPERATION_INTERRUPTED"):
+            _Restore(workspace, handle, 5, 1, None)._stop_driver(Step(name="stop", started_at=NOW))
+        handle._ended.set()
+    documents = JobDocuments(workspace.storage, JOB)
+    assert documents.stop("a1").read() is not None and documents.stop("b1").read() is None
 
 
 def test_what_was_written_meanwhile_by_others_is_written_over(

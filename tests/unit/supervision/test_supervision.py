@@ -437,6 +437,28 @@ def test_no_restart_of_what_another_supervisor_gave_up(workspace: Workspace, lau
     assert documents.supervision.read() == gave_up("a1")
 
 
+@pytest.mark.parametrize("code", ["YARN_UNREACHABLE", "KUBERNETES_UNREACHABLE"])
+def test_starts_that_find_no_cluster_spend_no_restart(workspace: Workspace, launches: list[str], code: str) -> None:
+    documents = JobDocuments(workspace.storage, JOB)
+    launched(workspace, "a1", process=GONE, code="DRIVER_DIED")
+    waits = []
+    for number in range(1, 10):
+        found = observe(workspace, JOB)
+        verdict = decide(found, documents.supervision.read() or Supervision())
+        assert verdict.action is Action.RESTART and verdict.not_before is not None
+        waits.append((verdict.not_before - found.since).total_seconds())
+        assert restart(workspace, found, by="test") == f"b{number}"
+        launched(workspace, f"b{number}", process=GONE, code=code)
+    # Of a limit of 8 s.
+    assert 1.6 <= waits[0] <= 2.4 and max(waits) <= 8 * 1.2 and min(waits[4:]) >= 8 * 0.8
+    memory = documents.supervision.read()
+    assert memory is not None and [entry.after for entry in memory.restarts if entry.counts] == ["a1"]
+    assert len(memory.restarts) == 1 + 8
+    # The cluster is back, and the job fails as before.
+    launched(workspace, "b9", process=GONE, code="DRIVER_DIED")
+    assert decide(observe(workspace, JOB), memory).action is Action.RESTART
+
+
 def test_restart_is_taken_over_from_a_supervisor_that_died_in_it(workspace: Workspace, launches: list[str]) -> None:
     launched(workspace, "a1", process=GONE, code="BATCH_FAILED")
     documents = JobDocuments(workspace.storage, JOB)
