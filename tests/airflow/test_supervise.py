@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import threading
 from datetime import timedelta
 from typing import Any
@@ -27,6 +28,7 @@ from streamwarden.model.health_spec import HealthSpec
 from streamwarden.model.operation import OperationState
 from streamwarden.model.record import utc_now
 from streamwarden.operations.deploy import deploy_job
+from streamwarden.runtime.launchers import submission as submissions
 from streamwarden.runtime.operation_lock import begin
 from streamwarden.runtime.processes import is_alive
 from streamwarden.store.documents import JobDocuments
@@ -84,6 +86,24 @@ def test_killed_driver_is_restarted_after_its_back_off_and_goes_on(place: Place)
     assert memory is not None and [entry.after for entry in memory.restarts] == [first.incarnation]
     launched = second.launch.at if second.launch else None
     assert launched is not None and (launched - first.heartbeat.at).total_seconds() >= 0.2 * 0.8
+
+
+def test_a_restart_waits_for_its_submission_which_may_end_with_the_task(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, first, operator = Run(), place.deploy(), supervise(place)
+    submission = subprocess.Popen(["sleep", "1"], text=True)
+
+    def launch(*_: Any, **__: Any) -> str:
+        submissions._started.append(submission)
+        return "a-new-one"
+
+    monkeypatch.setattr("streamwarden.supervision.act.launch_driver", launch)
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    os.kill(pid_of(first), signal.SIGKILL)
+    event = fired(trigger)
+    deferred(lambda: operator.resume(run.context(), event), run)
+    assert submission.poll() == 0 and submissions._started == []
 
 
 def test_silent_driver_is_killed_and_restarted(place: Place) -> None:

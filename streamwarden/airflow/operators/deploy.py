@@ -24,6 +24,7 @@ from streamwarden.errors import StreamwardenError
 from streamwarden.model.record import utc_now
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.rollout import is_same_rollout
+from streamwarden.runtime.launchers.submission import await_submissions
 from streamwarden.runtime.polling import Deadline
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.effective_spec import effective_spec
@@ -156,6 +157,7 @@ class DeployOperator(JobOperator, InterruptibleOperator):
         )
 
     def _await_start(self, workspace: Workspace, incarnation: str) -> None:
+        await_submissions()
         deadline = Deadline(self.wait)
         while (seen := observe(workspace, self.job)).phase is Phase.STARTING and deadline.pause(0.5):
             pass

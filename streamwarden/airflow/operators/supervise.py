@@ -28,6 +28,7 @@ from streamwarden.model.record import ErrorInfo, utc_now
 from streamwarden.model.supervision import Supervision
 from streamwarden.operations.deploy import deploy_job
 from streamwarden.operations.give_up import put_down
+from streamwarden.runtime.launchers.submission import await_submissions
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
 from streamwarden.supervision import driver_control
@@ -280,6 +281,8 @@ class SuperviseOperator(JobOperator):
             self.log.info("%s: somebody else has restarted, stopped or deployed the job meanwhile", seen.incarnation)
         else:
             self.log.info("restarted as %s after %s: %s", launched, seen.incarnation, verdict.why)
+            # Where each task has a pod of its own, the submission would end with this task.
+            await_submissions()
         return launched
 
     def _last_words(self, workspace: Workspace, seen: Observation, error: ErrorInfo) -> str:

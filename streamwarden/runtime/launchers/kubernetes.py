@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from typing_extensions import override
@@ -14,7 +14,7 @@ from streamwarden.model.status import Launch
 from streamwarden.runtime.failure_signatures import OUT_OF_HEAP_EXITS
 from streamwarden.runtime.launchers.interface import KILL_S, FoundDriver, Launcher, StartState
 from streamwarden.runtime.launchers.kubernetes_api import PodApi, open_api
-from streamwarden.runtime.launchers.submission import start_submission
+from streamwarden.runtime.launchers.submission import SUBMISSION, start_submission
 from streamwarden.runtime.polling import Deadline
 from streamwarden.store.documents import JobDocuments
 from streamwarden.store.workspace import Workspace
@@ -23,10 +23,6 @@ __all__ = ["INCARNATION", "JOB", "KubernetesLauncher", "pod_name"]
 
 JOB, INCARNATION = "streamwarden/job", "streamwarden/incarnation"
 """Labels of the pods of drivers and executors."""
-
-_SUBMISSION = timedelta(seconds=110)
-"""How long a driver may have no pod: it is being submitted. After that, it never was. 110 s: a submission takes ten
-seconds, and took 80 on a machine under heavy load."""
 
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)
 """What it raises to read an answer that is JSON, and has another structure than Kubernetes' own."""
@@ -73,7 +69,8 @@ class KubernetesLauncher(Launcher):
                 why = f"{type(error).__name__}: {error}"[:200]
                 return FoundDriver(StartState.UNKNOWN, reason=f"the API server's answer is no pod: {why}")
         launch = documents.launch(incarnation).read()
-        if not ran and launch is not None and utc_now() - launch.at < _SUBMISSION:
+        # After that, it never was submitted.
+        if not ran and launch is not None and utc_now() - launch.at < SUBMISSION:
             return FoundDriver(StartState.WAITING, launch.at, "it is being submitted, and has no pod yet")
         return _ended("its pod is gone: deleted, or never submitted", ran=ran)
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import subprocess
+import time
+from contextlib import suppress
+from datetime import timedelta
 
 from streamwarden.runtime.launchers.local import driver_process
 from streamwarden.store.layout import SUBMISSION_LOG
 from streamwarden.store.workspace import Workspace
 
-__all__ = ["start_submission"]
+__all__ = ["SUBMISSION", "await_submissions", "start_submission"]
+
+SUBMISSION = timedelta(seconds=110)
+"""How long a submission may take. It takes ten seconds, and took 80 on a machine under heavy load."""
+
+_started: list[subprocess.Popen[str]] = []
 
 
 def start_submission(workspace: Workspace, job: str, incarnation: str) -> None:
@@ -20,7 +28,7 @@ def start_submission(workspace: Workspace, job: str, incarnation: str) -> None:
     logs = workspace.log_dir(job, incarnation)
     logs.mkdir(parents=True, exist_ok=True)
     with (logs / SUBMISSION_LOG).open("ab") as log:
-        driver_process(
+        process = driver_process(
             workspace,
             job,
             incarnation,
@@ -29,3 +37,15 @@ def start_submission(workspace: Workspace, job: str, incarnation: str) -> None:
             stdout=log,
             stderr=log,
         )
+    _started.append(process)
+
+
+def await_submissions() -> None:
+    """Wait until the submissions that this process has started have ended, or should have.
+
+    For a process that may take its children with it when it ends, such as an Airflow task in a pod of its own.
+    """
+    deadline = time.monotonic() + SUBMISSION.total_seconds()
+    while _started:
+        with suppress(subprocess.TimeoutExpired):
+            _started.pop().wait(max(deadline - time.monotonic(), 0))
