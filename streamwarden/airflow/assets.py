@@ -114,6 +114,10 @@ class DecisionTrigger(BaseEventTrigger):
             # The first look: earlier decisions are history.
             _events(workspace, self.table).write(GateEvents(through=decisions[-1].at if decisions else None))
             return workspace, []
+        # By its place in the list: the next may have been made on a machine whose clock is behind.
+        places = [place for place, one in enumerate(decisions) if one.at == noted.through]
+        if places:
+            return workspace, decisions[places[-1] + 1 :]
         return workspace, [one for one in decisions if noted.through is None or one.at > noted.through]
 
     def _note(self, workspace: Workspace, last: Decision) -> None:

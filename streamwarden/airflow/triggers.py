@@ -166,7 +166,8 @@ class SuperviseTrigger(BaseTrigger):
                     return _event(verdict.action.value, verdict.why, seen, {}, self._differences())
                 # An alert about missing supervision does not resume the task, which perhaps can't start.
                 ask = alert_queue.unsent_due(told, but={alert_queue.UNWATCHED})
-                if (lasted or ask) and time.monotonic() >= settled:
+                # A task that resumes would begin to count a standstill anew.
+                if (lasted or (ask and not self._doubtful)) and time.monotonic() >= settled:
                     why = ", ".join(lasted) or "a notification is to be sent again"
                     return _event(ALERT, why, seen, lasted, self._differences(but=lasted))
                 if _is_quiet(seen, verdict) and not self._differing and not told.unsent:

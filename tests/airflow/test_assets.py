@@ -38,7 +38,7 @@ def expectation(name: str, *, success: bool) -> ExpectationResult:
     )
 
 
-def decided(workspace: Workspace, version: int, *, failed: int = 0) -> None:
+def decided(workspace: Workspace, version: int, *, failed: int = 0, behind: timedelta = timedelta(0)) -> None:
     results = tuple(expectation(f"rule.{number}", success=number >= failed) for number in range(4))
     result = TableResult(table="trips", status="failed" if failed else "passed", version=version, expectations=results)
     run = QualityRun(
@@ -52,7 +52,7 @@ def decided(workspace: Workspace, version: int, *, failed: int = 0) -> None:
     )
     write_run(LocalStorage(workspace.root), QUALITY, run)
     decision = Decision(
-        at=utc_now() + timedelta(microseconds=version),
+        at=utc_now() + timedelta(microseconds=version) - behind,
         verdict=Verdict.HELD if failed else Verdict.PUBLISHED,
         after=version - 3,
         version=version,
@@ -115,6 +115,17 @@ def test_each_decision_is_one_event_with_its_facts(place: Place) -> None:
     # Another triggerer continues: decisions made while none ran are events, noted ones are not.
     decided(workspace, 12)
     assert [one["to_version"] for one in watched(place, lambda: None, 1)] == [12]
+
+
+def test_a_decision_by_a_machine_whose_clock_is_behind_is_an_event(place: Place) -> None:
+    decided(place.workspace, 3)
+
+    def two() -> None:
+        decided(place.workspace, 6)
+        time.sleep(0.5)
+        decided(place.workspace, 9, behind=timedelta(seconds=4))
+
+    assert [one["to_version"] for one in watched(place, two, 2)] == [6, 9]
 
 
 def test_a_place_that_cannot_be_read_is_tried_again(place: Place) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -145,6 +146,21 @@ def test_a_notifier_that_hangs_is_given_up_for_now(place: Place, monkeypatch: py
     event = fired(deferred(lambda: operator.execute(run.context()), run))
     deferred(lambda: operator.resume(run.context(), event), run)
     assert not said(paths["mail"]) and set(told(place).unsent) == {"mail"}
+
+
+def test_a_notifier_that_is_asked_again_does_not_renew_the_wait_for_a_stuck_driver(place: Place) -> None:
+    place.write_job(
+        trigger={"interval": "30s"}, health={"hold": "1h", "no_batch": {"warn": "1s", "critical": "4s"}}, standin_mute=1
+    )
+    run, operator = Run(), supervise(place)
+    place.deploy()
+    time.sleep(4.5)
+    change = HealthChange(rule="backlog", before="ok", after="warn", what="for the test", at=utc_now())
+    JobDocuments(place.workspace.storage, "lamp").health.update(lambda found: HealthRecord(unsent={"mail": [change]}))
+    trigger = deferred(lambda: operator.execute(run.context()), run)
+    assert fired(trigger, within=2) is None and trigger._doubtful
+    event = fired(trigger)
+    assert event is not None and event["action"] == "restart"
 
 
 def test_a_level_lasts_over_the_wakes_of_a_notifier_that_is_asked_again(place: Place) -> None:
