@@ -91,12 +91,14 @@ class Journey:
         self._note("gate: held", took)
         stack.say(f"the gate holds, for {stack.ask('gate')['failures']}")
         self._run("gate_decide", {"table": "trips", "decision": "accept", "note": "was planted"}, 240)
+        # A stop could come before the last sessions close.
+        self.drain("drained again")
 
     def supervised(self) -> float:
         """Wait until Airflow is healthy and watches each job as before; return the seconds."""
         return self._stack.until(self._is_supervised, 480, "Airflow to supervise each job")
 
-    def drain(self) -> None:
+    def drain(self, name: str = "drained") -> None:
         """Let nothing more land, and wait until the tables are equal to a batch computation over what has landed."""
         stack = self._stack
         stack.compose("stop", "replay")
@@ -108,7 +110,7 @@ class Journey:
             return bool(found["equal"])
 
         try:
-            self._note("drained", stack.until(equal, _DRAIN_S, "tables equal to batch"))
+            self._note(name, stack.until(equal, _DRAIN_S, "tables equal to batch"))
         except StackError as error:
             raise StackError(f"{error}\n" + "\n".join(found.get("differences", []))) from None
         stack.say(f"EQUAL TO BATCH: {found['files']} files landed, rows {found['tables']}")
