@@ -20,7 +20,7 @@ from streamwarden.model.supervision import Ending, Supervision
 from streamwarden.supervision.health_rules import Facts, Health, judge, stuck_for
 from streamwarden.supervision.observe import Observation, Phase, is_here
 
-__all__ = ["Action", "Verdict", "assess", "decide", "pending_ending", "stuck_error"]
+__all__ = ["Action", "Verdict", "assess", "decide", "found_no_cluster", "pending_ending", "stuck_error"]
 
 _AWAY: frozenset[ErrorCode] = frozenset({"YARN_UNREACHABLE", "KUBERNETES_UNREACHABLE"})
 _STUCK = "it is alive but has committed no batch"
@@ -191,7 +191,7 @@ def _within_budget(
         # A failed job stays down until it is deployed again, even after its restarts leave the window.
         return Verdict(Action.FAIL, given_up.why, error=given_up.error)
     policy = seen.desired.spec.restarts
-    if found_no_cluster(seen):
+    if policy.max and found_no_cluster(seen):
         tries = itertools.takewhile(lambda entry: not entry.counts, reversed(memory.restarts))
         return Verdict(Action.RESTART, why, not_before=seen.since + _backoff(policy, len(list(tries)), seen))
     spent = [entry for entry in memory.restarts if entry.counts and now - entry.at < policy.window]

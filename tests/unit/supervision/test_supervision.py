@@ -454,6 +454,9 @@ def test_starts_that_find_no_cluster_spend_no_restart(workspace: Workspace, laun
     memory = documents.supervision.read()
     assert memory is not None and [entry.after for entry in memory.restarts if entry.counts] == ["a1"]
     assert len(memory.restarts) == 1 + 8
+    # A job without restarts stays down.
+    verdict = decide(seen(Phase.FAILED, code=code, max=0), Supervision(), now=NOW)
+    assert verdict.action is Action.FAIL
     # The cluster is back, and the job fails as before.
     launched(workspace, "b9", process=GONE, code="DRIVER_DIED")
     assert decide(observe(workspace, JOB), memory).action is Action.RESTART
