@@ -112,17 +112,17 @@ class HostAgent:
                 mine.append((document, start, etag))
             elif is_gone(start.host) and self._is_superseded(start):
                 self._settle(document, start, etag, ended=utc_now())
-        running = [start.job for document, start, etag in mine if self._does(self._tend, document, start, etag)]
+        running = [start.job for document, start, etag in mine if self._attempt(self._tend, document, start, etag)]
         for document, start, etag in open_:
             if self._most is not None and len(running) >= self._most:
                 break
             waited = utc_now() - start.at
-            if waited >= _YIELD * min(len(running), 10) and self._does(self._take, document, start, etag):
+            if waited >= _YIELD * min(len(running), 10) and self._attempt(self._take, document, start, etag):
                 running.append(start.job)
         if utc_now() - self._signed >= _SIGN:
             self._sign(running)
 
-    def _does(self, act: _Act, document: Document[DriverStart], start: DriverStart, etag: str) -> bool:
+    def _attempt(self, act: _Act, document: Document[DriverStart], start: DriverStart, etag: str) -> bool:
         """Act for one request; an error of its job is logged, and must not keep others waiting."""
         try:
             return act(document, start, etag)

@@ -67,9 +67,9 @@ def read_state(
     Returns
     -------
     dict
-        By name, a dict with ``rows`` by operator id, and ``keys`` of those with keyed state; or ``digests`` by store
-        (:func:`streamwarden.driver.state_digest.state_digests`); or ``error``, the reason why the read failed, with the
-        ``code`` of a known failure or None.
+        By name, a dict with ``rows`` by operator id, and ``keys`` of those with keyed state. Or it has ``digests`` by
+        store (:func:`streamwarden.driver.state_digest.state_digests`). If the read failed, it has the reason as
+        ``error``, and the ``code`` of a known failure or None.
 
     Raises
     ------

@@ -37,7 +37,8 @@ def start_submission(workspace: Workspace, job: str, incarnation: str) -> None:
             stdout=log,
             stderr=log,
         )
-    _started.append(process)
+    # To look at the others reaps those that have ended: this process may be a supervisor that lives for weeks.
+    _started[:] = [*(one for one in _started if one.poll() is None), process]
 
 
 def await_submissions() -> None:

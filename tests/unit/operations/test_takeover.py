@@ -211,7 +211,7 @@ def test_one_that_wakes_does_not_stop_what_another_has_started(
 def test_what_was_written_meanwhile_by_others_is_written_over(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver strikes an entry, somebody is told of a run: none of that takes the operation over."""
+    """Such as an entry that the driver strikes: that does not take the operation over."""
     documents = JobDocuments(workspace.storage, JOB)
     asked: list[str] = []
 
